@@ -1,0 +1,1 @@
+"""Backends: what runs or shows a program."""

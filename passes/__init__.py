@@ -1,0 +1,1 @@
+"""Passes: one rewrite of programs per file."""

@@ -1,0 +1,180 @@
+"""The front door: finds the command, loads its module, and turns what went wrong into an exit status.
+
+Exit status 0; 1 with diagnostics where the input is at fault; 2 for wrong usage; 130 after an interrupt and 141
+where the reader of a pipe left, as a shell reports them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TextIO, cast
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Subparsers
+    from shardwright.ir.diagnostics import DiagnosticError
+
+
+class Entry(NamedTuple):
+    """A command: the module in `shardwright.cli` that has it, and a line for the list of commands."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "check": Entry("check", "the type of every value"),
+    "fmt": Entry("fmt", "write a program the canonical way"),
+    "opt": Entry("opt", "the program after some passes"),
+    "reshard": Entry("reshard", "the cheapest way from one layout to another"),
+    "compile": Entry("compile", "a program that runs under JAX"),
+    "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
+    "draw": Entry("draw", "a picture of the sharded graph"),
+    "import": Entry("import_", "a program from a Hugging Face checkpoint"),
+}
+
+# Which extra brings a library that the bare install lacks.
+EXTRAS = {
+    "jax": "jax",
+    "jaxlib": "jax",
+    "torch": "torch",
+    "ortools": "search",
+    "graphviz": "draw",
+    "pygraphviz": "draw",
+    "transformers": "hf",
+    "safetensors": "hf",
+    "matplotlib": "plot",
+}
+
+OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        """Declare the command's name, options and help."""
+        ...
+
+    def execute(self, args: argparse.Namespace) -> int:
+        """Do it; the exit status. Raises `DiagnosticError` where the input is at fault."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`, by default this process's; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a sign gets its escape, not a traceback
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _abandon(sys.stdout)
+        return BROKEN_PIPE
+    except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
+        return leaving.code if isinstance(leaving.code, int) else OK
+    return status
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = argv[0] if argv else ""
+    if name in {"-h", "--help"}:
+        print(_overview(), end="")
+        return OK
+    if name == "--version":
+        from shardwright import __version__
+
+        print(f"shardwright {__version__}")
+        return OK
+    if name not in COMMANDS:
+        _refuse(name)
+    from shardwright.cli.options import Parser
+
+    command = cast("Command", import_module(f"shardwright.cli.{COMMANDS[name].module}"))
+    subparsers = Parser(prog="shardwright").add_subparsers()
+    command.add_parser(subparsers)
+    args = subparsers.choices[name].parse_args(argv[1:])
+    return _execute(name, command, args)
+
+
+def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
+    from shardwright.ir.diagnostics import DiagnosticError, Source, fault
+
+    try:
+        return command.execute(args)
+    except DiagnosticError as error:
+        _report(error, args)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        message = f"{name} needs {library}: pip install 'shardwright[{EXTRAS[library]}]'"
+        missing = fault("missing-library", message)
+        missing.source = Source("shardwright", "")
+        _report(missing, args)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        failed = fault("file", (error.strerror or "cannot be used").lower())
+        failed.source = Source(os.fsdecode(error.filename), "")
+        _report(failed, args)
+    return FAULT
+
+
+def _report(error: DiagnosticError, args: argparse.Namespace) -> None:
+    print(error.render(), file=sys.stderr)
+    if getattr(args, "json", False):
+        from shardwright.cli.output import print_json
+
+        print_json({"ok": False, "diagnostics": [diagnostic.as_json() for diagnostic in error.diagnostics]})
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: shardwright COMMAND ...",
+            "",
+            "A compiler for tensor layouts on meshes of chips.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`shardwright COMMAND --help` says more about one; `shardwright --version` prints the version.",
+            "",
+        ]
+    )
+
+
+def _refuse(name: str) -> NoReturn:
+    from shardwright.ir.diagnostics import did_you_mean
+
+    if not name:
+        problem = f"a command is needed, one of {', '.join(COMMANDS)}"
+    elif name.startswith("-"):
+        problem = f"unknown option {name}; options come after the command"
+    else:
+        near = did_you_mean(name, list(COMMANDS))
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(COMMANDS)}"
+        problem = f"unknown command {name}; {hint}"
+    print(f"usage: shardwright COMMAND ...\nshardwright: error: {problem}", file=sys.stderr)
+    raise SystemExit(USAGE)
+
+
+def _abandon(stream: TextIO) -> None:
+    """Let nothing more be written to a pipe that nobody reads, or Python complains while it ends."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor, as in a test
+        return

@@ -1,0 +1,149 @@
+"""Options that commands share, and the parser that reads them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+_AXIS = re.compile(r"[a-z][a-z0-9_]*")
+_DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
+_SIZE = re.compile(r"[1-9][0-9]{0,17}")
+
+Rule = Callable[[argparse.Namespace], str | None]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with a one-line usage, options written out in full, and the nearest option where one is unknown."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+        self._rules: list[Rule] = []
+
+    def check(self, rule: Rule) -> None:
+        """Add a rule between options: it gives what is wrong with the parsed arguments, or None."""
+        self._rules.append(rule)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Like argparse's; ends the process with status 2 where the usage is wrong."""
+        parsed, left = self.parse_known_args(args, namespace)
+        options = [word for word in left if word.startswith("-") and word != "-"]
+        if options:
+            self._refuse_option(options[0].partition("=")[0])
+        if left:
+            self.error(f"unexpected argument {left[0]}")
+        for problem in filter(None, (rule(parsed) for rule in self._rules)):
+            self.error(problem)
+        return parsed
+
+    def _refuse_option(self, word: str) -> NoReturn:
+        from shardwright.ir.diagnostics import did_you_mean
+
+        known = [option for action in self._actions for option in action.option_strings]
+        near = did_you_mean(word, known)
+        self.error(f"unknown option {word}" + (f"; did you mean {near}?" if near else ""))
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong beneath one line of usage; exit status 2."""
+        usage = " ".join(self.format_usage().split())
+        self.exit(2, f"{usage}\n{self.prog}: error: {message}\n")
+
+
+class Subparsers(Protocol):
+    """The part of argparse's subparsers that a command uses."""
+
+    @property
+    def choices(self) -> Mapping[str, Parser]:
+        """The parsers that were added, by name."""
+        ...
+
+    def add_parser(self, name: str, *, description: str = ...) -> Parser:
+        """Add the parser of the command `name`."""
+        ...
+
+
+class _Sizes(argparse.Action):
+    """Collects `x=2,y=2` into a dict from name to size; may be given more than once."""
+
+    def __init__(self, *, names: re.Pattern[str], rule: str, **kwargs: Any) -> None:
+        super().__init__(default={}, **kwargs)
+        self.names = names
+        self.rule = rule
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        sizes: dict[str, int] = dict(getattr(namespace, self.dest))
+        for part in re.split(r"[,\s]+", str(values).strip()):
+            sizes.update([self._size(part, sizes)])
+        setattr(namespace, self.dest, sizes)
+
+    def _size(self, part: str, seen: Mapping[str, int]) -> tuple[str, int]:
+        name, equals, size = part.partition("=")
+        if not equals:
+            raise argparse.ArgumentError(self, f"{part!r} is not {self.metavar}")
+        if not self.names.fullmatch(name):
+            raise argparse.ArgumentError(self, f"{name!r} is not a name here; {self.rule}")
+        if not _SIZE.fullmatch(size):
+            raise argparse.ArgumentError(self, f"the size of {name} is {size!r}; sizes are whole numbers from 1 up")
+        if name in seen:
+            raise argparse.ArgumentError(self, f"{name} is given twice")
+        return name, int(size)
+
+
+def add_file(parser: Parser) -> None:
+    """FILE, a `.shard` program."""
+    parser.add_argument("file", metavar="FILE", help="a .shard program; - reads standard input")
+
+
+def add_sizes(parser: Parser) -> None:
+    """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
+    parser.add_argument(
+        "--mesh",
+        action=_Sizes,
+        metavar="x=2,y=2",
+        names=_AXIS,
+        rule="an axis is lower-case, as in x=2,y=2",
+        help="sizes of the mesh's axes",
+    )
+    parser.add_argument(
+        "--dim",
+        action=_Sizes,
+        metavar="E=16,F=8",
+        names=_DIM,
+        rule="a dimension is a capital letter with or without a number, or a word, as in E=16,F1=8,embed=4",
+        help="sizes of dimensions",
+    )
+
+
+def add_json(parser: Parser) -> None:
+    """--json: one JSON object on standard output."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+
+
+def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:
+    """-o OUT, a path as text, read by `kind`; None where not given."""
+    where = "" if required else "; standard output otherwise"
+    parser.add_argument("-o", "--output", metavar=metavar, required=required, type=kind, help=f"write here{where}")
+
+
+def json_needs_output(args: argparse.Namespace) -> str | None:
+    """The rule of commands whose result and whose JSON would both go to standard output."""
+    both = args.json and args.output in {None, "-"}
+    return "--json needs -o: both would use standard output" if both else None
+
+
+def one_of(kind: str, *suffixes: str) -> Callable[[str], str]:
+    """A reader of file names that end in one of `suffixes`, which choose the format."""
+
+    def read(text: str) -> str:
+        if not text.endswith(tuple(f".{suffix}" for suffix in suffixes)):
+            raise argparse.ArgumentTypeError(f"{text!r} does not say which {kind}; end it in .{', .'.join(suffixes)}")
+        return text
+
+    return read

@@ -1,0 +1,68 @@
+"""Reading programs and writing results: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.ir.diagnostics import Source
+
+
+def read_program(file: str) -> Source:
+    """The text of FILE, or of standard input for `-`. Raises `DiagnosticError` where it cannot be read as text."""
+    if file == "-":
+        from shardwright.ir.diagnostics import Source, fault
+
+        data = sys.stdin.buffer.read()
+        try:
+            return Source("<stdin>", data.decode())
+        except UnicodeDecodeError as error:
+            raise fault("encoding", f"standard input is not UTF-8 text: byte {error.start}") from None
+    from shardwright.ir.parser import read_source
+
+    return read_source(file)
+
+
+def write_output(path: str | None, content: str | bytes) -> None:
+    """Write `content` to `path`, or to standard output for None and `-`.
+
+    A file appears complete or not at all: it is written beside its place and moved there. It keeps the permissions
+    of the file it replaces, and a link is followed. Raises OSError with the name of the file.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path in {None, "-"}:
+        if isinstance(content, str):
+            sys.stdout.write(content)
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+        return
+    assert path is not None
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace; a folder: OSError
+        target.write_bytes(data)
+        return
+    mode = target.stat().st_mode & 0o7777 if target.exists() else None
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        if mode is not None:
+            beside.chmod(mode)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        error.filename = path  # the user knows this name, not that of the file beside it
+        raise
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def print_json(value: object) -> None:
+    """One JSON object on standard output."""
+    import json
+
+    print(json.dumps(value, indent=2, allow_nan=False))

@@ -1,0 +1,68 @@
+"""What every test shares: settings of hypothesis and JAX, golden files, and a way to run the command line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Read when jax is first imported: eight devices on any machine.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=False)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="write the golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("folder/name.shard", text)` compares `text` with that file under tests/goldens."""
+    update = bool(request.config.getoption("--update-goldens"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDENS / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        expected = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text != expected:
+            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(name), "now", lineterm="")
+            pytest.fail("\n".join([*lines, "", "if this is meant: pytest --update-goldens"]), pytrace=False)
+
+    return compare
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def shardwright(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """`shardwright("check", "a.shard")` runs the command line in this process."""
+    from shardwright.__main__ import main
+
+    def run(*argv: str | Path | Sequence[str]) -> Outcome:
+        capsys.readouterr()
+        status = main([str(word) for word in argv])
+        printed = capsys.readouterr()
+        return Outcome(status, printed.out, printed.err)
+
+    return run

@@ -1,0 +1,384 @@
+"""The front door: exit statuses, wrong usage, shared options, files, and `fmt`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from shardwright.cli import front
+from shardwright.cli.options import Parser, add_output, add_sizes, one_of
+from shardwright.cli.output import write_output
+from shardwright.ir.diagnostics import Source, Span, fault
+
+COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "import"]
+
+UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
+
+
+# ---------------------------------------------------------------- the list of commands
+
+
+def test_help_lists_every_command(shardwright: Callable) -> None:
+    got = shardwright("--help")
+    assert got.status == 0
+    assert got.err == ""
+    assert list(front.COMMANDS) == COMMANDS
+    for name, entry in front.COMMANDS.items():
+        assert f"  {name:7}  {entry.help}\n" in got.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(shardwright: Callable, command: str) -> None:
+    got = shardwright(command, "--help")
+    assert got.status == 0
+    assert got.out.startswith(f"usage: shardwright {command} [-h]")
+
+
+def test_version(shardwright: Callable) -> None:
+    assert shardwright("--version").out == "shardwright 0.1.0\n"
+
+
+# ---------------------------------------------------------------- wrong usage: status 2, a line of usage, a line of why
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ([], "shardwright: error: a command is needed, one of " + ", ".join(COMMANDS)),
+        (["chek"], "shardwright: error: unknown command chek; did you mean check?"),
+        (["zzz"], "shardwright: error: unknown command zzz; there are " + ", ".join(COMMANDS)),
+        (["--json", "check"], "shardwright: error: unknown option --json; options come after the command"),
+        (["check"], "shardwright check: error: the following arguments are required: FILE"),
+        (["check", "a.shard", "b.shard"], "shardwright check: error: unexpected argument b.shard"),
+        (["check", "a.shard", "--jsn"], "shardwright check: error: unknown option --jsn; did you mean --json?"),
+        (["check", "a.shard", "--qq=1"], "shardwright check: error: unknown option --qq"),
+        (["fmt", "a.shard", "--chek"], "shardwright fmt: error: unknown option --chek; did you mean --check?"),
+        (
+            ["opt", "a.shard"],
+            "shardwright opt: error: one of the arguments --passes --list-passes is required",
+        ),
+        (["opt", "--passes", "place"], "shardwright opt: error: the following arguments are required: FILE"),
+        (
+            ["reshard", "E_x", "E", "--dim", "E=4"],
+            "shardwright reshard: error: the following arguments are required: --mesh",
+        ),
+        (
+            ["reshard", "E_x", "E", "--mesh", "x=2"],
+            "shardwright reshard: error: the following arguments are required: --dim",
+        ),
+        (
+            ["reshard", "E_x", "E", "--mesh", "x=2", "--dim", "E=4", "--minimize", "time"],
+            "shardwright reshard: error: --minimize time needs --chip",
+        ),
+        (
+            ["draw", "a.shard", "-o", "a.gif"],
+            "shardwright draw: error: argument -o/--output: 'a.gif' does not say which picture; "
+            "end it in .svg, .png, .pdf, .dot, .html",
+        ),
+        (["draw", "a.shard"], "shardwright draw: error: the following arguments are required: -o/--output"),
+        (
+            ["compile", "a.shard", "--json"],
+            "shardwright compile: error: --json needs -o: both would use standard output",
+        ),
+        (
+            ["import", "folder", "--layout", "ws1d"],
+            "shardwright import: error: the following arguments are required: --mesh",
+        ),
+        (["run", "a.shard", "--seed", "x"], "shardwright run: error: argument --seed: invalid int value: 'x'"),
+    ],
+)
+def test_wrong_usage(shardwright: Callable, argv: list[str], why: str) -> None:
+    got = shardwright(*argv)
+    assert (got.status, got.out) == (2, "")
+    usage, message = got.err.splitlines()
+    assert usage.startswith("usage: shardwright ")
+    assert message == why
+
+
+# ---------------------------------------------------------------- --mesh and --dim
+
+
+def sizes(*argv: str) -> tuple[dict[str, int], dict[str, int]]:
+    parser = Parser(prog="p")
+    add_sizes(parser)
+    parsed = parser.parse_args(argv)
+    return parsed.mesh, parsed.dim
+
+
+def test_sizes() -> None:
+    assert sizes() == ({}, {})
+    assert sizes("--mesh", "x=2,y=4") == ({"x": 2, "y": 4}, {})
+    assert sizes("--mesh", "data=2 model=8") == ({"data": 2, "model": 8}, {})
+    assert sizes("--dim", "E=16,F1=8", "--dim", "embed=4") == ({}, {"E": 16, "F1": 8, "embed": 4})
+    assert sizes() == ({}, {})  # the default was not filled by the calls before
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--mesh", "x"], "argument --mesh: 'x' is not x=2,y=2"),
+        (["--mesh", ""], "argument --mesh: '' is not x=2,y=2"),
+        (["--mesh", "x=2,"], "argument --mesh: '' is not x=2,y=2"),
+        (["--mesh", "X=2"], "argument --mesh: 'X' is not a name here; an axis is lower-case, as in x=2,y=2"),
+        (["--mesh", "x=0"], "argument --mesh: the size of x is '0'; sizes are whole numbers from 1 up"),
+        (["--mesh", "x=-2"], "argument --mesh: the size of x is '-2'; sizes are whole numbers from 1 up"),
+        (["--mesh", "x=2.5"], "argument --mesh: the size of x is '2.5'; sizes are whole numbers from 1 up"),
+        (["--mesh", "x=²"], "argument --mesh: the size of x is '²'; sizes are whole numbers from 1 up"),
+        (["--mesh", "x=2,x=2"], "argument --mesh: x is given twice"),
+        (["--dim", "E=4", "--dim", "E=8"], "argument --dim: E is given twice"),
+        (
+            ["--dim", "EF=4"],
+            "argument --dim: 'EF' is not a name here; a dimension is a capital letter with or without a number, "
+            "or a word, as in E=16,F1=8,embed=4",
+        ),
+    ],
+)
+def test_wrong_sizes(capsys: pytest.CaptureFixture[str], argv: list[str], why: str) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        sizes(*argv)
+    assert leaving.value.code == 2
+    assert capsys.readouterr().err == f"usage: p [-h] [--mesh x=2,y=2] [--dim E=16,F=8]\np: error: {why}\n"
+
+
+def test_output_suffix() -> None:
+    parser = Parser(prog="p")
+    add_output(parser, "OUT", required=True, kind=one_of("picture", "svg", "png"))
+    assert parser.parse_args(["-o", "a.b.svg"]).output == "a.b.svg"
+
+
+# ---------------------------------------------------------------- what a command raises, as an exit status
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, shardwright: Callable) -> Callable:
+    """Runs `shardwright check a.shard ...` with the given function in place of the command's own."""
+
+    def run(execute: Callable[[argparse.Namespace], int], *argv: str) -> object:
+        from shardwright.cli import check
+
+        module = SimpleNamespace(add_parser=check.add_parser, execute=execute)
+        monkeypatch.setattr(front, "import_module", lambda name: module)
+        return shardwright("check", "a.shard", *argv)
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def execute(args: argparse.Namespace) -> int:
+        raise error
+
+    return execute
+
+
+def test_status_of_a_command(stub: Callable) -> None:
+    assert stub(lambda args: 0).status == 0
+    assert stub(lambda args: 1).status == 1
+
+
+def test_diagnostics(stub: Callable) -> None:
+    error = fault("unknown-axis", "no axis z in the mesh", Span(1, 4, 1, 5), "the mesh has x and y")
+    error.source = Source("a.shard", "BE_z")
+    got = stub(raising(error))
+    assert (got.status, got.out) == (1, "")
+    assert got.err == (
+        "a.shard:1:4: error: no axis z in the mesh [unknown-axis]\n  BE_z\n     ^\nnote: the mesh has x and y\n"
+    )
+
+
+def test_diagnostics_as_json(stub: Callable) -> None:
+    got = stub(raising(fault("unknown-axis", "no axis z in the mesh", Span(1, 4, 1, 5), "the mesh has x")), "--json")
+    assert got.status == 1
+    assert got.err.startswith("<program>:1:4: error: no axis z in the mesh [unknown-axis]\n")
+    assert json.loads(got.out) == {
+        "ok": False,
+        "diagnostics": [
+            {
+                "severity": "error",
+                "code": "unknown-axis",
+                "message": "no axis z in the mesh",
+                "line": 1,
+                "column": 4,
+                "notes": ["the mesh has x"],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"),
+    [("jax", "jax"), ("jaxlib.xla", "jax"), ("pygraphviz", "draw"), ("transformers", "hf"), ("ortools", "search")],
+)
+def test_a_missing_library_names_its_extra(stub: Callable, library: str, extra: str) -> None:
+    got = stub(raising(ModuleNotFoundError(f"No module named {library!r}", name=library)))
+    root = library.partition(".")[0]
+    assert got.status == 1
+    assert got.err == f"shardwright: error: check needs {root}: pip install 'shardwright[{extra}]' [missing-library]\n"
+
+
+def test_every_extra_exists() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(front.EXTRAS.values()) <= set(extras)
+    assert set(front.EXTRAS.values()) == set(extras) - {"all", "dev"}
+    assert f"shardwright[{','.join(name for name in extras if name not in {'all', 'dev'})}]" in extras["all"]
+
+
+def test_a_missing_module_of_our_own_is_a_fault_of_ours(stub: Callable) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        stub(raising(ModuleNotFoundError("No module named 'shardwright.gone'", name="shardwright.gone")))
+
+
+def test_files_that_cannot_be_used(stub: Callable, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.shard"
+    assert stub(lambda args: len(gone.read_text())).err == f"{gone}: error: no such file or directory [file]\n"
+    assert stub(lambda args: len(tmp_path.read_text())).err == f"{tmp_path}: error: is a directory [file]\n"
+
+
+def test_interrupt(stub: Callable) -> None:
+    got = stub(raising(KeyboardInterrupt()))
+    assert (got.status, got.out, got.err) == (130, "", "")
+
+
+def test_interrupt_of_a_process() -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "from shardwright.__main__ import main\n"
+        "from shardwright.cli import check\n"
+        "check.execute = lambda args: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60))\n"
+        "sys.exit(main(['check', 'a.shard']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_the_reader_of_a_pipe_leaves() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwright", "--help"], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_output_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out.py"
+    target.write_text("before")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            write_output(str(target), "after")
+    assert raised.value.filename == str(target)
+    assert target.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.py"]
+
+
+def test_output_keeps_permissions_and_follows_links(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.py", tmp_path / "link.py"
+    real.write_text("before")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_output(str(link), "after")
+    assert (real.read_text(), link.is_symlink()) == ("after", True)
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+
+
+def test_output_of_a_folder_and_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_output(str(tmp_path), "text")
+    with pytest.raises(FileNotFoundError) as raised:
+        write_output(str(tmp_path / "gone" / "a.py"), "text")
+    assert raised.value.filename == str(tmp_path / "gone" / "a.py")
+
+
+@pytest.mark.parametrize("path", [None, "-"])
+def test_standard_output(capsys: pytest.CaptureFixture[str], path: str | None) -> None:
+    write_output(path, "text\n")
+    assert capsys.readouterr().out == "text\n"
+
+
+# ---------------------------------------------------------------- fmt
+
+
+@pytest.fixture
+def ugly(tmp_path: Path) -> Path:
+    path = tmp_path / "ugly.shard"
+    path.write_text(UGLY)
+    return path
+
+
+def test_fmt_rewrites_once(shardwright: Callable, ugly: Path) -> None:
+    got = shardwright("fmt", ugly)
+    assert (got.status, got.out, got.err) == (0, "", f"reformatted {ugly}\n")
+    pretty = ugly.read_text()
+    assert pretty != UGLY
+    assert "# width" in pretty
+    again = shardwright("fmt", ugly)
+    assert (again.status, again.out, again.err) == (0, "", "")
+    assert ugly.read_text() == pretty
+    assert shardwright("fmt", "--check", ugly).status == 0
+
+
+def test_fmt_check_shows_and_does_not_write(shardwright: Callable, ugly: Path) -> None:
+    got = shardwright("fmt", "--check", ugly)
+    assert (got.status, got.err) == (1, f"would reformat {ugly}\n")
+    assert got.out.startswith(f"--- {ugly}\n+++ {ugly} (formatted)\n@@ ")
+    assert "\n-mesh   x=2\n" in got.out
+    assert "\n+mesh x=2\n" in got.out
+    assert ugly.read_text() == UGLY
+
+
+def test_fmt_json(shardwright: Callable, ugly: Path) -> None:
+    got = shardwright("fmt", "--check", "--json", ugly)
+    assert (got.status, json.loads(got.out)) == (1, {"ok": False, "changed": [str(ugly)], "diagnostics": []})
+    got = shardwright("fmt", "--json", ugly)
+    assert (got.status, json.loads(got.out)) == (0, {"ok": True, "changed": [str(ugly)], "diagnostics": []})
+
+
+def test_fmt_leaves_what_does_not_parse_and_goes_on(shardwright: Callable, ugly: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.shard"
+    broken.write_text("mesh x=\n")
+    got = shardwright("fmt", "--json", broken, ugly)
+    assert got.status == 1
+    assert got.err.startswith(f"{broken}:1:")
+    assert got.err.endswith(f"reformatted {ugly}\n")
+    printed = json.loads(got.out)
+    assert (printed["ok"], printed["changed"], len(printed["diagnostics"])) == (False, [str(ugly)], 1)
+    assert broken.read_text() == "mesh x=\n"
+
+
+def test_fmt_of_a_file_that_is_not_there(shardwright: Callable, ugly: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.shard"
+    got = shardwright("fmt", gone, ugly)
+    assert got.status == 1
+    assert got.err.startswith(f"{gone}: error: ")
+    assert got.err.endswith(f"reformatted {ugly}\n")
+
+
+def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
+    command = [sys.executable, "-m", "shardwright", "fmt", "-"]
+    done = subprocess.run(command, input=UGLY.encode(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shardwright("fmt", ugly)
+    assert done.stdout == ugly.read_bytes()
+    done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"<stdin>: error: standard input is not UTF-8 text: byte 0 [encoding]\n"
