@@ -60,5 +60,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  if $$found -c 'import ensurepip' >/dev/null 2>&1; then $$found -m venv $(VENV); \
 	  else $$found -m venv --without-pip $(VENV); $$found -m pip --python $(BIN)/python install -q pip; fi; \
 	fi
-	@$(BIN)/python -m pip install -q -e '.[all,dev]' -c constraints.txt
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q -e '.[all,dev]' -c constraints.txt
 	@touch $@
