@@ -381,4 +381,7 @@ def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
     assert done.stdout == ugly.read_bytes()
     done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr == b"<stdin>: error: standard input is not UTF-8 text: byte 0 [encoding]\n"
+    assert done.stderr.decode() == (
+        "<stdin>: error: byte 1 of standard input, 0xff, is not UTF-8 text [not-utf8]\n"
+        "note: a program is a text file, saved as UTF-8\n"
+    )

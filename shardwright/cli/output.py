@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 def read_program(file: str) -> Source:
     """The text of FILE, or of standard input for `-`. Raises `DiagnosticError` where it cannot be read as text."""
     if file == "-":
-        from shardwright.ir.diagnostics import Source, fault
+        from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 
         data = sys.stdin.buffer.read()
         try:
-            return Source("<stdin>", data.decode())
+            return Source("<stdin>", data.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            raise fault("encoding", f"standard input is not UTF-8 text: byte {error.start}") from None
+            message = f"byte {error.start + 1} of standard input, 0x{data[error.start]:02x}, is not UTF-8 text"
+            with located(Source("<stdin>", "")):
+                raise fault("not-utf8", message, NOWHERE, "a program is a text file, saved as UTF-8") from None
     from shardwright.ir.parser import read_source
 
     return read_source(file)
