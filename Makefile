@@ -49,7 +49,7 @@ clean:
 # system's Python comes without ensurepip, the pip it has installs one into the environment.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
-	if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	if ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	  found=; \
 	  for name in python3.13 python3.12 python3.11 python3 python python3.14; do \
 	    if $$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$name; break; fi; \
