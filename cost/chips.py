@@ -1,0 +1,352 @@
+"""Chips and machines as data: memory, rates, links and tiers, loaded from TOML files and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from shardwright.cost.toml_files import Table, read_toml
+from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault, located
+
+_HERE = Path(__file__).parent
+_DTYPES = ("f32", "bf16", "f16", "int8", "int4")
+_MESSAGES = ("direct", "tree", "ring")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Torus:
+    """Chips joined to their nearest neighbours along 1, 2 or 3 physical axes.
+
+    `link_bytes_per_s` is one link, one way; `hop_latency_s` the least time of a hop. An axis of a
+    slice wraps around where its size is a multiple of `wrap_multiple_of`, and, if
+    `wrap_needs_every_axis` (optical switches join whole cubes only), so is every other axis.
+    A slice exists if it is among `slices`, or if all its axes are multiples of `slice_multiple_of`
+    and fit into the `pod`. Shapes are sorted, smallest axis first.
+    """
+
+    pod: tuple[int, ...]
+    link_bytes_per_s: float
+    hop_latency_s: float
+    wrap_multiple_of: int | None
+    wrap_needs_every_axis: bool
+    slices: tuple[tuple[int, ...], ...]
+    slice_multiple_of: int | None
+
+    def wraps(self, shape: Sequence[int]) -> tuple[bool, ...]:
+        """Which axes of a slice of this shape wrap around."""
+        multiple = self.wrap_multiple_of
+        if multiple is None:
+            return (False,) * len(shape)
+        each = tuple(size % multiple == 0 for size in shape)
+        return each if all(each) or not self.wrap_needs_every_axis else (False,) * len(shape)
+
+    def slices_of(self, n_chips: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the slices that have exactly `n_chips` chips, the most compact first."""
+        found = {shape for shape in self.slices if prod(shape) == n_chips}
+        if multiple := self.slice_multiple_of:
+            steps = [range(multiple, size + 1, multiple) for size in self.pod]
+            found |= {tuple(sorted(shape)) for shape in product(*steps) if prod(shape) == n_chips}
+        return tuple(sorted(found, key=lambda shape: (shape[-1], shape)))
+
+    def slice_sizes(self) -> tuple[int, ...]:
+        """How many chips a slice may have, ascending."""
+        sizes = {prod(shape) for shape in self.slices}
+        if multiple := self.slice_multiple_of:
+            sizes |= {prod(shape) for shape in product(*(range(multiple, size + 1, multiple) for size in self.pod))}
+        return tuple(sorted(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a switched network: it joins `units` units of the level below (chips, at the lowest).
+
+    `egress_bytes_per_s` is what one such unit sends, one way, when all its chips take part;
+    `units` None means any number. A gather over K units takes `latency_s` once (`direct`: every
+    unit writes to every other), log2 K times (`tree`) or K - 1 times (`ring`).
+    """
+
+    name: str
+    units: int | None
+    egress_bytes_per_s: float
+    latency_s: float
+    messages: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Nodes of chips behind a switch, and networks between nodes; `levels` from the inside out."""
+
+    levels: tuple[Level, ...]
+
+
+Interconnect = Torus | Switched
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """The link between a device and its host's memory, bytes a second each way."""
+
+    to_device_bytes_per_s: float
+    from_device_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from."""
+
+    name: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    interconnect: Interconnect
+    host_link: HostLink | None = None
+    usd_per_hour: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s (OP/s for integers) of matrix products in `dtype`. Raises where the chip has no such rate."""
+        rate = self.flops_per_s.get(dtype)
+        if rate is None:
+            raise fault(
+                "no-rate",
+                f"{self.name} has no rate for matrix products in {dtype}",
+                NOWHERE,
+                f"it has rates for {', '.join(self.flops_per_s)}; convert the operands to one of these",
+            )
+        return rate
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The memory beside the device, and the rate of the host's own matrix products where known (FLOP/s)."""
+
+    memory_bytes: float
+    flops_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The tier below the host: its size in bytes, and bytes a second each way."""
+
+    memory_bytes: float
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rates that were measured on a machine in place of a datasheet's; FLOP/s and bytes a second, each optional."""
+
+    prefill_matmul_flops_per_s: float | None = None
+    decode_matmul_flops_per_s: float | None = None
+    prefill_attention_flops_per_s: float | None = None
+    decode_attention_flops_per_s: float | None = None
+    cache_from_device_bytes_per_s: float | None = None
+    activations_from_device_bytes_per_s: float | None = None
+    disk_read_bytes_per_s: float | None = None
+    disk_write_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device with its host and its disk."""
+
+    name: str
+    chip: Chip
+    host: Host
+    host_link: HostLink
+    disk: Disk | None = None
+    measured: Measured = Measured()
+    usd_per_hour: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+
+def chip_names() -> tuple[str, ...]:
+    """The chips that come with the package, sorted."""
+    return _names("chips")
+
+
+def machine_names() -> tuple[str, ...]:
+    """The machines that come with the package, sorted."""
+    return _names("machines")
+
+
+def load_chip(name_or_path: str) -> Chip:
+    """A chip that comes with the package by its name, or a file of the user's own by its path.
+
+    Raises a `DiagnosticError`: unknown name (with the nearest), unreadable file, or the line and
+    key at fault.
+    """
+    if name_or_path in chip_names():
+        return _built_in_chip(name_or_path)
+    return _read(_own_file(name_or_path, "chip", chip_names()), name_or_path, _chip)
+
+
+def load_machine(name_or_path: str) -> Machine:
+    """Device, host and disk together, by name, or a file of the user's own by path; raises as `load_chip`."""
+    if name_or_path in machine_names():
+        return _built_in_machine(name_or_path)
+    return _read(_own_file(name_or_path, "machine", machine_names()), name_or_path, _machine)
+
+
+@cache
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in (_HERE / folder).glob("*.toml")))
+
+
+@cache
+def _built_in_chip(name: str) -> Chip:
+    return _read(_HERE / "chips" / f"{name}.toml", f"{name}.toml", _chip)
+
+
+@cache
+def _built_in_machine(name: str) -> Machine:
+    return _read(_HERE / "machines" / f"{name}.toml", f"{name}.toml", _machine)
+
+
+def _own_file(name: str, what: str, known: Sequence[str]) -> Path:
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        return Path(name)
+    near = did_you_mean(name, known)
+    notes = [f"did you mean `{near}`?"] if near else []
+    listed = f"{what}s: {', '.join(known)}; or the path of a {what} file, NAME.toml"
+    raise fault(f"unknown-{what}", f"there is no {what} `{name}`", NOWHERE, *notes, listed)
+
+
+def _read(file: Path, name: str, build: Callable[[Table], _Made]) -> _Made:
+    table = read_toml(file, name)
+    with located(table.source):
+        made = build(table)
+        table.finish()
+        return made
+
+
+def _chip(table: Table) -> Chip:
+    name = table.text("name")
+    memory_bytes = table.size("memory")
+    memory_bytes_per_s = table.positive("memory_bytes_per_s")
+    rates = table.table("flops_per_s")
+    flops_per_s: dict[str, float] = {}
+    for dtype in rates:
+        if dtype not in _DTYPES:
+            raise rates.unknown(dtype, _DTYPES)
+        flops_per_s[dtype] = rates.positive(dtype)
+    if not flops_per_s:
+        raise table.bad("flops_per_s", "must give at least one rate, such as `bf16 = 2.75e14`")
+    return Chip(
+        name,
+        memory_bytes,
+        memory_bytes_per_s,
+        MappingProxyType(flops_per_s),
+        _interconnect(table.table("interconnect")),
+        _host_link(table) if "host_link" in table else None,
+        _price(table),
+        _sources(table),
+    )
+
+
+def _interconnect(table: Table) -> Interconnect:
+    kind = table.choice("kind", ("torus", "switched"))
+    made = _torus(table) if kind == "torus" else Switched(_levels(table))
+    table.finish()
+    return made
+
+
+def _torus(table: Table) -> Torus:
+    pod = table.shape("pod")
+    if len(pod) > 3:
+        raise table.bad("pod", "must have 1, 2 or 3 axes")
+    slices = table.shapes("slices") if "slices" in table else ()
+    for shape in slices:
+        if len(shape) != len(pod):
+            raise table.bad("slices", f"must have as many axes as the pod, {len(pod)}; {list(shape)} has {len(shape)}")
+        if any(size > whole for size, whole in zip(sorted(shape), sorted(pod), strict=True)):
+            raise table.bad("slices", f"must fit into the pod {list(pod)}; {list(shape)} does not")
+    torus = Torus(
+        tuple(sorted(pod)),
+        table.positive("link_bytes_per_s"),
+        table.number("hop_latency_s"),
+        table.count("wrap_multiple_of") if "wrap_multiple_of" in table else None,
+        table.flag("wrap_needs_every_axis", default=False),
+        tuple(tuple(sorted(shape)) for shape in slices),
+        table.count("slice_multiple_of") if "slice_multiple_of" in table else None,
+    )
+    table.offer("slices", "wrap_multiple_of", "wrap_needs_every_axis", "slice_multiple_of")
+    if not torus.slice_sizes():
+        raise table.bad("pod", "must come with `slices`, a list of shapes, or with `slice_multiple_of`")
+    return torus
+
+
+def _levels(table: Table) -> tuple[Level, ...]:
+    rows = table.tables("levels")
+    levels: list[Level] = []
+    for number, row in enumerate(rows):
+        outermost = number == len(rows) - 1
+        if "units" not in row and not outermost:
+            raise row.bad("name", "must come with `units`: only the outermost level may join any number")
+        level = Level(
+            row.text("name"),
+            row.count("units") if "units" in row else None,
+            row.positive("egress_bytes_per_s"),
+            row.number("latency_s"),
+            row.choice("messages", _MESSAGES),
+        )
+        row.offer("units")
+        row.finish()
+        levels.append(level)
+    return tuple(levels)
+
+
+def _host_link(table: Table) -> HostLink:
+    link = table.table("host_link")
+    made = HostLink(link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s"))
+    link.finish()
+    return made
+
+
+def _price(table: Table) -> float | None:
+    table.offer("usd_per_hour")
+    return table.positive("usd_per_hour") if "usd_per_hour" in table else None
+
+
+def _sources(table: Table) -> Mapping[str, str]:
+    table.offer("host_link", "sources")
+    if "sources" not in table:
+        return MappingProxyType({})
+    rows = table.table("sources")
+    return MappingProxyType({key: rows.text(key) for key in rows})
+
+
+def _machine(table: Table) -> Machine:
+    name = table.text("name")
+    chip = load_chip(table.text("chip"))
+    host_table = table.table("host")
+    host = Host(
+        host_table.size("memory"),
+        host_table.positive("flops_per_s") if "flops_per_s" in host_table else None,
+    )
+    host_table.offer("flops_per_s")
+    host_table.finish()
+    disk = None
+    if "disk" in table:
+        rows = table.table("disk")
+        disk = Disk(rows.size("memory"), rows.rate("read_bytes_per_s"), rows.rate("write_bytes_per_s"))
+        rows.finish()
+    host_link = _host_link(table)
+    table.offer("disk", "measured")
+    measured = Measured()
+    if "measured" in table:
+        rows = table.table("measured")
+        known = tuple(field.name for field in fields(Measured))
+        for key in rows:
+            if key not in known:
+                raise rows.unknown(key, known)
+        measured = Measured(**{key: rows.rate(key) for key in rows})
+    return Machine(name, chip, host, host_link, disk, measured, _price(table), _sources(table))
