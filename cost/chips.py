@@ -8,15 +8,15 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from shardwright.cost.toml_files import Table, read_toml
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Span, did_you_mean, fault, located
 
 _HERE = Path(__file__).parent
 _DTYPES = ("f32", "bf16", "f16", "int8", "int4")
 _MESSAGES = ("direct", "tree", "ring")
+_MOST_SHAPES = 10_000
 _Made = TypeVar("_Made")
 
 
@@ -156,7 +156,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device with its host and its disk."""
+    """One device with its host and its disk. In a file, `chip` is a name or a path from the file's own folder."""
 
     name: str
     chip: Chip
@@ -211,13 +211,17 @@ def _built_in_machine(name: str) -> Machine:
     return _read(_HERE / "machines" / f"{name}.toml", f"{name}.toml", _machine)
 
 
-def _own_file(name: str, what: str, known: Sequence[str]) -> Path:
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name or "\\" in name
+
+
+def _own_file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) -> Path:
+    if _is_path(name):
         return Path(name)
     near = did_you_mean(name, known)
     notes = [f"did you mean `{near}`?"] if near else []
     listed = f"{what}s: {', '.join(known)}; or the path of a {what} file, NAME.toml"
-    raise fault(f"unknown-{what}", f"there is no {what} `{name}`", NOWHERE, *notes, listed)
+    raise fault(f"unknown-{what}", f"there is no {what} `{name}`", span, *notes, listed)
 
 
 def _read(file: Path, name: str, build: Callable[[Table], _Made]) -> _Made:
@@ -244,7 +248,7 @@ def _chip(table: Table) -> Chip:
         name,
         memory_bytes,
         memory_bytes_per_s,
-        MappingProxyType(flops_per_s),
+        flops_per_s,
         _interconnect(table.table("interconnect")),
         _host_link(table) if "host_link" in table else None,
         _price(table),
@@ -279,6 +283,8 @@ def _torus(table: Table) -> Torus:
         table.count("slice_multiple_of") if "slice_multiple_of" in table else None,
     )
     table.offer("slices", "wrap_multiple_of", "wrap_needs_every_axis", "slice_multiple_of")
+    if (multiple := torus.slice_multiple_of) and prod(size // multiple for size in pod) > _MOST_SHAPES:
+        raise table.bad("pod", f"must have at most {_MOST_SHAPES} slices of multiples of {multiple}")
     if not torus.slice_sizes():
         raise table.bad("pod", "must come with `slices`, a list of shapes, or with `slice_multiple_of`")
     return torus
@@ -319,14 +325,18 @@ def _price(table: Table) -> float | None:
 def _sources(table: Table) -> Mapping[str, str]:
     table.offer("host_link", "sources")
     if "sources" not in table:
-        return MappingProxyType({})
+        return {}
     rows = table.table("sources")
-    return MappingProxyType({key: rows.text(key) for key in rows})
+    return {key: rows.text(key) for key in rows}
 
 
 def _machine(table: Table) -> Machine:
     name = table.text("name")
-    chip = load_chip(table.text("chip"))
+    chip_name = table.text("chip")
+    if chip_name not in chip_names():
+        own = _own_file(chip_name, "chip", chip_names(), table.span("chip"))
+        chip_name = str(table.folder / own)  # beside the machine's file, wherever one stands
+    chip = load_chip(chip_name)
     host_table = table.table("host")
     host = Host(
         host_table.size("memory"),

@@ -179,6 +179,9 @@ def _switched_time(kind: CollectiveKind, groups: Sequence[int], V: float, topolo
 
 
 def _messages(how: str, K: int, kind: CollectiveKind) -> int:
+    """How many are sent one after the other; those of an all-to-all all at once, save in a ring."""
     if how == "direct" or kind is CollectiveKind.PERMUTE:
+        return 1
+    if how == "tree" and kind is CollectiveKind.ALL_TO_ALL:
         return 1
     return ceil(log2(K)) if how == "tree" else K - 1

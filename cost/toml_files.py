@@ -36,7 +36,18 @@ def parse_size(text: str) -> float | None:
     match = _SIZE.fullmatch(text)
     if match is None or match[2] not in _UNITS:
         return None
-    return float(match[1]) * _UNITS[match[2]]
+    size = float(match[1]) * _UNITS[match[2]]
+    return size if math.isfinite(size) else None
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass
@@ -49,6 +60,7 @@ class Table:
 
     values: dict[str, object]
     source: Source
+    folder: Path
     path: TablePath = ()
     _taken: list[str] = field(default_factory=list[str])
 
@@ -78,16 +90,16 @@ class Table:
 
     def number(self, key: str) -> float:
         """A finite number, 0 or more."""
-        value = self._required(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        number = _finite(self._required(key))
+        if number is None or number < 0:
             raise self.bad(key, "must be a number, 0 or more")
-        return float(value)
+        return number
 
     def positive(self, key: str) -> float:
-        value = self._required(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        number = _finite(self._required(key))
+        if number is None or number <= 0:
             raise self.bad(key, "must be a number above 0")
-        return float(value)
+        return number
 
     def count(self, key: str) -> int:
         value = self._required(key)
@@ -134,7 +146,7 @@ class Table:
         value = self._required(key)
         if not isinstance(value, dict):
             raise self.bad(key, f"must be a table, [{'.'.join(map(str, (*self.path, key)))}]")
-        return Table(cast("dict[str, object]", value), self.source, (*self.path, key))
+        return Table(cast("dict[str, object]", value), self.source, self.folder, (*self.path, key))
 
     def tables(self, key: str) -> list[Table]:
         value = self._required(key)
@@ -142,7 +154,7 @@ class Table:
         if not rows or not all(isinstance(row, dict) for row in rows):
             raise self.bad(key, f"must be tables, each under [[{'.'.join(map(str, (*self.path, key)))}]]")
         return [
-            Table(cast("dict[str, object]", row), self.source, (*self.path, key, number))
+            Table(cast("dict[str, object]", row), self.source, self.folder, (*self.path, key, number))
             for number, row in enumerate(rows)
         ]
 
@@ -217,7 +229,9 @@ def read_toml(file: Path, name: str) -> Table:
             raise _syntax(str(error), source) from None
         except RecursionError:
             raise fault("toml-syntax", "brackets are nested too deeply", Span(1, 1, 1, 2)) from None
-    return Table(dict(values), source)
+        except ValueError:  # tomllib lets Python's own through for numbers of thousands of digits
+            raise fault("toml-syntax", "a number has too many digits", Span(1, 1, 1, 2)) from None
+    return Table(dict(values), source, file.parent)
 
 
 def _syntax(message: str, source: Source) -> DiagnosticError:

@@ -14,7 +14,7 @@ from shardwright.cost.torus_simulation import simulate
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE = CollectiveKind
 
 # Links of 1 byte/s; any slice exists, and all axes wrap or none does.
-TORUS = Torus((64, 64, 64), 1.0, 0.0, 1, wrap_needs_every_axis=False, slices=(), slice_multiple_of=1)
+TORUS = Torus((16, 16, 16), 1.0, 0.0, 1, wrap_needs_every_axis=False, slices=(), slice_multiple_of=1)
 
 
 def lay_out(mesh: dict[str, int], shape: tuple[int, ...], wraps: bool, latency_s: float = 0.0) -> TorusTopology:
@@ -73,6 +73,16 @@ def test_axes_of_two_sizes_take_the_formula_in_packets(
     assert min(p.time_s for p in played) == pytest.approx(formula, rel=1e-9)
     exchange = collective_time(ALL_TO_ALL, axes, 960.0, topology)
     assert simulate(ALL_TO_ALL, axes, 960.0, topology).time_s == pytest.approx(exchange, rel=1e-9)
+
+
+@pytest.mark.parametrize(("wraps", "formula"), [(True, 960.0), (False, 1920.0)], ids=["rings", "lines"])
+def test_a_slow_axis_keeps_a_fast_one_waiting(wraps: bool, formula: float) -> None:
+    # Along x, 8 chips apart, each of 8 groups brings every chip its own quarter of 960 bytes over the same links.
+    topology = lay_out({"x": 2, "y": 8, "z": 2}, (16, 2, 1), wraps)
+    assert collective_time(ALL_GATHER, "xz", 960.0, topology) == formula
+    played = simulate(ALL_GATHER, "xz", 960.0, topology, packets=8)
+    assert played.busiest_link_bytes == formula
+    assert formula <= played.time_s <= formula + 960.0 / 4 / 8  # the first packet under way before the links are full
 
 
 @pytest.mark.parametrize(("mesh", "shape", "axes"), EVEN)
