@@ -21,12 +21,33 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PYTHON = frozenset(keyword.kwlist) | frozenset(keyword.softkwlist) | frozenset(dir(builtins))
 
 _DTYPE_ALIASES = {
-    "float": "f32", "float32": "f32", "fp32": "f32", "single": "f32",
-    "bfloat16": "bf16", "bfloat": "bf16",
-    "float16": "f16", "fp16": "f16", "half": "f16",
-    "i8": "int8", "s8": "int8", "i4": "int4", "s4": "int4", "i32": "int32", "s32": "int32", "int": "int32",
-    "u32": "uint32", "uint": "uint32", "boolean": "bool", "i1": "bool", "pred": "bool",
-}  # fmt: skip
+    "float": "f32",
+    "float32": "f32",
+    "fp32": "f32",
+    "single": "f32",
+    "bfloat16": "bf16",
+    "bfloat": "bf16",
+    "float16": "f16",
+    "fp16": "f16",
+    "half": "f16",
+    "i8": "int8",
+    "s8": "int8",
+    "i4": "int4",
+    "s4": "int4",
+    "i32": "int32",
+    "s32": "int32",
+    "int": "int32",
+    "u32": "uint32",
+    "uint": "uint32",
+    "boolean": "bool",
+    "i1": "bool",
+    "pred": "bool",
+}
+
+
+def clip(text: str) -> str:
+    """`text` for use in a message: megabytes of it would not help anyone."""
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
 
 
 def check_name(name: str, span: Span) -> str:
@@ -34,14 +55,14 @@ def check_name(name: str, span: Span) -> str:
     if _NAME.fullmatch(name) is None:
         raise fault(
             "bad-name",
-            f"`{name}` cannot be a name",
+            f"`{clip(name)}` cannot be a name",
             span,
             "names begin with a lower-case letter and go on with lower-case letters, digits and `_`",
         )
     if name in KEYWORDS or name in PARTIALS or name in DTYPES:
         raise reserved(name, "the layout language", span)
     if name in _PYTHON:
-        raise reserved(name, "Python, in which the compiled program is written", span)
+        raise reserved(name, "Python", span)
     return name
 
 

@@ -160,9 +160,12 @@ def _after(source: Source) -> Token:
     """A token at the end of the text, or rather of its last line that holds anything."""
     from lark import Token
 
-    lines = [re.sub(r"#.*", "", line).rstrip() for line in source.lines]
-    last = max((number for number, line in enumerate(lines, 1) if line), default=1)
-    column = len(lines[last - 1]) + 1
+    last, column = 1, 1
+    for number in range(len(source.lines), 0, -1):
+        line = source.lines[number - 1].partition("#")[0].rstrip()
+        if line:
+            last, column = number, len(line) + 1
+            break
     return Token("$END", "", 0, last, column, last, column)
 
 

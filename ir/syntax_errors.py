@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault
-from shardwright.ir.names import DTYPES, KEYWORDS, PARTIALS, nearest_dtype, reserved
+from shardwright.ir.names import DTYPES, KEYWORDS, PARTIALS, clip, nearest_dtype, reserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,12 +16,33 @@ if TYPE_CHECKING:
     Accepts = frozenset[str]
 
 _SYMBOLS = {
-    "EQUAL": "`=`", "COLON": "`:`", "FOUND": "`:~`", "COMMA": "`,`", "ARROW": "`->`",
-    "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`", "RSQB": "`]`", "LBRACE": "`{`", "RBRACE": "`}`",
-    "HOLE": "`?`", "AXES": "axes (`_{...}`)",
-    "PERCENT": "a percentage", "DIMS": "a dimension", "NAME": "a name", "INT": "an integer", "NUMBER": "a number",
-    "PARTIAL": "partial sums (`(partialsum-x)`)", "DTYPE": "a number format", "_NL": "the end of the line",
-}  # fmt: skip
+    "EQUAL": "`=`",
+    "COLON": "`:`",
+    "FOUND": "`:~`",
+    "COMMA": "`,`",
+    "ARROW": "`->`",
+    "LPAR": "`(`",
+    "RPAR": "`)`",
+    "LSQB": "`[`",
+    "RSQB": "`]`",
+    "LBRACE": "`{`",
+    "RBRACE": "`}`",
+    "PLUS": "`+`",
+    "MINUS": "`-`",
+    "STAR": "`*`",
+    "SLASH": "`/`",
+    "AT": "`@`",
+    "HOLE": "`?`",
+    "AXES": "axes (`_{...}`)",
+    "PERCENT": "a percentage",
+    "DIMS": "a dimension",
+    "NAME": "a name",
+    "INT": "an integer",
+    "NUMBER": "a number",
+    "PARTIAL": "partial sums (`(partialsum-x)`)",
+    "DTYPE": "a number format",
+    "_NL": "the end of the line",
+}
 _EXPRESSION = frozenset({"NAME", "NUMBER", "INT", "INF", "MINUS", "LPAR"})
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _TYPE = frozenset({"DTYPE", "DIMS", "LSQB"})
@@ -44,7 +65,7 @@ def _shown(token: Token) -> str:
 def _expected(accepts: Accepts) -> str:
     """The terminals that could stand here, grouped into things that a reader of the language knows."""
     left = set(accepts) - {"$END"}
-    if _EXPRESSION <= left:
+    if left >= _EXPRESSION:
         left.discard("LOOP")
     phrases: list[str] = []
     for group, phrase in (
@@ -69,8 +90,7 @@ def _expected(accepts: Accepts) -> str:
 
 def unexpected_token(source: Source, tokens: Sequence[Token], accepts: Accepts) -> DiagnosticError:
     """The fault at the last of `tokens`, in a state where only `accepts` could have come."""
-    token = tokens[-1]
-    before = tokens[-2] if len(tokens) > 1 else None
+    token, before = _clipped(tokens[-1]), _clipped(tokens[-2]) if len(tokens) > 1 else None
     rest = source.line(token.line or 0)[(token.end_column or 1) - 1 :]
     found = (
         _wrong_name(token, rest, accepts)
@@ -81,6 +101,10 @@ def unexpected_token(source: Source, tokens: Sequence[Token], accepts: Accepts) 
     if found is not None:
         return found
     return fault("syntax", f"found {_shown(token)}, expected {_expected(accepts)}", _place(token, before))
+
+
+def _clipped(token: Token) -> Token:
+    return token.update(value=clip(str(token)))
 
 
 def _place(token: Token, before: Token | None) -> Span:
@@ -161,6 +185,9 @@ def _wrong_place(token: Token, before: Token | None, accepts: Accepts) -> Diagno
         return fault("syntax", "found `=` among operands", _span(token), note)
     if before is not None and token.type == "NAME" and "EQUAL" in accepts and str(before) in _ELSEWHERE:
         return fault("syntax", f"there is no `{before}`", _span(before), _ELSEWHERE[str(before)])
+    if token.type == "RSQB" and before is not None and before.type == "LSQB" and "DTYPE" in accepts:
+        note = "leave them out where there is nothing to say"
+        return fault("syntax", "these square brackets are empty", _span(before).to(_span(token)), note)
     if token.type == "EQUAL" and before is not None and before.type == "EQUAL":
         return fault("syntax", "found `==`, expected `=`", _span(before).to(_span(token)))
     if token.type == "COMMA" and "_NL" in accepts:
@@ -258,8 +285,8 @@ def unexpected_character(source: Source, line: int, column: int, tokens: Sequenc
         span = Span(line, column, line, column + 1)
         notes = [_CHARACTERS[character]] if character in _CHARACTERS else []
         return fault("bad-character", f"{shown} means nothing here", span, *notes)
-    text = word[0]
-    span = Span(line, column, line, column + len(text))
+    text = clip(word[0])
+    span = Span(line, column, line, column + len(word[0]))
     before = tokens[-1] if tokens else None
     if text[0].isdigit():
         return _bad_number(text, span)

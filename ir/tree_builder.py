@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from shardwright.ir import syntax as ast
 from shardwright.ir.diagnostics import Span, did_you_mean, fault
-from shardwright.ir.names import TIERS, check_name
+from shardwright.ir.names import TIERS, check_name, clip
 
 Children = list[Any]
 """What a rule matched: tokens (strings with a `type` and a place) and nodes made by other rules."""
@@ -84,7 +84,7 @@ def _plain_dim(token: Any) -> str:
     if _kind(token) == "DIMS" and re.fullmatch(r"[A-Z][0-9]*", text) is None:
         raise fault(
             "one-dimension",
-            f"`{text}` is not one dimension",
+            f"`{clip(text)}` is not one dimension",
             span_of(token),
             "name a single dimension here, without axes: a capital letter and digits, or a lower-case word",
         )
@@ -96,7 +96,7 @@ def _axis_words(text: str, span: Span) -> tuple[str, ...]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if _WORD.fullmatch(word) is None:
-            wrong = f"`{word}` is not a mesh axis" if word else "a mesh axis is missing between the braces"
+            wrong = f"`{clip(word)}` is not a mesh axis" if word else "a mesh axis is missing between the braces"
             raise fault("bad-axes", wrong, span, "write axes as in `E_xyz`, or as in `[embed_{data,model}]`")
     return tuple(sorted(words))
 
@@ -268,7 +268,7 @@ class TreeBuilder:
             if str(tier) not in TIERS:
                 near = did_you_mean(str(tier), TIERS)
                 meant = [f"did you mean `{near}`?"] if near else []
-                message = f"`{tier}` is not a memory"
+                message = f"`{clip(tier)}` is not a memory"
                 raise fault("bad-placement", message, span_of(tier), *meant, "memories are `device`, `host` and `disk`")
         percents = _tokens(children, "PERCENT")
         shares = [float(p[:-1]) for p in percents] if percents else [100.0]
