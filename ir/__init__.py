@@ -1,0 +1,1 @@
+"""The intermediate representation: types, operations and their strategies, programs, and their text."""

@@ -1,0 +1,144 @@
+"""Diagnostics: where an input is at fault, why, and what would mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of source text; lines and columns count from 1, `end_column` is exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def to(self, other: Span) -> Span:
+        """The span from the start of this one to the end of `other`."""
+        return Span(self.line, self.column, other.end_line, other.end_column)
+
+
+NOWHERE = Span(0, 0, 0, 0)
+"""The place of what a pass made and nobody wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A named text that spans point into. `name` is what diagnostics print, usually a path."""
+
+    name: str
+    text: str
+    lines: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", tuple(self.text.split("\n")))
+
+    def line(self, number: int) -> str:
+        return self.lines[number - 1].rstrip("\r") if 1 <= number <= len(self.lines) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark beneath a diagnostic: a second place, or the way out."""
+
+    message: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One fault: a stable `code`, a message in the field's words, a place, and notes."""
+
+    code: str
+    message: str
+    span: Span
+    notes: tuple[Note, ...] = ()
+    severity: Severity = Severity.ERROR
+
+    def render(self, source: Source) -> str:
+        """`file:line:column: error: message [code]`, the source line, carets, then the notes."""
+        head = f"{source.name}:{self.span.line}:{self.span.column}: " if self.span.line else f"{source.name}: "
+        parts = [f"{head}{self.severity}: {self.message} [{self.code}]", *_excerpt(source, self.span)]
+        for note in self.notes:
+            where = f"{source.name}:{note.span.line}:{note.span.column}: " if note.span and note.span.line else ""
+            parts.append(f"{where}note: {note.message}")
+            if note.span is not None:
+                parts.extend(_excerpt(source, note.span))
+        return "\n".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """The keys that `--json` promises."""
+        return {
+            "severity": str(self.severity),
+            "code": self.code,
+            "message": self.message,
+            "line": self.span.line,
+            "column": self.span.column,
+            "notes": [note.message for note in self.notes],
+        }
+
+
+_WIDEST_EXCERPT = 160
+
+
+def _excerpt(source: Source, span: Span) -> list[str]:
+    if not span.line:
+        return []
+    text = source.line(span.line)
+    end = span.end_column if span.end_line == span.line else len(text) + 1
+    start = span.column - 1
+    width = max(1, min(end - span.column, len(text) - start))
+    if len(text) > _WIDEST_EXCERPT:  # a window around the place, so that a line of megabytes stays readable
+        left = max(0, start - 60)
+        text, start = text[left : left + _WIDEST_EXCERPT], start - left
+        width = max(1, min(width, len(text) - start))
+    printable = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    indent = "".join("\t" if c == "\t" else " " for c in printable[:start])
+    return [f"  {printable}", f"  {indent}{'^' * width}"]
+
+
+class DiagnosticError(Exception):
+    """Raised where an input is at fault; carries every diagnostic found so far, never empty."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic], source: Source | None = None) -> None:
+        self.diagnostics = tuple(diagnostics)
+        self.source = source
+        super().__init__("; ".join(f"{d.message} [{d.code}]" for d in self.diagnostics))
+
+    def render(self) -> str:
+        source = self.source or Source("<program>", "")
+        return "\n".join(d.render(source) for d in self.diagnostics)
+
+
+def fault(code: str, message: str, span: Span = NOWHERE, *notes: str | Note) -> DiagnosticError:
+    """A `DiagnosticError` of one diagnostic, to be raised by the caller."""
+    made = tuple(Note(note) if isinstance(note, str) else note for note in notes)
+    return DiagnosticError([Diagnostic(code, message, span, made)])
+
+
+@contextmanager
+def located(source: Source) -> Generator[None]:
+    """Gives diagnostics raised inside the text that their spans point into."""
+    try:
+        yield
+    except DiagnosticError as error:
+        if error.source is None:
+            error.source = source
+        raise
+
+
+def did_you_mean(word: str, candidates: Sequence[str]) -> str | None:
+    """The candidate nearest to `word`, if one is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, candidates, n=1, cutoff=0.6)
+    return near[0] if near else None

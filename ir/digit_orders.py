@@ -1,0 +1,72 @@
+"""Orders of digits of a whole program: which axes split each dimension, and the order that a function sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.ir.diagnostics import Span
+from shardwright.ir.digits import Order
+from shardwright.ir.program import Func, Let, Loop, Program
+from shardwright.ir.types import ValueType
+
+
+@dataclass(frozen=True)
+class Use:
+    """A value whose type splits a dimension over an axis."""
+
+    value: str
+    type: ValueType
+    span: Span
+
+
+def typed_values(program: Program, func: Func) -> Iterator[Use]:
+    """Every value that the function sees or makes, weights and state included, with its type."""
+    for value in (*program.weights, *program.state, *func.params):
+        yield Use(value.name, value.type, value.span)
+    for statement, _ in func.walk():
+        match statement:
+            case Let():
+                for value in statement.results:
+                    yield Use(value.name, value.type, value.span)
+            case Loop():
+                for value in (*(carry.value for carry in statement.carries), *statement.results):
+                    yield Use(value.name, value.type, value.span)
+            case _:
+                pass
+    for name, kind in zip(func.returns, func.results, strict=True):
+        yield Use(name, kind, func.span)
+
+
+def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, Use]]:
+    """For each dimension the axes that split it anywhere, with their first use.
+
+    A dimension whose size a function overrides is another dimension inside it: its key holds the function's
+    name, that of all others None.
+    """
+    found: dict[tuple[str, str | None], dict[str, Use]] = {}
+    for func in program.funcs:
+        overridden = {name for name, _ in func.overrides}
+        for use in typed_values(program, func):
+            for dim, axes in zip(use.type.dims, use.type.splits, strict=True):
+                key = (dim.name, func.name if dim.name in overridden else None)
+                for axis in axes or ():
+                    found.setdefault(key, {}).setdefault(axis, use)
+    return found
+
+
+def orders_in(program: Program, func: Func) -> dict[str, Order]:
+    """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen."""
+    used = splitting_axes(program)
+    overridden = {name for name, _ in func.overrides}
+    orders: dict[str, Order] = {}
+    for dim in program.dims:
+        own = dim.name in overridden
+        axes = used.get((dim.name, func.name if own else None), {})
+        if dim.order is None:
+            orders[dim.name] = program.mesh.sorted(axes)
+        elif own:
+            orders[dim.name] = tuple(digit for digit in dim.order if digit in axes)
+        else:
+            orders[dim.name] = dim.order
+    return orders

@@ -1,0 +1,70 @@
+"""The mesh: named axes of chips with their sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True)
+class Mesh(Mapping[str, int]):
+    """An ordered mapping from axis to size: `Mesh((("x", 4), ("y", 2)))` has 8 chips.
+
+    Chips are numbered with the first axis most significant, as `jax.make_mesh` numbers devices.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.sizes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"a mesh axis is named twice in {names}")
+        if any(size < 1 for _, size in self.sizes):
+            raise ValueError(f"a mesh axis has no chips in {self}")
+
+    @staticmethod
+    def of(**sizes: int) -> Mesh:
+        """`Mesh.of(x=4, y=2)`."""
+        return Mesh(tuple(sizes.items()))
+
+    def __getitem__(self, axis: str) -> int:
+        for name, size in self.sizes:
+            if name == axis:
+                return size
+        raise KeyError(axis)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __hash__(self) -> int:
+        return hash(self.sizes)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.sizes)
+
+    @property
+    def n_chips(self) -> int:
+        return math.prod(size for _, size in self.sizes)
+
+    def product(self, axes: Iterable[str]) -> int:
+        """The number of chips along these axes together."""
+        return math.prod(self[axis] for axis in axes)
+
+    def sorted(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """The axes in the order of the mesh."""
+        wanted = set(axes)
+        return tuple(axis for axis in self if axis in wanted)
+
+    def chips(self) -> Iterator[dict[str, int]]:
+        """The coordinates of every chip, in the order of their numbers."""
+        for coordinates in product(*(range(size) for _, size in self.sizes)):
+            yield dict(zip(self.axes, coordinates, strict=True))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.sizes)

@@ -1,0 +1,157 @@
+"""What an operation is: statics, inference of shapes, and one table of strategies per mesh axis.
+
+The table of an operation says, for one mesh axis at a time, which states of the operands give which
+states of the results. `ir.strategies` forms the strategies over a whole mesh from it; the verifier,
+placement and the search use nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.syntax import Static
+from shardwright.ir.types import Dim, DType, Reduction, Shape, State
+
+SUM = Reduction.SUM
+MAX = Reduction.MAX
+
+
+class AxisRow(NamedTuple):
+    """What one mesh axis does to the operands and to the results of an operation."""
+
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A literal operand; it takes the number format of the values that it meets. `size_of` is the D of `size[D]`."""
+
+    text: str
+    size_of: str | None = None
+
+    @property
+    def value(self) -> int | float:
+        return int(self.text) if self.text.lstrip("-").isdigit() else float(self.text)
+
+    def __str__(self) -> str:
+        return f"size[{self.size_of}]" if self.size_of else self.text
+
+
+Operand = str | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """An operand as inference sees it: its text for messages, and its shape, None for a literal."""
+
+    text: str
+    shape: Shape | None
+    number: Number | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.shape.names if self.shape else ()
+
+    @property
+    def is_zero(self) -> bool:
+        return self.number is not None and self.number.value == 0
+
+    @property
+    def tensor(self) -> Shape:
+        """The operand's shape; raises where a literal stands in place of a value."""
+        if self.shape is None:
+            raise misuse("literal-operand", f"a value is needed here, not the number {self.text}")
+        return self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What inference may ask of its surroundings: the sizes of dimensions, and the declared result, if any."""
+
+    sizes: Mapping[str, int]
+    declared: Shape | None = None
+
+    def dim(self, name: str) -> Dim:
+        """The dimension with its declared size."""
+        if name not in self.sizes:
+            near = did_you_mean(name, list(self.sizes))
+            raise misuse(
+                "unknown-dimension",
+                f"dimension {name} is not declared",
+                f"did you mean {near}?" if near else f"give its size: dim {name}=...",
+            )
+        return Dim(name, self.sizes[name])
+
+
+def misuse(code: str, message: str, *notes: str) -> DiagnosticError:
+    """A fault whose place the caller of the operation fills in (`ir.elaborate` knows the statement)."""
+    return fault(code, message, NOWHERE, *notes)
+
+
+class Operation(ABC):
+    """An operation with its statics. Subclasses are frozen dataclasses, either abstract or final."""
+
+    keyword: ClassVar[str]
+    arity: ClassVar[tuple[int, int]]
+    """The least and the greatest number of operands."""
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        """What is printed between the square brackets."""
+        return ()
+
+    @abstractmethod
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        """The shapes of the results. Raises a `DiagnosticError` without a place where the operands do not fit."""
+
+    @abstractmethod
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        """The strategies of one mesh axis that the operation does not name itself."""
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        """The strategies of an axis that the operation names (movements do), or None where it does not name it."""
+        return None
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """The mesh axes that the operation names."""
+        return ()
+
+    @property
+    def is_movement(self) -> bool:
+        """Whether it moves bytes and computes nothing."""
+        return False
+
+
+def pass_through(args: Sequence[Arg], result: Shape, dims: Iterable[str]) -> Iterable[AxisRow]:
+    """Rows in which an axis splits the same dimension of every operand that has it and of the result."""
+    for dim in dims:
+        yield AxisRow(tuple(dim if dim in arg.names else None for arg in args), (dim if dim in result else None,))
+
+
+def whole_row(args: Sequence[Arg], n_results: int = 1) -> AxisRow:
+    """The row in which the axis does nothing."""
+    return AxisRow((None,) * len(args), (None,) * n_results)
+
+
+def same_dtype(operation: str, args: Sequence[Arg]) -> DType:
+    """The number format that all values among the operands have; numbers take any."""
+    dtypes = [(arg.text, arg.shape.dtype) for arg in args if arg.shape is not None]
+    if not dtypes:
+        raise misuse("literal-operand", f"{operation} of numbers alone: write the result as a number")
+    first_text, first = dtypes[0]
+    for text, dtype in dtypes[1:]:
+        if dtype != first:
+            wide = max(first, dtype, key=lambda d: (d.is_float, d.bits))
+            other = text if dtype != wide else first_text
+            raise misuse(
+                "dtype-mismatch",
+                f"{operation} of {first} ({first_text}) and {dtype} ({text}): there is no implicit promotion",
+                f"convert one of them: convert[{wide}]({other})",
+            )
+    return first

@@ -1,0 +1,100 @@
+"""Contraction: the sum of a product over named dimensions, which is every matmul and every einsum of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.operation import SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype, whole_row
+from shardwright.ir.types import Dim, DType, Shape
+
+
+@dataclass(frozen=True)
+class Contract(Operation):
+    """`a @[D] b`: the product of a and b by name, summed over `dims`; dimensions of both that stay are batched.
+
+    Accumulates in f32 (in int32 between integers) and rounds to the result's format. An axis on a contracted
+    dimension of both operands leaves a partial sum. An operand's partial sums pass where the other is whole.
+    """
+
+    keyword: ClassVar[str] = "@"
+    arity: ClassVar[tuple[int, int]] = (2, 2)
+    dims: tuple[str, ...]
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        left, right = args[0].tensor, args[1].tensor
+        dtype = same_dtype("@", args)
+        for name in self.dims:
+            for arg, other in ((args[0], args[1]), (args[1], args[0])):
+                if name not in arg.names:
+                    raise misuse(
+                        "contraction-dimension",
+                        f"@[{''.join(self.dims)}] sums over {name}, which {arg.text}: {arg.shape} does not have",
+                        f"only dimensions of both operands can be summed; sum[{name}]({other.text}) sums one of them"
+                        if name in other.names
+                        else f"neither operand has {name}",
+                    )
+        for name in left.names:
+            if name in right and left.size(name) != right.size(name):
+                raise misuse(
+                    "size-mismatch",
+                    f"@: {name} is {left.size(name)} in {args[0].text} and {right.size(name)} in {args[1].text}",
+                )
+        kept = [dim for dim in left.dims if dim.name not in self.dims]
+        kept += [dim for dim in right.dims if dim.name not in self.dims and dim.name not in left]
+        declared = context.declared
+        if declared is not None:
+            dtype = _accumulated(dtype, declared.dtype)
+            if set(declared.names) == {dim.name for dim in kept}:
+                kept.sort(key=lambda dim: declared.names.index(dim.name))
+        elif dtype.is_integer:
+            dtype = DType.INT32
+        return (Shape(dtype, tuple(kept)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], results[0].names)
+        for name in self.dims:
+            yield AxisRow((name, name), (SUM,))
+        yield AxisRow((SUM, None), (SUM,))
+        yield AxisRow((None, SUM), (SUM,))
+
+
+def _accumulated(operands: DType, declared: DType) -> DType:
+    """The declared format if an accumulator of these operands can be rounded to it, else their own."""
+    fits = declared.is_float if operands.is_float else declared is DType.INT32
+    return declared if fits else operands
+
+
+def summed_dims(left: Shape, right: Shape, declared: Shape | None) -> tuple[str, ...]:
+    """The dimensions that a bare `@` sums over: what the declared result lacks, else the one shared dimension.
+
+    Raises a `DiagnosticError` without a place where that is not clear.
+    """
+    shared: list[Dim] = [dim for dim in left.dims if dim.name in right]
+    if declared is not None:
+        for operand, other in ((left, right), (right, left)):
+            for name in operand.names:
+                if name not in declared and name not in other:
+                    raise misuse(
+                        "contraction-dimension",
+                        f"@: the declared result lacks {name}, which only {operand} has",
+                        "only dimensions of both operands can be summed;"
+                        f" keep {name} in the result, or sum it first with sum[{name}](...)",
+                    )
+        return tuple(dim.name for dim in shared if dim.name not in declared)
+    if len(shared) == 1:
+        return (shared[0].name,)
+    if not shared:
+        raise misuse(
+            "contraction-dimension",
+            "@: the operands share no dimension to sum over",
+            "for an outer product declare the result's type, or multiply with *",
+        )
+    names = ", ".join(dim.name for dim in shared)
+    raise misuse(
+        "contraction-dimension",
+        f"@: the operands share {names}; which of them is summed?",
+        f"name them, as in @[{shared[-1].name}], or declare the result's type",
+    )

@@ -1,0 +1,352 @@
+"""Operations in which global indices matter: lookup, positions, cache update, taking and concatenating."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.operation import (
+    MAX,
+    SUM,
+    Arg,
+    AxisRow,
+    Context,
+    Operation,
+    misuse,
+    pass_through,
+    same_dtype,
+    whole_row,
+)
+from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
+from shardwright.ir.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
+from shardwright.ir.types import Dim, DType, Shape
+
+
+def axes_static(axes: Iterable[str]) -> WordStatic:
+    """Mesh axes as a static: `yz`, or `{data,model}` where a name is longer than a letter and digits."""
+    from shardwright.ir.types import is_short_axis
+
+    names = tuple(axes)
+    if all(is_short_axis(axis) for axis in names):
+        return WordStatic(("".join(names),))
+    return WordStatic(names, braces=True)
+
+
+@dataclass(frozen=True)
+class Lookup(Operation):
+    """`lookup[V](table, ids)`: the slices of the table along V at these indices; shared dimensions are batched.
+
+    Result: the dimensions of the ids, then the table's others. In a table split over V a chip that does not
+    hold an index contributes zeros, so the result is a partial sum.
+    """
+
+    keyword: ClassVar[str] = "lookup"
+    arity: ClassVar[tuple[int, int]] = (2, 2)
+    dim: str
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (dims_static([self.dim]),)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [self.dim])
+        table, ids = args[0].tensor, args[1].tensor
+        if not ids.dtype.is_integer:
+            raise misuse("dtype-mismatch", f"lookup takes integer indices, and {args[1].text} is {ids.dtype}")
+        if self.dim in ids:
+            raise misuse(
+                "wrong-dimensions", f"lookup[{self.dim}]: the indices {args[1].text}: {ids} have {self.dim} too"
+            )
+        for dim in ids.dims:
+            if dim.name in table and dim not in table.dims:
+                raise misuse(
+                    "size-mismatch",
+                    f"lookup: {dim.name} is {table.size(dim.name)} in {args[0].text} and {dim.size} in {args[1].text}",
+                )
+        rest = tuple(dim for dim in table.dims if dim.name != self.dim and dim.name not in ids)
+        return (Shape(table.dtype, ids.dims + rest),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], results[0].names)
+        yield AxisRow((self.dim, None), (SUM,))
+        yield AxisRow((SUM, None), (SUM,))
+
+
+@dataclass(frozen=True)
+class Iota(Operation):
+    """`iota[T]()`: the global index along T, int32; computed from the digits, so any split is free."""
+
+    keyword: ClassVar[str] = "iota"
+    arity: ClassVar[tuple[int, int]] = (0, 0)
+    dim: str
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (dims_static([self.dim]),)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        return (Shape(DType.INT32, (context.dim(self.dim),)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield AxisRow((), (self.dim,))
+
+
+@dataclass(frozen=True)
+class Full(Operation):
+    """`full[BL, f32](0.5)`: a value that is the same number everywhere; any split is free."""
+
+    keyword: ClassVar[str] = "full"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    dims: tuple[str, ...]
+    dtype: DType = DType.BF16
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        over = (dims_static(self.dims),) if self.dims else ()
+        return (*over, WordStatic((str(self.dtype),)))
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        if args[0].number is None:
+            raise misuse("literal-operand", f"full takes a number, not the value {args[0].text}")
+        return (Shape(self.dtype, tuple(context.dim(name) for name in self.dims)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        for name in self.dims:
+            yield AxisRow((None,), (name,))
+        if args[0].is_zero:
+            yield AxisRow((None,), (SUM,))
+
+
+@dataclass(frozen=True)
+class Rotary(Operation):
+    """`rotary[D, base=10000, style=neox](x, pos)`: rotary position embedding (Su et al. 2021) of the first `rotated`
+    elements of D, all of them if 0.
+
+    `style=neox` pairs element d with d + rotated/2, `style=gptj` pairs 2d with 2d + 1. `pos` is int32: with
+    dimensions of x, the positions themselves; a scalar, the position of the first element along `seq`.
+    A third operand, f32 along a dimension of half the size, gives the frequencies in place of base.
+    """
+
+    keyword: ClassVar[str] = "rotary"
+    arity: ClassVar[tuple[int, int]] = (2, 3)
+    dim: str
+    base: float = 10000.0
+    style: str = "neox"
+    rotated: int = 0
+    seq: str | None = None
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        made: list[Static] = [
+            dims_static([self.dim]),
+            OptionStatic("base", number_static(self.base)),
+            OptionStatic("style", WordStatic((self.style,))),
+        ]
+        if self.rotated:
+            made.append(OptionStatic("rotated", number_static(self.rotated)))
+        if self.seq is not None:
+            made.append(OptionStatic("seq", dims_static([self.seq])))
+        return tuple(made)
+
+    def positions_dim(self, args: Sequence[Arg]) -> str | None:
+        """The dimension along which a scalar position advances; None where positions are given one by one."""
+        if args[1].names:
+            return None
+        if self.seq is not None:
+            return self.seq
+        return "L" if "L" in args[0].names else None
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        shape = args[0].tensor
+        require_dims(self.keyword, args[0], [self.dim] if self.seq is None else [self.dim, self.seq])
+        size = self.rotated or shape.size(self.dim)
+        if size % 2 or size > shape.size(self.dim):
+            raise misuse(
+                "wrong-dimensions",
+                f"rotary turns pairs, so an even number of the {shape.size(self.dim)}"
+                f" elements of {self.dim}, not {size}",
+            )
+        if not shape.dtype.is_float:
+            raise misuse("dtype-mismatch", f"rotary takes a floating-point value, and {args[0].text} is {shape.dtype}")
+        if self.dim in args[1].names:
+            raise misuse("wrong-dimensions", f"rotary[{self.dim}]: positions do not vary along {self.dim}")
+        require_positions(self.keyword, args[1], shape)
+        if len(args) > 2:
+            frequencies = args[2].tensor
+            if len(frequencies.dims) != 1 or frequencies.dims[0].size != size // 2:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"rotary: the frequencies {args[2].text}: {frequencies}"
+                    f" are not {size // 2} numbers, one for each pair",
+                )
+            if frequencies.names[0] in shape:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"rotary: the frequencies' dimension {frequencies.names[0]} is one of"
+                    f" {args[0].text}'s; give them one of their own",
+                )
+        return (shape,)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        fixed = {self.dim, self.positions_dim(args)}
+        yield from pass_through(args, results[0], (name for name in results[0].names if name not in fixed))
+        yield AxisRow((SUM, *(None for _ in args[1:])), (SUM,))
+
+
+@dataclass(frozen=True)
+class Update(Operation):
+    """`update[T](cache, new, pos)`: the cache with `new` written along T from position `pos` on.
+
+    `new` has the cache's dimensions, along T as many positions as are written, or lacks T where it is one
+    position, or has another dimension in T's place. `pos` is int32, a scalar or one for each element of
+    dimensions of the cache. A cache split over T keeps its rows: each chip writes those it holds.
+    """
+
+    keyword: ClassVar[str] = "update"
+    arity: ClassVar[tuple[int, int]] = (3, 3)
+    dim: str
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (dims_static([self.dim]),)
+
+    def written_dim(self, args: Sequence[Arg]) -> str | None:
+        """The dimension of `new` that runs along T, None where `new` is a single position."""
+        if self.dim in args[1].names:
+            return self.dim
+        extra = [name for name in args[1].names if name not in args[0].names]
+        return extra[0] if extra else None
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [self.dim])
+        cache, new = args[0].tensor, args[1].tensor
+        if new.dtype != cache.dtype:
+            raise misuse(
+                "dtype-mismatch",
+                f"update of a {cache.dtype} cache with {new.dtype}",
+                f"convert it: convert[{cache.dtype}]({args[1].text})",
+            )
+        written = self.written_dim(args)
+        expected = {dim for dim in cache.dims if dim.name != self.dim}
+        if {dim for dim in new.dims if dim.name != written} != expected:
+            raise misuse(
+                "wrong-dimensions",
+                f"update[{self.dim}]: {args[1].text}: {new} does not fit the cache {args[0].text}: {cache}",
+            )
+        if written is not None and new.size(written) > cache.size(self.dim):
+            raise misuse(
+                "size-mismatch",
+                f"update writes {new.size(written)} positions into a cache of {cache.size(self.dim)} along {self.dim}",
+            )
+        if args[2].shape is not None and self.dim in args[2].names:
+            raise misuse("wrong-dimensions", f"update[{self.dim}]: the position {args[2].text} varies along {self.dim}")
+        require_positions(self.keyword, args[2], cache)
+        return (cache,)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
+        yield AxisRow((self.dim, None, None), (self.dim,))
+
+
+@dataclass(frozen=True)
+class Take(Operation):
+    """`take[E 0:32](x)`: a range of a dimension. `take[L, 15](x)`: one index of it, and the dimension is gone.
+
+    With `by=yz` the range is taken out of each block of the digits y and z, chip by chip.
+    """
+
+    keyword: ClassVar[str] = "take"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    dim: str
+    start: int
+    stop: int | None = None
+    by: tuple[str, ...] = ()
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        by = (OptionStatic("by", axes_static(self.by)),) if self.by else ()
+        if self.stop is None:
+            return (dims_static([self.dim]), IntStatic(self.start), *by)
+        return (RangeStatic(self.dim, self.start, self.stop), *by)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.by
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [self.dim])
+        shape = args[0].tensor
+        size = shape.size(self.dim)
+        stop = self.start + 1 if self.stop is None else self.stop
+        if not 0 <= self.start < stop <= size:
+            raise misuse("out-of-range", f"take: {self.start}:{stop} is not a range of {self.dim}, which has {size}")
+        if self.stop is None:
+            return (Shape(shape.dtype, tuple(dim for dim in shape.dims if dim.name != self.dim)),)
+        taken = Dim(self.dim, stop - self.start)
+        return (Shape(shape.dtype, tuple(taken if dim.name == self.dim else dim for dim in shape.dims)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
+        yield AxisRow((SUM,), (SUM,))
+        yield AxisRow((MAX,), (MAX,))
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        if axis not in self.by:
+            return None
+        return [*self.axis_rows(args, results), AxisRow((self.dim,), (self.dim,))]
+
+
+@dataclass(frozen=True)
+class Concat(Operation):
+    """`concat[E](a, b)`: one after the other along E.
+
+    With `by=yz` block by block: each block of the digits y and z of the result holds that block of a, then of b,
+    so that parts which share these digits are concatenated chip by chip.
+    """
+
+    keyword: ClassVar[str] = "concat"
+    arity: ClassVar[tuple[int, int]] = (1, 1000)
+    dim: str
+    by: tuple[str, ...] = ()
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        by = (OptionStatic("by", axes_static(self.by)),) if self.by else ()
+        return (dims_static([self.dim]), *by)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.by
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        first = args[0].tensor
+        for arg in args:
+            require_dims(self.keyword, arg, [self.dim])
+            others = tuple(dim for dim in arg.tensor.dims if dim.name != self.dim)
+            if others != tuple(dim for dim in first.dims if dim.name != self.dim):
+                raise misuse(
+                    "wrong-dimensions",
+                    f"concat[{self.dim}]: {args[0].text}: {first} and"
+                    f" {arg.text}: {arg.shape} differ in more than {self.dim}",
+                )
+        joined = Dim(self.dim, sum(arg.tensor.size(self.dim) for arg in args))
+        dims = tuple(joined if dim.name == self.dim else dim for dim in first.dims)
+        return (Shape(same_dtype(self.keyword, args), dims),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
+        yield AxisRow((SUM,) * len(args), (SUM,))
+        yield AxisRow((MAX,) * len(args), (MAX,))
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        if axis not in self.by:
+            return None
+        return [*self.axis_rows(args, results), AxisRow((self.dim,) * len(args), (self.dim,))]

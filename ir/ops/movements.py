@@ -1,0 +1,232 @@
+"""Movements: the collectives, the slices that need none, and the copies between memories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, whole_row
+from shardwright.ir.ops.indexing import axes_static
+from shardwright.ir.ops.reductions import dims_static, require_dims
+from shardwright.ir.syntax import ArrowStatic, MoveStatic, Static, WordStatic
+from shardwright.ir.types import Axes, Shape, Tier
+
+Scatter = tuple[Axes, str]
+"""Axes, and the dimension that they come to split."""
+
+Transfer = tuple[Axes, str, str]
+"""Axes, the dimension that they split before, and the one that they split after."""
+
+
+class Movement(Operation):
+    """Leaves every number as it is and changes which chips (or memories) hold it."""
+
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+
+    @property
+    def is_movement(self) -> bool:
+        return True
+
+    @property
+    def communicates(self) -> bool:
+        """Whether chips receive bytes."""
+        return True
+
+    def mentioned_dims(self) -> Iterable[str]:
+        """The dimensions that the statics name."""
+        return ()
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], self.mentioned_dims())
+        return (args[0].tensor,)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        for name in args[0].names:
+            yield AxisRow((name,), (name,))
+        yield AxisRow((SUM,), (SUM,))
+        yield AxisRow((MAX,), (MAX,))
+
+
+@dataclass(frozen=True)
+class AllGather(Movement):
+    """`all_gather[yz](x)`: splits over these axes are undone, on whichever dimensions they are.
+
+    x: BLE_xyz  -->  all_gather[yz](x): BLE_x
+    """
+
+    keyword: ClassVar[str] = "all_gather"
+    axes: Axes
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (axes_static(self.axes),)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.axes
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        return [AxisRow((name,), (None,)) for name in args[0].names] if axis in self.axes else None
+
+
+@dataclass(frozen=True)
+class AllReduce(Movement):
+    """`all_reduce[x](h)`: partial values over these axes are combined, and every chip gets the whole.
+
+    h: BLF_yz(partialsum-x)  -->  all_reduce[x](h): BLF_yz
+    """
+
+    keyword: ClassVar[str] = "all_reduce"
+    axes: Axes
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (axes_static(self.axes),)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.axes
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        return [AxisRow((kind,), (None,)) for kind in (SUM, MAX)] if axis in self.axes else None
+
+
+class _Scattering(Movement):
+    targets: tuple[Scatter, ...]
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return tuple(ArrowStatic(axes_static(axes), dims_static([dim])) for axes, dim in self.targets)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(axis for axes, _ in self.targets for axis in axes)
+
+    def mentioned_dims(self) -> Iterable[str]:
+        return [dim for _, dim in self.targets]
+
+    def target(self, axis: str) -> str | None:
+        """The dimension that the axis comes to split."""
+        return next((dim for axes, dim in self.targets if axis in axes), None)
+
+
+@dataclass(frozen=True)
+class ReduceScatter(_Scattering):
+    """`reduce_scatter[x -> F](h)`: partial values are combined, and each chip keeps its part of a dimension.
+
+    h: BLF_yz(partialsum-x)  -->  reduce_scatter[x -> F](h): BLF_xyz
+    """
+
+    keyword: ClassVar[str] = "reduce_scatter"
+    targets: tuple[Scatter, ...]
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        dim = self.target(axis)
+        return None if dim is None else [AxisRow((kind,), (dim,)) for kind in (SUM, MAX)]
+
+
+@dataclass(frozen=True)
+class AllToAll(Movement):
+    """`all_to_all[x: H -> B](q)`: splits move from one dimension to another, several at once if asked.
+
+    q: BLH_xyzD  -->  all_to_all[yz: H -> B](q): B_yzLH_xD
+    """
+
+    keyword: ClassVar[str] = "all_to_all"
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return tuple(MoveStatic(axes_static(axes), dims_static([a]), dims_static([b])) for axes, a, b in self.transfers)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(axis for axes, _, _ in self.transfers for axis in axes)
+
+    def mentioned_dims(self) -> Iterable[str]:
+        return [dim for _, a, b in self.transfers for dim in (a, b)]
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        for axes, source, target in self.transfers:
+            if axis in axes:
+                return [AxisRow((source,), (target,))]
+        return None
+
+
+@dataclass(frozen=True)
+class Slice(_Scattering):
+    """`slice[x -> B](v)`: every chip keeps its part of what it holds whole; nothing is received.
+
+    v: BLE  -->  slice[x -> B](v): B_xLE
+    """
+
+    keyword: ClassVar[str] = "slice"
+    targets: tuple[Scatter, ...]
+
+    @property
+    def communicates(self) -> bool:
+        return False
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        dim = self.target(axis)
+        return None if dim is None else [AxisRow((None,), (dim,))]
+
+
+@dataclass(frozen=True)
+class AsPartial(Movement):
+    """`as_partial[x](v)`: what is whole or split over these axes becomes a sum of addends; nothing is received.
+
+    A chip adds what is its own (its part of a split dimension, or all of a whole value on the chip with
+    coordinate 0) and zeros elsewhere.
+
+        v: BLE_x  -->  as_partial[x](v): BLE(partialsum-x)
+    """
+
+    keyword: ClassVar[str] = "as_partial"
+    axes: Axes
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (axes_static(self.axes),)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.axes
+
+    @property
+    def communicates(self) -> bool:
+        return False
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        if axis not in self.axes:
+            return None
+        return [AxisRow((None,), (SUM,)), *(AxisRow((name,), (SUM,)) for name in args[0].names)]
+
+
+@dataclass(frozen=True)
+class Fetch(Movement):
+    """`fetch(w)`: a value that lives in host or disk memory comes to the device."""
+
+    keyword: ClassVar[str] = "fetch"
+
+    @property
+    def communicates(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Store(Movement):
+    """`store[host](h)`: a value on the device goes to another memory."""
+
+    keyword: ClassVar[str] = "store"
+    tier: Tier = Tier.HOST
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (WordStatic((str(self.tier),)),)
+
+    @property
+    def communicates(self) -> bool:
+        return False

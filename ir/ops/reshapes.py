@@ -1,0 +1,134 @@
+"""Renaming, splitting and merging dimensions: the same numbers under other names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
+from shardwright.ir.ops.reductions import dims_static, require_dims
+from shardwright.ir.syntax import ArrowStatic, Static
+from shardwright.ir.types import Dim, Shape
+
+
+def _linear(args: Sequence[Arg]) -> Iterable[AxisRow]:
+    yield AxisRow((SUM,) * len(args), (SUM,))
+    yield AxisRow((MAX,) * len(args), (MAX,))
+
+
+@dataclass(frozen=True)
+class Alias(Operation):
+    """`z: T = y`: the same value under another name, and perhaps, at the surface level, in another layout."""
+
+    keyword: ClassVar[str] = ""
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        return (args[0].tensor,)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], args[0].names)
+        yield from _linear(args)
+
+
+@dataclass(frozen=True)
+class Rename(Operation):
+    """`rename[L -> T](k)`. The extent stays; a split passes where both dimensions have equal digits."""
+
+    keyword: ClassVar[str] = "rename"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return tuple(ArrowStatic(dims_static([old]), dims_static([new])) for old, new in self.pairs)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [old for old, _ in self.pairs])
+        names = dict(self.pairs)
+        for _, new in self.pairs:
+            context.dim(new)
+        dims = tuple(Dim(names.get(dim.name, dim.name), dim.size) for dim in args[0].tensor.dims)
+        if len({dim.name for dim in dims}) != len(dims):
+            raise misuse("wrong-dimensions", f"rename gives {args[0].text}: {args[0].shape} a dimension twice")
+        return (Shape(args[0].tensor.dtype, dims),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        for before, after in zip(args[0].names, results[0].names, strict=True):
+            yield AxisRow((before,), (after,))
+        yield from _linear(args)
+
+
+@dataclass(frozen=True)
+class Split(Operation):
+    """`split[H -> KG](q)`: index h becomes k = h div |G| and g = h mod |G|. `K_yG_z` comes of `H_yz` for free."""
+
+    keyword: ClassVar[str] = "split"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    source: str
+    parts: tuple[str, ...]
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (ArrowStatic(dims_static([self.source]), dims_static(self.parts)),)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [self.source])
+        shape = args[0].tensor
+        parts = tuple(context.dim(name) for name in self.parts)
+        if math.prod(part.size for part in parts) != shape.size(self.source):
+            product = " * ".join(f"{part.name}={part.size}" for part in parts)
+            raise misuse("size-mismatch", f"split: {self.source}={shape.size(self.source)} is not {product}")
+        dims: list[Dim] = []
+        for dim in shape.dims:
+            dims.extend(parts if dim.name == self.source else (dim,))
+        if len({dim.name for dim in dims}) != len(dims):
+            raise misuse("wrong-dimensions", f"split gives {args[0].text}: {shape} a dimension twice")
+        return (Shape(shape.dtype, tuple(dims)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in args[0].names if name != self.source))
+        for part in self.parts:
+            yield AxisRow((self.source,), (part,))
+        yield from _linear(args)
+
+
+@dataclass(frozen=True)
+class Merge(Operation):
+    """`merge[KG -> H](o)`: the inverse of split; the result has H where the first part stood."""
+
+    keyword: ClassVar[str] = "merge"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    parts: tuple[str, ...]
+    target: str
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (ArrowStatic(dims_static(self.parts), dims_static([self.target])),)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], self.parts)
+        shape = args[0].tensor
+        context.dim(self.target)
+        merged = Dim(self.target, math.prod(shape.size(part) for part in self.parts))
+        dims: list[Dim] = []
+        for dim in shape.dims:
+            if dim.name == self.parts[0]:
+                dims.append(merged)
+            elif dim.name not in self.parts:
+                dims.append(dim)
+        if len({dim.name for dim in dims}) != len(dims):
+            raise misuse("wrong-dimensions", f"merge gives {args[0].text}: {shape} a dimension twice")
+        return (Shape(shape.dtype, tuple(dims)),)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.target))
+        for part in self.parts:
+            yield AxisRow((part,), (self.target,))
+        yield from _linear(args)

@@ -1,0 +1,282 @@
+"""Programs: functions of statements in SSA form over named, typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from shardwright.ir.diagnostics import NOWHERE, Span
+from shardwright.ir.digits import Order
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Number, Operand, Operation
+from shardwright.ir.types import OpenType, Shape, TensorType, ValueType
+
+
+class Marking(Enum):
+    """How a value came to its type."""
+
+    DEMANDED = ":"
+    FOUND = ":~"
+    UNWRITTEN = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named value with its type, which may have holes at the surface level."""
+
+    name: str
+    type: ValueType
+    marking: Marking = Marking.DEMANDED
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def concrete(self) -> TensorType:
+        """The type, which must be without holes (explicit programs have no others)."""
+        if isinstance(self.type, OpenType):
+            raise TypeError(f"{self.name}: {self.type} still has holes")
+        return self.type
+
+
+@dataclass(frozen=True)
+class Let:
+    """`results = operation(operands)`."""
+
+    results: tuple[Value, ...]
+    operation: Operation
+    operands: tuple[Operand, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
+
+
+@dataclass(frozen=True)
+class SetState:
+    """`set k = v`: from here on `k` names the new version. Inside a loop over a dimension of k, its slice."""
+
+    state: str
+    operand: str
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A value carried through a loop: what the body sees, and what it is before the first trip."""
+
+    value: Value
+    initial: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`results = loop[dim as index](carries) { body; next following }`.
+
+    The body sees captured values that have `dim` without it: the slice of the trip.
+    """
+
+    results: tuple[Value, ...]
+    dim: str
+    index: str | None
+    carries: tuple[Carry, ...]
+    body: tuple[Statement, ...]
+    following: tuple[str, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+Statement = Let | SetState | Loop
+
+
+@dataclass(frozen=True)
+class Func:
+    """A function. `overrides` are sizes of dimensions that differ inside it; `returns` runs parallel to `results`."""
+
+    name: str
+    overrides: tuple[tuple[str, int], ...]
+    params: tuple[Value, ...]
+    body: tuple[Statement, ...]
+    returns: tuple[str, ...]
+    results: tuple[ValueType, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+    def walk(self) -> Iterator[tuple[Statement, tuple[Loop, ...]]]:
+        """Every statement with the loops around it, outermost first; a loop comes before its body."""
+        yield from _walk(self.body, ())
+
+
+def _walk(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[tuple[Statement, tuple[Loop, ...]]]:
+    for statement in body:
+        yield statement, loops
+        if isinstance(statement, Loop):
+            yield from _walk(statement.body, (*loops, statement))
+
+
+@dataclass(frozen=True)
+class DimInfo:
+    """A dimension: its size, the expression that gave it (None for a number), and its order of digits if chosen."""
+
+    name: str
+    size: int
+    expression: tuple[tuple[str | int, ...], ...] | None = None
+    order: Order | None = None
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program. Equal by value, spans apart."""
+
+    mesh: Mesh
+    dims: tuple[DimInfo, ...]
+    weights: tuple[Value, ...]
+    state: tuple[Value, ...]
+    funcs: tuple[Func, ...]
+
+    def dim(self, name: str) -> DimInfo:
+        """The declared dimension; KeyError if there is none."""
+        for dim in self.dims:
+            if dim.name == name:
+                return dim
+        raise KeyError(name)
+
+    def sizes(self, func: Func | None = None) -> dict[str, int]:
+        """The size of every dimension, as the function sees it."""
+        sizes = {dim.name: dim.size for dim in self.dims}
+        if func is not None:
+            sizes.update(func.overrides)
+        return sizes
+
+    def func(self, name: str) -> Func:
+        for func in self.funcs:
+            if func.name == name:
+                return func
+        raise KeyError(name)
+
+    @property
+    def globals(self) -> dict[str, Value]:
+        """Weights and state by name."""
+        return {value.name: value for value in (*self.weights, *self.state)}
+
+    @property
+    def state_names(self) -> frozenset[str]:
+        return frozenset(value.name for value in self.state)
+
+
+def slice_view(kind: ValueType, loops: tuple[Loop, ...], outside: int) -> ValueType:
+    """The type of a captured value as the innermost loop sees it.
+
+    `outside` is the number of loops around the value's definition; each loop further in removes its dimension.
+    """
+    for loop in loops[outside:]:
+        if loop.dim in kind.names:
+            kind = kind.without_dim(loop.dim)
+    return kind
+
+
+@dataclass
+class Scope:
+    """What is visible at a point of a function: values with the number of loops around their definitions."""
+
+    values: dict[str, tuple[ValueType, int]]
+    loops: tuple[Loop, ...] = ()
+
+    @staticmethod
+    def of(program: Program, func: Func) -> Scope:
+        """The scope at the start of a function's body."""
+        visible = {value.name: (value.type, 0) for value in (*program.weights, *program.state, *func.params)}
+        return Scope(visible)
+
+    def type_of(self, name: str) -> ValueType:
+        """The type of a value as seen here; KeyError if it is not visible."""
+        kind, outside = self.values[name]
+        return slice_view(kind, self.loops, outside)
+
+    def define(self, value: Value) -> None:
+        self.values[value.name] = (value.type, len(self.loops))
+
+    def inside(self, loop: Loop) -> Scope:
+        """The scope at the start of a loop's body."""
+        inner = Scope(dict(self.values), (*self.loops, loop))
+        for carry in loop.carries:
+            inner.define(carry.value)
+        if loop.index is not None:
+            inner.define(index_value(loop))
+        return inner
+
+
+def index_value(loop: Loop) -> Value:
+    """The index of a loop as a value of its body."""
+    from shardwright.ir.types import DType
+
+    return Value(loop.index or "", TensorType(DType.INT32, (), ()), Marking.UNWRITTEN)
+
+
+def names_of(func: Func) -> set[str]:
+    """Every name that the function defines or mentions."""
+    names = {value.name for value in func.params} | set(func.returns)
+    for statement, _ in func.walk():
+        match statement:
+            case Let():
+                names.update(value.name for value in statement.results)
+                names.update(o for o in statement.operands if isinstance(o, str))
+            case SetState():
+                names.update((statement.state, statement.operand))
+            case Loop():
+                names.update(value.name for value in statement.results)
+                names.update(carry.value.name for carry in statement.carries)
+                names.update(carry.initial for carry in statement.carries)
+                names.update(statement.following)
+                if statement.index:
+                    names.add(statement.index)
+    return names
+
+
+class Namer:
+    """Gives names that are not taken."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.taken = taken
+
+    def fresh(self, wish: str) -> str:
+        """The wish itself if it is free, else the wish with the least number that makes it so."""
+        name, count = wish, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self.taken.add(name)
+        return name
+
+
+def map_bodies(func: Func, rewrite: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Func:
+    """The function with every block rewritten, inner loops first."""
+
+    def visit(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        inner = tuple(replace(s, body=visit(s.body)) if isinstance(s, Loop) else s for s in body)
+        return rewrite(inner)
+
+    return replace(func, body=visit(func.body))
+
+
+def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with operands renamed, also those inside a loop. State that is `set` keeps its name."""
+
+    def new(operand: Operand) -> Operand:
+        return operand if isinstance(operand, Number) else names.get(operand, operand)
+
+    match statement:
+        case Let():
+            return replace(statement, operands=tuple(new(o) for o in statement.operands))
+        case SetState():
+            return replace(statement, operand=names.get(statement.operand, statement.operand))
+        case Loop():
+            return replace(
+                statement,
+                carries=tuple(replace(c, initial=names.get(c.initial, c.initial)) for c in statement.carries),
+                body=tuple(rename_operands(inner, names) for inner in statement.body),
+                following=tuple(names.get(n, n) for n in statement.following),
+            )

@@ -1,0 +1,368 @@
+"""Types: a tensor's number format, its dimensions, and where over the mesh and the memories its bytes are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+Axes = tuple[str, ...]
+"""A set of mesh axes: sorted, without repetition (their order is no part of a type; see docs/digits.md)."""
+
+
+def axis_set(axes: Iterable[str]) -> Axes:
+    """The canonical form of a set of axes."""
+    return tuple(sorted(set(axes)))
+
+
+class DType(StrEnum):
+    """Number formats. `bits` is what one element takes in memory and on a link."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+    INT8 = "int8"
+    INT4 = "int4"
+    INT32 = "int32"
+    UINT32 = "uint32"
+    BOOL = "bool"
+
+    @property
+    def bits(self) -> int:
+        return _BITS[self]
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F32, DType.BF16, DType.F16)
+
+    @property
+    def is_integer(self) -> bool:
+        return not self.is_float and self is not DType.BOOL
+
+
+_BITS = {
+    DType.F32: 32,
+    DType.BF16: 16,
+    DType.F16: 16,
+    DType.INT8: 8,
+    DType.INT4: 4,
+    DType.INT32: 32,
+    DType.UINT32: 32,
+    DType.BOOL: 8,
+}
+
+DEFAULT_DTYPE = DType.BF16
+
+
+class Reduction(StrEnum):
+    """How partial values over an axis are still to be combined."""
+
+    SUM = "sum"
+    MAX = "max"
+
+
+State = str | Reduction | None
+"""What a mesh axis does to a value: splits the dimension of this name, leaves partial values, or nothing.
+
+`Reduction` members are strings too, so test for them first; dimension names never collide with them
+because `is_split` does.
+"""
+
+
+def is_split(state: State) -> bool:
+    """Whether the state is the name of a dimension."""
+    return state is not None and not isinstance(state, Reduction)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of a value: its name and its extent in elements (before splitting)."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """`(partialsum-xy)`: the chips along these axes hold addends (or maximands) of the value."""
+
+    kind: Reduction
+    axes: Axes
+
+    def __str__(self) -> str:
+        joined = "".join(self.axes) if all(is_short_axis(a) for a in self.axes) else ",".join(self.axes)
+        return f"(partial{self.kind}-{joined})"
+
+
+class Tier(StrEnum):
+    """A memory."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which memory holds the value: one tier, or shares in percent along a dimension."""
+
+    shares: tuple[tuple[Tier, float], ...] = ((Tier.DEVICE, 100.0),)
+    along: str | None = None
+
+    @property
+    def tier(self) -> Tier | None:
+        """The single tier, or None where the value is spread over several."""
+        return self.shares[0][0] if len(self.shares) == 1 else None
+
+    def __str__(self) -> str:
+        if len(self.shares) == 1:
+            return str(self.shares[0][0])
+        spread = " ".join(f"{tier} {share:g}%" for tier, share in self.shares)
+        return f"{spread} along {self.along}" if self.along else spread
+
+
+ON_DEVICE = Placement()
+
+_COMPACT_DIM = re.compile(r"[A-Z][0-9]*")
+_SHORT_AXIS = re.compile(r"[a-z][0-9]*")
+
+
+def is_compact_dim(name: str) -> bool:
+    """Whether the dimension can be written without brackets, as the `E2` of `BE2_x`."""
+    return _COMPACT_DIM.fullmatch(name) is not None
+
+
+def is_short_axis(name: str) -> bool:
+    """Whether the axis can be written without braces, as the `x` and `y` of `E_xy`."""
+    return _SHORT_AXIS.fullmatch(name) is not None
+
+
+def row_text(dims: Iterable[str], splits: Iterable[Axes | None]) -> str:
+    """A layout as the language writes it: `BLE_xyz`, or `[batch embed_{data,model}]`. None is `_?`."""
+    pieces = list(zip(dims, splits, strict=True))
+    if not pieces:
+        return ""
+    compact = all(is_compact_dim(name) for name, _ in pieces)
+    words: list[str] = []
+    for name, axes in pieces:
+        if axes is None:
+            words.append(f"{name}_?")
+        elif not axes:
+            words.append(name)
+        elif compact and all(is_short_axis(axis) for axis in axes):
+            words.append(f"{name}_{''.join(axes)}")
+        else:
+            words.append(f"{name}_{{{','.join(axes)}}}")
+    return "".join(words) if compact else f"[{' '.join(words)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A number format and dimensions, without a layout: what an operation infers from its operands."""
+
+    dtype: DType
+    dims: tuple[Dim, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self.dims)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(dim.size for dim in self.dims)
+
+    def size(self, name: str) -> int:
+        """The extent of a dimension; KeyError where the value has none of that name."""
+        for dim in self.dims:
+            if dim.name == name:
+                return dim.size
+        raise KeyError(name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(dim.name == name for dim in self.dims)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {row_text(self.names, [()] * len(self.dims))}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A type without holes: `bf16 BLF_yz(partialsum-x) on device`.
+
+    `splits` runs parallel to `dims`. A mesh axis occurs at most once in all of `splits` and `partial`.
+    """
+
+    dtype: DType
+    dims: tuple[Dim, ...]
+    splits: tuple[Axes, ...]
+    partial: Partial | None = None
+    placement: Placement = ON_DEVICE
+
+    def __post_init__(self) -> None:
+        if len(self.splits) != len(self.dims):
+            raise ValueError(f"{len(self.splits)} splits for {len(self.dims)} dimensions")
+        used = [axis for axes in self.splits for axis in axes]
+        if self.partial is not None:
+            used.extend(self.partial.axes)
+            if not self.partial.axes:
+                raise ValueError("a partial value over no axis is whole")
+        if len(set(used)) != len(used):
+            raise ValueError(f"an axis occurs twice in {self}")
+
+    @staticmethod
+    def whole(shape: Shape) -> TensorType:
+        """The type with every chip holding all of the value."""
+        return TensorType(shape.dtype, shape.dims, ((),) * len(shape.dims))
+
+    @staticmethod
+    def of_states(shape: Shape, states: Mapping[str, State], placement: Placement = ON_DEVICE) -> TensorType:
+        """The type in which each mesh axis does what `states` says.
+
+        Raises ValueError where partial sums and partial maxima would meet in one type.
+        """
+        splits: dict[str, list[str]] = {dim.name: [] for dim in shape.dims}
+        partial: dict[Reduction, list[str]] = {}
+        for axis, state in states.items():
+            if isinstance(state, Reduction):
+                partial.setdefault(state, []).append(axis)
+            elif state is not None:
+                splits[state].append(axis)
+        if len(partial) > 1:
+            raise ValueError("a value is partial in one way only")
+        made = next((Partial(kind, axis_set(axes)) for kind, axes in partial.items()), None)
+        return TensorType(
+            shape.dtype, shape.dims, tuple(axis_set(splits[dim.name]) for dim in shape.dims), made, placement
+        )
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.dtype, self.dims)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self.dims)
+
+    @property
+    def partial_axes(self) -> Axes:
+        return self.partial.axes if self.partial else ()
+
+    @property
+    def split_axes(self) -> Axes:
+        return axis_set(axis for axes in self.splits for axis in axes)
+
+    def split(self, name: str) -> Axes:
+        """The axes that split a dimension, () if the value has none of that name."""
+        for dim, axes in zip(self.dims, self.splits, strict=True):
+            if dim.name == name:
+                return axes
+        return ()
+
+    def state(self, axis: str) -> State:
+        """What the mesh axis does to this value."""
+        for dim, axes in zip(self.dims, self.splits, strict=True):
+            if axis in axes:
+                return dim.name
+        return self.partial.kind if self.partial is not None and axis in self.partial.axes else None
+
+    def local_shape(self, mesh: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of one chip's array. Sizes must divide (the verifier sees to it)."""
+        return tuple(
+            dim.size // math.prod(mesh[axis] for axis in axes) for dim, axes in zip(self.dims, self.splits, strict=True)
+        )
+
+    def local_elements(self, mesh: Mapping[str, int]) -> int:
+        return math.prod(self.local_shape(mesh))
+
+    def local_bytes(self, mesh: Mapping[str, int]) -> int:
+        """Bytes that one chip holds, rounded up to whole bytes (int4 packs two elements in one)."""
+        return -(-self.local_elements(mesh) * self.dtype.bits // 8)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return replace(self, dtype=dtype)
+
+    def without_dim(self, name: str) -> TensorType:
+        """The type of one slice along a dimension: what a loop over it sees."""
+        kept = [i for i, dim in enumerate(self.dims) if dim.name != name]
+        return replace(self, dims=tuple(self.dims[i] for i in kept), splits=tuple(self.splits[i] for i in kept))
+
+    @property
+    def layout_text(self) -> str:
+        """The type without its number format and placement: `BLF_yz(partialsum-x)`."""
+        return row_text(self.names, self.splits) + (str(self.partial) if self.partial else "")
+
+    def __str__(self) -> str:
+        text = f"{self.dtype} {row_text(self.names, self.splits)}".rstrip()
+        if self.partial:
+            text += str(self.partial) if self.dims else f" {self.partial}"
+        return text if self.placement == ON_DEVICE else f"{text} on {self.placement}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPartial:
+    """Partial values left to the compiler: of one kind (`(partialsum-?)`), or of any (`BLF?`)."""
+
+    kind: Reduction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenType:
+    """A type with holes. `splits` holds None for `_?`; `placement` is None for `on ?`.
+
+    `open` is the `?` after the row, which leaves every split to the compiler, and the partial values too
+    unless `partial` says more.
+    """
+
+    dtype: DType
+    dims: tuple[Dim, ...]
+    splits: tuple[Axes | None, ...]
+    partial: Partial | AnyPartial | None = None
+    placement: Placement | None = ON_DEVICE
+    open: bool = False
+
+    @staticmethod
+    def anything(shape: Shape) -> OpenType:
+        """The type of a value of which nothing was written."""
+        return OpenType(shape.dtype, shape.dims, (None,) * len(shape.dims), AnyPartial(), open=True)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.dtype, self.dims)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self.dims)
+
+    def admits(self, candidate: TensorType) -> bool:
+        """Whether the candidate fills the holes and changes nothing else."""
+        if candidate.shape != self.shape:
+            return False
+        if self.placement is not None and candidate.placement != self.placement:
+            return False
+        if any(a is not None and a != b for a, b in zip(self.splits, candidate.splits, strict=True)):
+            return False
+        if isinstance(self.partial, AnyPartial):
+            return candidate.partial is None or self.partial.kind in (None, candidate.partial.kind)
+        return candidate.partial == self.partial
+
+    def without_dim(self, name: str) -> OpenType:
+        kept = [i for i, dim in enumerate(self.dims) if dim.name != name]
+        return replace(self, dims=tuple(self.dims[i] for i in kept), splits=tuple(self.splits[i] for i in kept))
+
+    def __str__(self) -> str:
+        if self.open:
+            row = row_text(self.names, [()] * len(self.dims)) + ("?" if self.dims else "")
+        else:
+            row = row_text(self.names, self.splits)
+        text = f"{self.dtype} {row}".rstrip()
+        if isinstance(self.partial, Partial):
+            text += str(self.partial)
+        elif self.partial is not None and self.partial.kind is not None:
+            text += f"(partial{self.partial.kind}-?)"
+        if self.placement is None:
+            return f"{text} on ?"
+        return text if self.placement == ON_DEVICE else f"{text} on {self.placement}"
+
+
+ValueType = TensorType | OpenType
