@@ -2,204 +2,41 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shardwright.ir import syntax as ast
+from shardwright.ir.one_line import (
+    PRECEDENCE,
+    SUM,
+    UNARY,
+    at_sign,
+    binding,
+    call_head,
+    decl_text,
+    dim_text,
+    format_expr,
+    format_type,
+    operand,
+    target_text,
+)
+
+__all__ = ["WIDTH", "format_expr", "format_module", "format_type"]
 
 WIDTH = 100
 """Columns beyond which calls, parameters and carried values are broken onto lines of their own."""
 
 _INDENT = "  "
 _N = TypeVar("_N", bound=ast.Node)
-_SUM, _PRODUCT, _CONTRACTION, _UNARY = 1, 2, 3, 4
-_PRECEDENCE = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT}
 
 
 def format_module(module: ast.Module) -> str:
     """The canonical text of a program. It parses to an equal module, and formatting it again changes nothing."""
     printer = _Printer(list(module.comments))
-    end = max([c.span.line for c in module.comments] + [module.span.end_line, 1 << 30])
-    printer.sequence(module.items, (end, 0), "", printer.item, between_items=True)
+    printer.sequence(module.items, (sys.maxsize, 0), "", printer.item, between_items=True)
     return "\n".join(printer.lines) + "\n"
-
-
-# ---------------------------------------------------------------- types
-
-
-def _is_compact(dims: Iterable[ast.RowDim]) -> bool:
-    return all(
-        re.fullmatch("[A-Z][0-9]*", dim.name) and all(re.fullmatch("[a-z][0-9]*", axis) for axis in dim.axes or ())
-        for dim in dims
-    )
-
-
-def _compact(dims: Iterable[ast.RowDim]) -> str:
-    return "".join(
-        dim.name + ("_?" if dim.axes is None else f"_{''.join(sorted(dim.axes))}" if dim.axes else "") for dim in dims
-    )
-
-
-def _long(dims: Iterable[ast.RowDim]) -> str:
-    return " ".join(
-        dim.name + ("_?" if dim.axes is None else f"_{{{','.join(sorted(dim.axes))}}}" if dim.axes else "")
-        for dim in dims
-    )
-
-
-def format_row(row: ast.Row) -> str:
-    """`BLE_xyz` where every name has the compact form, `[batch embed_{data,model}]` otherwise."""
-    hole = "?" if row.open else ""
-    compact = row.dims and _is_compact(row.dims)
-    return (_compact(row.dims) if compact else f"[{_long(row.dims)}]") + hole
-
-
-def format_type(written: ast.TypeExpr) -> str:
-    """The canonical text of a type: `bf16 BLF_yz(partialsum-x) on host`."""
-    text = " ".join(part for part in (written.dtype, format_row(written.row) if written.row else None) if part)
-    if written.partial is not None:
-        text += ("" if written.row is not None else " ") + _partial(written.partial)
-    if written.placement is not None:
-        text += f" on {_placement(written.placement)}"
-    return text
-
-
-def _partial(partial: ast.PartialExpr) -> str:
-    if partial.axes is None:
-        axes = "?"
-    elif all(re.fullmatch("[a-z][0-9]*", axis) for axis in partial.axes):
-        axes = "".join(sorted(partial.axes))
-    else:
-        axes = f"{{{','.join(sorted(partial.axes))}}}"
-    return f"(partial{partial.kind}-{axes})"
-
-
-def _placement(placement: ast.PlacementExpr) -> str:
-    if placement.shares is None:
-        return "?"
-    if len(placement.shares) == 1 and placement.shares[0][1] == 100:
-        text = placement.shares[0][0]
-    else:
-        text = " ".join(f"{tier} {_percent(share)}%" for tier, share in placement.shares)
-    return text if placement.along is None else f"{text} along {placement.along}"
-
-
-def _percent(share: float) -> str:
-    return (
-        str(int(share)) if share == int(share) else format(share, "f").rstrip("0") if share > 1e-6 else f"{share:.12f}"
-    )
-
-
-# ---------------------------------------------------------------- expressions
-
-
-def format_expr(expr: ast.Expr) -> str:
-    """An expression on one line, with the brackets that it needs and no others."""
-    return _expr(expr, _SUM)
-
-
-def _level(expr: ast.Expr) -> int:
-    """How tightly the outermost operator of an expression binds."""
-    match expr:
-        case ast.BinaryExpr():
-            return _PRECEDENCE[expr.operator]
-        case ast.ContractExpr():
-            return _CONTRACTION
-        case ast.NegExpr():
-            return _UNARY
-        case _:
-            return _UNARY + 1
-
-
-def _expr(expr: ast.Expr, at_least: int) -> str:
-    text = _bare(expr)
-    return f"({text})" if _level(expr) < at_least else text
-
-
-def _bare(expr: ast.Expr) -> str:
-    match expr:
-        case ast.NameExpr():
-            return expr.name
-        case ast.NumberExpr():
-            return expr.text
-        case ast.NegExpr():
-            return f"-{_expr(expr.operand, _UNARY)}"
-        case ast.BinaryExpr():
-            level = _PRECEDENCE[expr.operator]
-            return f"{_expr(expr.left, level)} {expr.operator} {_expr(expr.right, level + 1)}"
-        case ast.ContractExpr():
-            return f"{_expr(expr.left, _UNARY)} {_at(expr)} {_expr(expr.right, _UNARY)}"
-        case ast.CallExpr():
-            args = "" if expr.args is None else f"({', '.join(_expr(arg, _SUM) for arg in expr.args)})"
-            return call_head(expr) + args
-        case _:
-            raise TypeError(f"{type(expr).__name__} is not an expression")
-
-
-def _at(expr: ast.ContractExpr) -> str:
-    if expr.dims is None:
-        return "@"
-    return f"@[{_compact(expr.dims) if _is_compact(expr.dims) else _long(expr.dims)}]"
-
-
-def call_head(call: ast.CallExpr) -> str:
-    """A call up to its round brackets: `softmax[T, causal=L]`."""
-    return f"{call.name}[{', '.join(_static(s) for s in call.statics)}]" if call.statics else call.name
-
-
-def _dims(static: ast.DimsStatic, *, bare: bool) -> str:
-    """Dimensions between square brackets; `bare` where a lower-case word can only be a dimension."""
-    if static.dims and _is_compact(static.dims):
-        return _compact(static.dims)
-    if bare and len(static.dims) == 1 and static.dims[0].axes == ():
-        return static.dims[0].name
-    return f"[{_long(static.dims)}]"
-
-
-def _words(static: ast.WordStatic) -> str:
-    return f"{{{','.join(static.words)}}}" if static.braces else static.words[0]
-
-
-def _static(static: ast.Static) -> str:
-    match static:
-        case ast.DimsStatic():
-            return _dims(static, bare=False)
-        case ast.WordStatic():
-            return _words(static)
-        case ast.IntStatic():
-            return str(static.value)
-        case ast.ArrowStatic(left, right):
-            source = _words(left) if isinstance(left, ast.WordStatic) else _dims(left, bare=False)
-            return f"{source} -> {_dims(right, bare=True)}"
-        case ast.MoveStatic(axes, source, target):
-            return f"{_words(axes)}: {_dims(source, bare=True)} -> {_dims(target, bare=True)}"
-        case ast.RangeStatic(dim, start, stop):
-            return f"{dim} {start}:{stop}"
-        case ast.OptionStatic(name, value):
-            return f"{name}={_bare(value) if isinstance(value, ast.Expr) else _static(value)}"
-        case _:
-            raise TypeError(f"{type(static).__name__} cannot stand between square brackets")
-
-
-def _size(size: ast.SizeExpr) -> str:
-    return "+".join("*".join(str(factor) for factor in term) for term in size.terms)
-
-
-def _dim_decl(decl: ast.DimDecl) -> str:
-    order = "" if decl.order is None else "".join([" order", *(f" {digit}" for digit in decl.order)])
-    return f"{decl.name}={_size(decl.size)}{order}"
-
-
-def _target(target: ast.Target) -> str:
-    if target.type is None:
-        return target.name
-    return f"{target.name}{' :~' if target.found else ':'} {format_type(target.type)}"
-
-
-def _decl(decl: ast.Decl) -> str:
-    return f"{decl.name}: {format_type(decl.type)}"
 
 
 # ---------------------------------------------------------------- lines
@@ -277,29 +114,29 @@ def _broken(head: str, entries: Sequence[_Entry], rest: Sequence[ast.Comment], t
 
 def _lay(expr: ast.Expr, at_least: int, pad: str, used: int, after: int, comments: Sequence[ast.Comment]) -> _Laid:
     """An expression that begins at column `used` and is followed by `after` columns, broken where it must be."""
-    flat = _expr(expr, at_least)
+    flat = operand(expr, at_least)
     if not comments and used + len(flat) + after <= WIDTH:
         return _Laid([flat], [])
-    if _level(expr) < at_least:
-        laid = _lay(expr, _SUM, pad, used + 1, after + 1, comments)
+    if binding(expr) < at_least:
+        laid = _lay(expr, SUM, pad, used + 1, after + 1, comments)
         return _Laid(_wrapped("(", laid.lines, ")"), laid.homeless)
     match expr:
         case ast.CallExpr() if expr.args:
 
             def lay(node: ast.Node, within: Sequence[ast.Comment]) -> _Laid:
                 assert isinstance(node, ast.Expr), "the arguments of a call are expressions"
-                return _lay(node, _SUM, pad + _INDENT, len(pad) + len(_INDENT), 1, within)
+                return _lay(node, SUM, pad + _INDENT, len(pad) + len(_INDENT), 1, within)
 
             entries, rest = _weave(expr.args, comments, lay)
             return _Laid(_broken(f"{call_head(expr)}(", entries, rest, ")", pad), [])
         case ast.NegExpr():
-            laid = _lay(expr.operand, _UNARY, pad, used + 1, after, comments)
+            laid = _lay(expr.operand, UNARY, pad, used + 1, after, comments)
             return _Laid(_wrapped("-", laid.lines, ""), laid.homeless)
         case ast.BinaryExpr():
-            level = _PRECEDENCE[expr.operator]
+            level = PRECEDENCE[expr.operator]
             return _lay_pair(expr.left, level, expr.operator, expr.right, level + 1, pad, used, after, comments)
         case ast.ContractExpr():
-            return _lay_pair(expr.left, _UNARY, _at(expr), expr.right, _UNARY, pad, used, after, comments)
+            return _lay_pair(expr.left, UNARY, at_sign(expr), expr.right, UNARY, pad, used, after, comments)
         case _:
             return _Laid([flat], list(comments))
 
@@ -320,7 +157,7 @@ def _lay_pair(
     in_right = [c for c in comments if _start(right) < _start(c) < _end(right)]
     between = [c for c in comments if c not in in_left and c not in in_right]
     joint = f" {operator} "
-    flat = _expr(left, left_least)
+    flat = operand(left, left_least)
     first = _Laid([flat], [])
     if in_left or used + len(flat) + len(joint) > WIDTH or not _breaks(right):
         first = _lay(left, left_least, pad, used, len(joint) + 1, in_left)
@@ -410,7 +247,7 @@ class _Printer:
             case ast.MeshItem():
                 self._line(item, " ".join(["mesh", *(f"{a.name}={a.size}" for a in item.axes)]), pad)
             case ast.DimItem():
-                self._line(item, " ".join(["dim", *(_dim_decl(d) for d in item.dims)]), pad)
+                self._line(item, " ".join(["dim", *(dim_text(d) for d in item.dims)]), pad)
             case ast.WeightsItem():
                 self._body(item, ["weights {"], item.brace, item.decls, pad, self._decl_line)
             case ast.StateItem():
@@ -425,13 +262,13 @@ class _Printer:
         self.lines.append(pad + text + self._behind(node.span.end_line))
 
     def _decl_line(self, decl: ast.Decl, pad: str) -> None:
-        self._line(decl, _decl(decl), pad)
+        self._line(decl, decl_text(decl), pad)
 
     def _func(self, func: ast.FuncItem) -> None:
-        overrides = f"[{' '.join(_dim_decl(d) for d in func.overrides)}]" if func.overrides else ""
+        overrides = f"[{' '.join(dim_text(d) for d in func.overrides)}]" if func.overrides else ""
         results = ", ".join(format_type(result) for result in func.results)
         tail = f") -> {results if len(func.results) == 1 else f'({results})'} {{"
-        lines = self._list_head(func, f"func {func.name}{overrides}(", func.params, _decl, tail, "")
+        lines = self._list_head(func, f"func {func.name}{overrides}(", func.params, decl_text, tail, "")
         self._body(func, lines, func.brace, func.body, "", self.stmt)
 
     def _list_head(
@@ -448,9 +285,9 @@ class _Printer:
 
         def lay(node: ast.Node, within: Sequence[ast.Comment]) -> _Laid:
             if isinstance(node, ast.Carry):
-                start = f"{_target(node.target)} = "
+                start = f"{target_text(node.target)} = "
                 inner = pad + _INDENT
-                laid = _lay(node.value, _SUM, inner, len(inner) + len(start), 1, within)
+                laid = _lay(node.value, SUM, inner, len(inner) + len(start), 1, within)
                 return _Laid(_wrapped(start, laid.lines, ""), laid.homeless)
             return _Laid([next(text(n) for n in nodes if n is node)], list(within))
 
@@ -486,7 +323,7 @@ class _Printer:
     def stmt(self, stmt: ast.Stmt, pad: str) -> None:
         match stmt:
             case ast.LetStmt():
-                self._assign(stmt, f"{', '.join(_target(t) for t in stmt.targets)} = ", (stmt.value,), pad)
+                self._assign(stmt, f"{', '.join(target_text(t) for t in stmt.targets)} = ", (stmt.value,), pad)
             case ast.SetStmt():
                 self._assign(stmt, f"set {stmt.name} = ", (stmt.value,), pad)
             case ast.NextStmt():
@@ -494,7 +331,7 @@ class _Printer:
             case ast.ReturnStmt():
                 self._assign(stmt, "return " if stmt.values else "return", stmt.values, pad)
             case ast.LoopStmt():
-                targets = f"{', '.join(_target(t) for t in stmt.targets)} = " if stmt.targets else ""
+                targets = f"{', '.join(target_text(t) for t in stmt.targets)} = " if stmt.targets else ""
                 index = f" as {stmt.index}" if stmt.index else ""
                 head = f"{targets}loop[{stmt.dim}{index}]"
                 if stmt.carries:
@@ -512,7 +349,7 @@ class _Printer:
         for number, value in enumerate(values):
             comma = ", " if number < len(values) - 1 else ""
             within = [c for c in comments if _start(value) < _start(c) < _end(value)]
-            laid = _lay(value, _SUM, pad, len(lines[-1]), len(comma), within)
+            laid = _lay(value, SUM, pad, len(lines[-1]), len(comma), within)
             lines[-1] += laid.lines[0]
             lines.extend(laid.lines[1:])
             lines[-1] += comma
@@ -523,4 +360,4 @@ class _Printer:
 
 
 def _carry(carry: ast.Carry) -> str:
-    return f"{_target(carry.target)} = {format_expr(carry.value)}"
+    return f"{target_text(carry.target)} = {format_expr(carry.value)}"
