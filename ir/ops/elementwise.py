@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -113,25 +114,28 @@ class Mul(Elementwise):
 
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
         for i in range(2):
-            if args[i].shape is not None:
+            other = args[1 - i].number
+            if args[i].shape is not None and (other is None or math.isfinite(other.value)):
                 yield _uniform(args, SUM, [i])
-                other = args[1 - i].number
-                if other is not None and other.value >= 0:
+                if other is not None and other.value > 0:
                     yield _uniform(args, MAX, [i])
 
 
 @dataclass(frozen=True)
 class Div(Elementwise):
-    """`a / b`. The numerator may be partial where the denominator is whole."""
+    """`a / b`. The numerator may be partial where the denominator is whole; between integers, which round down, not."""
 
     keyword: ClassVar[str] = "/"
     arity: ClassVar[tuple[int, int]] = (2, 2)
 
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        if args[0].shape is not None:
+        shape, number = args[0].shape, args[1].number
+        if shape is None:
+            return
+        if shape.dtype.is_float and (number is None or number.value != 0):
             yield _uniform(args, SUM, [0])
-            if args[1].number is not None and args[1].number.value > 0:
-                yield _uniform(args, MAX, [0])
+        if number is not None and 0 < number.value < math.inf:
+            yield _uniform(args, MAX, [0])
 
 
 @dataclass(frozen=True)
@@ -302,14 +306,16 @@ class Exp(Function):
 
 @dataclass(frozen=True)
 class Log(Function):
+    """Of a negative maximand it is NaN, so maxima do not pass."""
+
     keyword: ClassVar[str] = "log"
-    nondecreasing: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Sqrt(Function):
+    """Of a negative maximand it is NaN, so maxima do not pass."""
+
     keyword: ClassVar[str] = "sqrt"
-    nondecreasing: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -287,6 +287,8 @@ class Take(Operation):
         if not 0 <= self.start < stop <= size:
             raise misuse("out-of-range", f"take: {self.start}:{stop} is not a range of {self.dim}, which has {size}")
         if self.stop is None:
+            if self.by:
+                raise misuse("bad-static", f"take: by={''.join(self.by)} goes with a range, not with a single index")
             return (Shape(shape.dtype, tuple(dim for dim in shape.dims if dim.name != self.dim)),)
         taken = Dim(self.dim, stop - self.start)
         return (Shape(shape.dtype, tuple(taken if dim.name == self.dim else dim for dim in shape.dims)),)

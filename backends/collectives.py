@@ -1,0 +1,174 @@
+"""Collectives and slices executed on the chips' arrays, digit by digit, and the bytes that each chip receives.
+
+An array on all chips is opened into one axis for each mesh axis (over chips) and one for each digit that a chip
+holds. In that view a collective over a mesh axis is its own definition: an all-gather turns the axis over chips into
+a digit, of which every chip gets a copy; an all-to-all exchanges the axis over chips with a digit; a slice keeps the
+digit equal to the chip's coordinate; a reduction sums over the axis over chips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardwright.backends.kernels import Local, Setting, fitting_order
+from shardwright.backends.number_formats import Array, Formats
+from shardwright.ir.digits import Order, local_digits
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Operation
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, ReduceScatter
+from shardwright.ir.types import Reduction, State, TensorType
+
+Label = tuple[str, str | int] | str
+"""An axis of an opened array: a mesh axis (chips along it), or a dimension and one of its digits."""
+
+
+class Opened:
+    """An array on all chips with one axis for each mesh axis and for each digit that a chip holds."""
+
+    def __init__(self, array: Array, kind: TensorType, orders: Mapping[str, Order], mesh: Mesh) -> None:
+        self.kind = kind
+        self.mesh = mesh
+        self.declared_orders = orders
+        self.orders = {dim.name: fitting_order(orders.get(dim.name, ()), kind, dim.name, mesh) for dim in kind.dims}
+        self.labels: list[Label] = list(mesh.axes)
+        shape = [size for _, size in mesh.sizes]
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            digits = local_digits(self.orders[dim.name], axes, dim.size, mesh)
+            self.labels.extend(self.digit_labels(dim.name, axes))
+            shape.extend(n for _, n in digits)
+        self.array = array.reshape(shape)
+
+    def digit_labels(self, dim: str, split: tuple[str, ...]) -> list[Label]:
+        """The digits of a dimension that a chip holds, the remainder last."""
+        order = self.orders[dim]
+        kept: list[Label] = [
+            (dim, digit if isinstance(digit, str) else place)
+            for place, digit in enumerate(order)
+            if not (isinstance(digit, str) and digit in split)
+        ]
+        return [*kept, (dim, len(order))]
+
+    def at(self, label: Label) -> int:
+        return self.labels.index(label)
+
+    def gather(self, axis: str, dim: str) -> None:
+        """The chips' parts become a digit; every chip along the axis holds a copy."""
+        self.labels[self.at(axis)] = (dim, axis)
+        self.replicate(axis)
+
+    def replicate(self, axis: str) -> None:
+        """A new axis over chips, all holding the same."""
+        self.array = np.broadcast_to(self.array[None], (self.mesh[axis], *self.array.shape))
+        self.labels.insert(0, axis)
+
+    def exchange(self, axis: str, source: str, target: str) -> None:
+        """Chips along the axis trade parts: what told them apart becomes a digit of `source`, and the digit of
+        `target` comes to tell them apart."""
+        chips, digit = self.at(axis), self.at((target, axis))
+        self.labels[chips], self.labels[digit] = (source, axis), axis
+
+    def keep_own(self, axis: str, dim: str) -> None:
+        """Each chip keeps the digit equal to its coordinate."""
+        chips, digit = self.at(axis), self.at((dim, axis))
+        self.array = np.diagonal(self.array, axis1=chips, axis2=digit)
+        self.labels = [label for i, label in enumerate(self.labels) if i not in (chips, digit)]
+        self.labels.append(axis)
+
+    def combine(self, axes: tuple[str, ...], formats: Formats) -> None:
+        """Partial values over these axes are combined, and every chip along them holds the whole."""
+        assert self.kind.partial is not None
+        at = tuple(self.at(axis) for axis in axes)
+        whole = formats.combine(self.array, self.kind.partial.kind, at, self.kind.dtype)
+        self.array = np.broadcast_to(whole, self.array.shape)
+
+    def on_first(self, axis: str) -> None:
+        """The chip with coordinate 0 keeps what it holds, the others get zeros."""
+        shape = [1] * self.array.ndim
+        shape[self.at(axis)] = -1
+        first = (np.arange(self.mesh[axis]) == 0).reshape(shape)
+        self.array = np.where(first, self.array, np.zeros((), self.array.dtype))
+
+    def own_addend(self, axis: str, dim: str) -> None:
+        """The chips' parts become a digit, in which each chip has its own part and zeros beside it."""
+        n = self.mesh[axis]
+        chips = self.at(axis)
+        shape = [1] * (self.array.ndim + 1)
+        shape[chips], shape[-1] = n, n
+        own = np.eye(n, dtype=np.bool_).reshape(shape)
+        self.array = np.where(own, self.array[..., None], np.zeros((), self.array.dtype))
+        self.labels.append((dim, axis))
+
+    def closed(self, kind: TensorType) -> Array:
+        """The array [mesh axes..., local extents] of this type: an array of its own, in C order.
+
+        Raises a `DiagnosticError` where the type splits over an axis that is no digit of the dimension.
+        """
+        wanted: list[Label] = list(self.mesh.axes)
+        for name in kind.names:
+            fitting_order(self.declared_orders.get(name, ()), kind, name, self.mesh)
+            wanted.extend(self.digit_labels(name, kind.split(name)))
+        array = self.array.transpose([self.at(label) for label in wanted])
+        shape = (*(size for _, size in self.mesh.sizes), *kind.local_shape(self.mesh))
+        return np.array(array.reshape(shape), order="C")
+
+
+def move(value: Local, target: TensorType, setting: Setting) -> Array:
+    """The value in another layout of the same dimensions, moved as a movement from the one to the other moves it.
+
+    All addends are combined first, accumulated at once.
+    """
+    opened = Opened(value.array, value.kind, setting.orders, setting.mesh)
+    changes = {axis: (value.kind.state(axis), target.state(axis)) for axis in setting.mesh}
+    changes = {axis: change for axis, change in changes.items() if change[0] != change[1]}
+    reduced = tuple(axis for axis, (before, _) in changes.items() if isinstance(before, Reduction))
+    if reduced:
+        opened.combine(reduced, setting.formats)
+    for axis, (before, after) in changes.items():
+        _change(opened, axis, None if isinstance(before, Reduction) else before, after)
+    return opened.closed(target)
+
+
+def _change(opened: Opened, axis: str, before: State, after: State) -> None:
+    match before, after:
+        case None, None:
+            pass
+        case None, Reduction():
+            opened.on_first(axis)
+        case None, str():
+            opened.keep_own(axis, after)
+        case str(), None:
+            opened.gather(axis, before)
+        case str(), Reduction():
+            opened.own_addend(axis, before)
+        case str(), str():
+            opened.exchange(axis, before, after)
+
+
+def received_elements(operation: Operation, source: TensorType, target: TensorType, mesh: Mesh) -> int:
+    """Elements that each chip receives, the same on all.
+
+    With K chips that take part together: an all-gather receives what the chip lacks of the result; an all-to-all
+    all but 1/K of the chip's shard, and a reduce-scatter all but 1/K of the shard that goes in (one addend of each
+    of the others for what it keeps, (K - 1) V/K); an all-reduce twice that, rounded up (Thakur et al. 2005,
+    sections 4.1 to 4.3). A slice, an alias, zeros beside an addend: nothing.
+    """
+    V = source.local_elements(mesh)
+    K = mesh.product(operation.named_axes)
+    match operation:
+        case AllGather():
+            return target.local_elements(mesh) - V
+        case ReduceScatter() | AllToAll():
+            return V - V // K
+        case AllReduce():
+            return -(-2 * V * (K - 1) // K)
+        case _:
+            return 0
+
+
+def received_bytes(operation: Operation, source: TensorType, target: TensorType, mesh: Mesh) -> int:
+    """Bytes that each chip receives, rounded up to whole bytes."""
+    if not isinstance(operation, Movement):
+        return 0
+    return -(-received_elements(operation, source, target, mesh) * source.dtype.bits // 8)

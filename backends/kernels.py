@@ -1,0 +1,489 @@
+"""Numpy kernels: what each operation computes on every chip from the arrays that the chip holds.
+
+A value on all chips is one array: the axes of the mesh lead, one array axis each, then come the chip's local
+extents in the order of the type's dimensions. A mesh without axes gives the unsharded meaning, so that the
+reference and the simulator run the same kernels. Where global indices matter they are computed from the digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.backends.number_formats import Array, Formats
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.digits import Order, global_indices, radix
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.types import DType, TensorType
+
+
+@dataclass(frozen=True)
+class Local:
+    """A value on all chips: `array` is [mesh axes..., local extents of kind.dims...]."""
+
+    array: Array
+    kind: TensorType
+
+
+Argument = Local | Number
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where kernels run: the mesh whose axes lead the arrays, the digits, and the number formats.
+
+    `axis_sizes` are the program's own mesh sizes, which `take` and `concat` by blocks need unsharded, too.
+    """
+
+    mesh: Mesh
+    orders: Mapping[str, Order]
+    formats: Formats
+    axis_sizes: Mapping[str, int]
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.mesh.sizes)
+
+    def order(self, kind: TensorType, dim: str) -> Order:
+        """The digits of a dimension of this value."""
+        return fitting_order(self.orders.get(dim, ()), kind, dim, self.mesh)
+
+    def positions(self, kind: TensorType, dim: str) -> Array:
+        """The global indices along a dimension that each chip holds: int64, [mesh axes..., local extent]."""
+        order, size, axes = self.order(kind, dim), kind.shape.size(dim), kind.split(dim)
+        rows = [global_indices(size, order, axes, chip, self.mesh) for chip in self.mesh.chips()]
+        return np.stack(rows).reshape(*self.mesh_shape, -1)
+
+    def locate(self, kind: TensorType, dim: str, indices: Array) -> tuple[Array, Array]:
+        """Where each chip holds global indices: local indices (0 where it does not), and whether it does.
+
+        `indices` is [mesh axes..., anything].
+        """
+        order, size, split = self.order(kind, dim), kind.shape.size(dim), set(kind.split(dim))
+        held = (indices >= 0) & (indices < size)
+        local = np.zeros_like(indices)
+        stride = size
+        for digit in order:
+            stride //= radix(digit, self.mesh)
+            value = indices // stride % radix(digit, self.mesh)
+            if isinstance(digit, str) and digit in split:
+                shape = [1] * indices.ndim
+                at = self.mesh.axes.index(digit)
+                shape[at] = self.mesh[digit]
+                held &= value == np.arange(self.mesh[digit]).reshape(shape)
+            else:
+                local = local * radix(digit, self.mesh) + value
+        local = local * stride + indices % stride
+        return np.where(held, local, 0), held
+
+
+def fitting_order(order: Order, kind: TensorType, dim: str, mesh: Mesh) -> Order:
+    """The digits of a dimension whose extent here may be less than declared (`take`): those that still fit.
+
+    Raises a `DiagnosticError` where one that splits the value does not fit.
+    """
+    size, fitting = kind.shape.size(dim), 1
+    kept: list[str | int] = []
+    for digit in order:
+        if size % (fitting * radix(digit, mesh)) == 0:
+            fitting *= radix(digit, mesh)
+            kept.append(digit)
+    for axis in kind.split(dim):
+        if axis not in kept:
+            raise fault("digits", f"{kind}: {axis} is not a digit of {dim} when its extent is {size}")
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel is given beside its operation: operands, the type of the result, and where it runs."""
+
+    args: Sequence[Argument]
+    result: TensorType
+    setting: Setting
+
+
+Kernel = Callable[[Any, Call], Array]
+
+
+def compute(operation: Operation, args: Sequence[Argument], result: TensorType, setting: Setting) -> Array:
+    """The result of an operation that is no movement: [mesh axes..., local extents], rounded to its format."""
+    with np.errstate(all="ignore"):
+        made = KERNELS[type(operation)](operation, Call(args, result, setting))
+        made = np.broadcast_to(made, (*setting.mesh_shape, *result.local_shape(setting.mesh)))
+        return setting.formats.round(made, result.dtype)
+
+
+# ---------------------------------------------------------------- alignment by name
+
+
+def aligned(value: Local, names: Sequence[str], lead: int) -> Array:
+    """The array with its dimensions in the order of `names`, extent 1 where the value lacks one."""
+    own = [lead + value.kind.names.index(name) for name in names if name in value.kind.names]
+    array = value.array.transpose(*range(lead), *own)
+    missing = tuple(lead + i for i, name in enumerate(names) if name not in value.kind.names)
+    return np.expand_dims(array, missing)
+
+
+def _tensor(argument: Argument) -> Local:
+    assert isinstance(argument, Local)
+    return argument
+
+
+def _like(argument: Argument, dtype: DType, names: Sequence[str], setting: Setting) -> Array:
+    """An operand aligned to the result, a literal in the format of the values beside it."""
+    if isinstance(argument, Number):
+        return setting.formats.literal(argument, dtype)
+    return aligned(argument, names, len(setting.mesh))
+
+
+def _axis(kind: TensorType, name: str, setting: Setting) -> int:
+    return len(setting.mesh) + kind.names.index(name)
+
+
+def _arg(argument: Argument) -> Arg:
+    if isinstance(argument, Number):
+        return Arg(str(argument), None, argument)
+    return Arg("", argument.kind.shape)
+
+
+# ---------------------------------------------------------------- contraction
+
+
+def _contract(operation: ops.Contract, call: Call) -> Array:
+    left, right = _tensor(call.args[0]), _tensor(call.args[1])
+    lead = len(call.setting.mesh)
+    batch = [n for n in left.kind.names if n in right.kind.names and n not in operation.dims]
+    rows = [n for n in left.kind.names if n not in right.kind.names]
+    columns = [n for n in right.kind.names if n not in left.kind.names]
+    a = aligned(left, (*batch, *rows, *operation.dims), lead)
+    b = aligned(right, (*batch, *operation.dims, *columns), lead)
+    outer = a.shape[: lead + len(batch)]
+    n_rows = math.prod(a.shape[len(outer) : len(outer) + len(rows)])
+    n_columns = math.prod(b.shape[len(outer) + len(operation.dims) :])
+    n_summed = math.prod(a.shape[len(outer) + len(rows) :])
+    product = a.reshape(*outer, n_rows, n_summed) @ b.reshape(*outer, n_summed, n_columns)
+    made = (*batch, *rows, *columns)
+    extents = dict(zip(call.result.names, call.result.local_shape(call.setting.mesh), strict=True))
+    product = product.reshape(*outer[:lead], *(extents[name] for name in made))
+    return product.transpose(*range(lead), *(lead + made.index(name) for name in call.result.names))
+
+
+# ---------------------------------------------------------------- elementwise
+
+
+def _elementwise(function: Callable[..., Array]) -> Kernel:
+    """A function of aligned operands. Arithmetic on bool is that of 0 and 1, and what is not 0 is true."""
+
+    def kernel(_operation: Operation, call: Call) -> Array:
+        dtype = next(arg.kind.dtype for arg in call.args if isinstance(arg, Local))
+        arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
+        if dtype is DType.BOOL:
+            arrays = [array.astype(np.int64) for array in arrays]
+        return function(*arrays)
+
+    return kernel
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Between integers rounded towards minus infinity, as Python's `//`; 0 where the divisor is 0."""
+    return a // b if np.issubdtype(a.dtype, np.integer) else a / b
+
+
+def _where(_operation: ops.Where, call: Call) -> Array:
+    mask = aligned(_tensor(call.args[0]), call.result.names, len(call.setting.mesh))
+    return np.where(mask, *(_like(arg, call.result.dtype, call.result.names, call.setting) for arg in call.args[1:]))
+
+
+def _convert(operation: ops.Convert, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    array = aligned(value, call.result.names, len(call.setting.mesh))
+    return call.setting.formats.convert(array, value.kind.dtype, operation.dtype)
+
+
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def _gelu(operation: ops.Gelu, call: Call) -> Array:
+    x = aligned(_tensor(call.args[0]), call.result.names, len(call.setting.mesh))
+    if operation.form == "tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    phi = 0.5 * np.asarray(_erfc(-x / math.sqrt(2)), dtype=np.float64)
+    return x * phi
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def _rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduce_axes(value: Local, dims: Sequence[str], setting: Setting) -> tuple[int, ...]:
+    return tuple(_axis(value.kind, name, setting) for name in dims)
+
+
+def _sum(operation: ops.Sum, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    return value.array.sum(axis=_reduce_axes(value, operation.dims, call.setting))
+
+
+def _max(operation: ops.Max, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    return value.array.max(axis=_reduce_axes(value, operation.dims, call.setting))
+
+
+def _argmax(operation: ops.Argmax, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    return value.array.argmax(axis=_axis(value.kind, operation.dim, call.setting))
+
+
+def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    over = _reduce_axes(value, operation.dims, call.setting)
+    centred = value.array - value.array.mean(axis=over, keepdims=True)
+    return _scaled(centred, over, operation.eps, call)
+
+
+def _rmsnorm(operation: ops.Rmsnorm, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    over = _reduce_axes(value, operation.dims, call.setting)
+    return _scaled(value.array, over, operation.eps, call)
+
+
+def _scaled(x: Array, over: tuple[int, ...], eps: float, call: Call) -> Array:
+    normed = x / np.sqrt((x * x).mean(axis=over, keepdims=True) + eps)
+    if len(call.args) > 1:
+        normed = normed * _like(call.args[1], call.result.dtype, call.result.names, call.setting)
+    if len(call.args) > 2:
+        normed = normed + _like(call.args[2], call.result.dtype, call.result.names, call.setting)
+    return normed
+
+
+def _softmax(operation: ops.Softmax, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    names = value.kind.names
+    scores = value.array
+    if operation.causal is not None:
+        t = _positions(value.kind, operation.dims[0], names, call.setting)
+        l = _positions(value.kind, operation.causal, names, call.setting)  # noqa: E741
+        pos = _like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
+        scores = np.where(t <= l + pos, scores, -np.inf).astype(scores.dtype)
+    over = _reduce_axes(value, operation.dims, call.setting)
+    powers = np.exp(scores - scores.max(axis=over, keepdims=True))
+    return powers / powers.sum(axis=over, keepdims=True)
+
+
+def _positions(kind: TensorType, dim: str, names: Sequence[str], setting: Setting) -> Array:
+    """Global indices along `dim`, aligned to `names`."""
+    indices = setting.positions(kind, dim)
+    at = names.index(dim)
+    shape = [1] * len(names)
+    shape[at] = indices.shape[-1]
+    return indices.reshape(*setting.mesh_shape, *shape)
+
+
+# ---------------------------------------------------------------- indices
+
+
+def _lookup(operation: ops.Lookup, call: Call) -> Array:
+    """An index out of range, like one that the chip does not hold, gives zeros."""
+    table, ids = _tensor(call.args[0]), _tensor(call.args[1])
+    lead = len(call.setting.mesh)
+    local, held = call.setting.locate(table.kind, operation.dim, ids.array)
+    at = aligned(Local(local, ids.kind), call.result.names, lead)[..., None]
+    mine = aligned(Local(held, ids.kind), call.result.names, lead)
+    rows = aligned(table, (*call.result.names, operation.dim), lead)
+    found = np.take_along_axis(rows, at, axis=-1)[..., 0]
+    return np.where(mine, found, np.zeros((), found.dtype))
+
+
+def _iota(operation: ops.Iota, call: Call) -> Array:
+    return call.setting.positions(call.result, operation.dim)
+
+
+def _full(operation: ops.Full, call: Call) -> Array:
+    number = call.args[0]
+    assert isinstance(number, Number)
+    return call.setting.formats.literal(number, operation.dtype)
+
+
+def _rotary(operation: ops.Rotary, call: Call) -> Array:
+    """Pairs (x1, x2) turned by pos * base^(-2i / rotated), i the number of the pair; angles in f32."""
+    value = _tensor(call.args[0])
+    lead, names = len(call.setting.mesh), value.kind.names
+    others = tuple(name for name in names if name != operation.dim)
+    x = aligned(value, (*others, operation.dim), lead)
+    rotated = operation.rotated or x.shape[-1]
+    if len(call.args) > 2:
+        frequencies = aligned(_tensor(call.args[2]), _tensor(call.args[2]).kind.names, lead)
+        frequencies = frequencies.reshape(*call.setting.mesh_shape, *(1 for _ in others), rotated // 2)
+    else:
+        frequencies = operation.base ** (-np.arange(0, rotated, 2) / rotated)
+    positions = _like(call.args[1], DType.INT32, others, call.setting)
+    along = operation.positions_dim([_arg(arg) for arg in call.args])
+    if along is not None:
+        positions = positions + _positions(value.kind, along, others, call.setting)
+    wide = x.dtype
+    angles = positions[..., None].astype(wide) * frequencies.astype(wide)
+    cos, sin = np.cos(angles), np.sin(angles)
+    half = rotated // 2
+    neox = operation.style == "neox"
+    first = slice(0, half) if neox else slice(0, rotated, 2)
+    second = slice(half, rotated) if neox else slice(1, rotated, 2)
+    turned = x.copy()
+    turned[..., first] = x[..., first] * cos - x[..., second] * sin
+    turned[..., second] = x[..., second] * cos + x[..., first] * sin
+    made = (*others, operation.dim)
+    return turned.transpose(*range(lead), *(lead + made.index(name) for name in names))
+
+
+def _update(operation: ops.Update, call: Call) -> Array:
+    """What would be written before the beginning of the cache or past its end is dropped, on every layout."""
+    cache, new = _tensor(call.args[0]), _tensor(call.args[1])
+    lead, names = len(call.setting.mesh), cache.kind.names
+    written = operation.written_dim([_arg(arg) for arg in call.args])
+    rows = aligned(new, [(written or operation.dim) if name == operation.dim else name for name in names], lead)
+    start = _like(call.args[2], DType.INT32, names, call.setting)
+    offset = _positions(cache.kind, operation.dim, names, call.setting) - start
+    at = _axis(cache.kind, operation.dim, call.setting)
+    n = rows.shape[at]
+    taken = np.take_along_axis(rows, np.clip(offset, 0, n - 1), axis=at)
+    return np.where((offset >= 0) & (offset < n), taken, cache.array)
+
+
+def _blocks(kind: TensorType, dim: str, by: Sequence[str], setting: Setting) -> tuple[int, int]:
+    """Into how many blocks the digits `by` divide the dimension, and how many of those one chip holds."""
+    n = math.prod(setting.axis_sizes[axis] for axis in by)
+    if kind.shape.size(dim) % n:
+        raise fault(
+            "not-divisible", f"{dim}={kind.shape.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}"
+        )
+    split = kind.split(dim)
+    return n, math.prod(setting.axis_sizes[axis] for axis in by if axis not in split)
+
+
+def _in_blocks(value: Local, dim: str, by: Sequence[str], setting: Setting) -> Array:
+    """The chip's array with the dimension as [its blocks, what one block holds]."""
+    _, held = _blocks(value.kind, dim, by, setting)
+    at = _axis(value.kind, dim, setting)
+    shape = value.array.shape
+    return value.array.reshape(*shape[:at], held, shape[at] // held, *shape[at + 1 :])
+
+
+def _take(operation: ops.Take, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    at = _axis(value.kind, operation.dim, call.setting)
+    if operation.stop is None:
+        return value.array.take(operation.start, axis=at)
+    n, _ = _blocks(value.kind, operation.dim, operation.by, call.setting)
+    if operation.start % n or operation.stop % n:
+        raise fault(
+            "not-divisible",
+            f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {' '.join(operation.by)}",
+        )
+    blocks = _in_blocks(value, operation.dim, operation.by, call.setting)
+    within: list[slice] = [slice(None)] * blocks.ndim
+    within[at + 1] = slice(operation.start // n, operation.stop // n)
+    return blocks[tuple(within)].reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
+
+
+def _concat(operation: ops.Concat, call: Call) -> Array:
+    values = [_tensor(arg) for arg in call.args]
+    at = _axis(values[0].kind, operation.dim, call.setting)
+    blocks = [_in_blocks(value, operation.dim, operation.by, call.setting) for value in values]
+    return np.concatenate(blocks, axis=at + 1).reshape(
+        *call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh)
+    )
+
+
+# ---------------------------------------------------------------- the same numbers under other names
+
+
+def _same(_operation: Operation, call: Call) -> Array:
+    return _tensor(call.args[0]).array
+
+
+def _reshape(_operation: ops.Split, call: Call) -> Array:
+    """Equal digits on both sides make it a reshape of what the chip holds."""
+    return _tensor(call.args[0]).array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
+
+
+def _merge(operation: ops.Merge, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    names: list[str] = []
+    for name in value.kind.names:
+        if name == operation.parts[0]:
+            names.extend(operation.parts)
+        elif name not in operation.parts:
+            names.append(name)
+    array = aligned(value, names, len(call.setting.mesh))
+    return array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
+
+
+KERNELS: dict[type[Operation], Kernel] = {
+    ops.Contract: _contract,
+    ops.Add: _elementwise(np.add),
+    ops.Sub: _elementwise(np.subtract),
+    ops.Mul: _elementwise(np.multiply),
+    ops.Div: _elementwise(_divide),
+    ops.Neg: _elementwise(np.negative),
+    ops.Maximum: _elementwise(np.maximum),
+    ops.Minimum: _elementwise(np.minimum),
+    ops.Less: _elementwise(np.less),
+    ops.LessEqual: _elementwise(np.less_equal),
+    ops.Equal: _elementwise(np.equal),
+    ops.LogicalAnd: _elementwise(np.logical_and),
+    ops.LogicalOr: _elementwise(np.logical_or),
+    ops.LogicalNot: _elementwise(np.logical_not),
+    ops.Where: _where,
+    ops.Gelu: _gelu,
+    ops.Silu: _elementwise(_silu),
+    ops.Relu: _elementwise(_relu),
+    ops.Exp: _elementwise(np.exp),
+    ops.Log: _elementwise(np.log),
+    ops.Sqrt: _elementwise(np.sqrt),
+    ops.Rsqrt: _elementwise(_rsqrt),
+    ops.Tanh: _elementwise(np.tanh),
+    ops.Sigmoid: _elementwise(_sigmoid),
+    ops.Cos: _elementwise(np.cos),
+    ops.Sin: _elementwise(np.sin),
+    ops.Abs: _elementwise(np.abs),
+    ops.Convert: _convert,
+    ops.Sum: _sum,
+    ops.Max: _max,
+    ops.Argmax: _argmax,
+    ops.Layernorm: _layernorm,
+    ops.Rmsnorm: _rmsnorm,
+    ops.Softmax: _softmax,
+    ops.Lookup: _lookup,
+    ops.Iota: _iota,
+    ops.Full: _full,
+    ops.Rotary: _rotary,
+    ops.Update: _update,
+    ops.Take: _take,
+    ops.Concat: _concat,
+    ops.Alias: _same,
+    ops.Rename: _same,
+    ops.Split: _reshape,
+    ops.Merge: _merge,
+}
+"""One kernel for each operation that is no movement."""

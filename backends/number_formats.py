@@ -1,0 +1,116 @@
+"""Number formats on numpy: in which arrays the interpreter holds values, and how it rounds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.ir.operation import Number
+from shardwright.ir.types import DType, Reduction
+
+Array = npt.NDArray[Any]
+
+Precision = Literal["exact", "declared"]
+"""`exact`: floats are float64 throughout, which proves equality of programs. `declared`: every value is rounded to
+its own format as soon as it is computed, and sums are accumulated in f32, which is what accelerators do."""
+
+_NUMPY: dict[DType, Any] = {
+    DType.F32: np.float32,
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.F16: np.float16,
+    DType.INT8: np.int8,
+    DType.INT4: ml_dtypes.int4,
+    DType.INT32: np.int32,
+    DType.UINT32: np.uint32,
+    DType.BOOL: np.bool_,
+}
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy (or ml_dtypes) format of the same name."""
+    return np.dtype(_NUMPY[dtype])
+
+
+def integer_range(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a format."""
+    if dtype is DType.UINT32:
+        return 0, 2**32 - 1
+    half = 2 ** (dtype.bits - 1)
+    return -half, half - 1
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How values are held while a program is interpreted.
+
+    Floats are float64 (`exact`) or float32 holding numbers of their declared format (`declared`); integers are
+    int64 within their declared range, wrapping around as two's complement does; bool is bool.
+    """
+
+    precision: Precision
+
+    def storage(self, dtype: DType) -> np.dtype[Any]:
+        """The numpy format that holds values of `dtype` inside the interpreter."""
+        if dtype.is_float:
+            return np.dtype(np.float64 if self.precision == "exact" else np.float32)
+        return np.dtype(np.bool_ if dtype is DType.BOOL else np.int64)
+
+    def round(self, array: Array, dtype: DType) -> Array:
+        """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around."""
+        held = self.storage(dtype)
+        if dtype.is_integer:
+            low, high = integer_range(dtype)
+            return np.asarray(((array.astype(np.int64) - low) & (high - low)) + low)
+        if dtype.is_float and self.precision == "declared" and dtype is not DType.F32:
+            return array.astype(numpy_dtype(dtype)).astype(held)
+        return array.astype(held, copy=False)
+
+    def convert(self, array: Array, source: DType, target: DType) -> Array:
+        """`convert[target]`. From floats to integers: towards zero, saturating at the ends, NaN to 0, as XLA does.
+
+        Between integers: wraps around. To bool: whether it differs from 0.
+        """
+        if target is DType.BOOL:
+            return array != 0
+        if target.is_integer and source.is_float:
+            low, high = integer_range(target)
+            return np.clip(np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0), low, high).astype(np.int64)
+        if source is DType.BOOL:
+            array = array.astype(np.int64)
+        return self.round(array, target)
+
+    def literal(self, number: Number, dtype: DType) -> Array:
+        """A number as a scalar of the format that it meets."""
+        if dtype.is_float:
+            return self.round(np.asarray(float(number.value)), dtype)
+        if dtype is DType.BOOL:
+            return np.asarray(number.value != 0)
+        return self.round(np.asarray(int(number.value), np.int64), dtype)
+
+    def enter(self, array: npt.ArrayLike, dtype: DType) -> Array:
+        """A caller's array as the interpreter holds it: always a copy."""
+        given = np.asarray(array)
+        if dtype.is_integer:
+            return self.round(given.astype(np.int64), dtype)
+        return self.round(np.array(given.astype(self.storage(dtype))), dtype)
+
+    def leave(self, array: Array, dtype: DType) -> Array:
+        """A value as the caller gets it: floats in float64 (`exact`) or their own format, the rest in their own."""
+        if dtype.is_float and self.precision == "exact":
+            return array.astype(np.float64)
+        return array.astype(numpy_dtype(dtype))
+
+    def combine(self, array: Array, kind: Reduction, axes: tuple[int, ...], dtype: DType) -> Array:
+        """Addends or maximands combined along axes of the array, which stay with extent 1.
+
+        Sums are accumulated in f32 and rounded once; of bool they are disjunctions.
+        """
+        if kind is Reduction.MAX:
+            return array.max(axis=axes, keepdims=True)
+        if dtype is DType.BOOL:
+            return np.asarray(array.any(axis=axes, keepdims=True))
+        return self.round(array.sum(axis=axes, keepdims=True), dtype)

@@ -1,0 +1,138 @@
+"""Random inputs that make sense for a program: token ids within the table, positions within the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.backends.number_formats import Array, Formats
+from shardwright.ir import ops
+from shardwright.ir.operation import Arg, Number, Operand
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Value
+from shardwright.ir.types import DType
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Global arrays by name, in the numpy (or ml_dtypes) formats of their types."""
+
+    args: dict[str, Array]
+    weights: dict[str, Array]
+    state: dict[str, Array]
+
+
+def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
+    """Arguments, weights and state for a call of a function, the same for the same seed.
+
+    Floats are normal; weights of two dimensions or more are scaled by 1/sqrt(their greatest extent), so that values
+    keep their size through many layers, and weights of one, which are scales, lie about 1. Integers that index a
+    table stay below its extent, integers that say where a cache is written leave room for what is written, and
+    others are below 4. What meets a logarithm, a root or a division without more ado is positive.
+    """
+    if isinstance(func, str):
+        func = program.func(func)
+    bounds, positive = _needs(program, func)
+    rng = np.random.default_rng(seed)
+    loops = {statement.dim for f in program.funcs for statement, _ in f.walk() if isinstance(statement, Loop)}
+
+    def draw(value: Value, is_weight: bool) -> Array:
+        shape, dtype = tuple(dim.size for dim in value.shape.dims), value.shape.dtype
+        if dtype is DType.BOOL:
+            return rng.integers(0, 2, shape).astype(np.bool_)
+        if dtype in (DType.INT8, DType.INT4) and value.name not in bounds:
+            made: Array = rng.integers(-8, 8, shape)
+        elif dtype.is_integer:
+            made = rng.integers(0, max(1, bounds.get(value.name, 4)), shape)
+        else:
+            made = rng.standard_normal(shape)
+            extents = [dim.size for dim in value.shape.dims if dim.name not in loops]
+            if is_weight:
+                made = 1 + 0.1 * made if len(extents) < 2 else made / math.sqrt(max(extents))
+            if value.name in positive:
+                made = np.abs(made) + 0.5
+        declared = Formats("declared")
+        return declared.leave(declared.round(np.asarray(made), dtype), dtype)
+
+    return Inputs(
+        {value.name: draw(value, False) for value in func.params},
+        {value.name: draw(value, True) for value in program.weights},
+        {value.name: draw(value, False) for value in program.state},
+    )
+
+
+def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
+    """Upper bounds of integer inputs, exclusive, and the float inputs that must be positive."""
+    sources = _sources(program, func)
+    bounds: dict[str, int] = {}
+    positive: set[str] = set()
+
+    def bound(operand: Operand, below: int) -> None:
+        if isinstance(operand, str):
+            for name in sources.get(operand, ()):
+                bounds[name] = min(bounds.get(name, below), below)
+
+    for let, scope in _lets(func, Scope.of(program, func)):
+        operands = let.operands
+        match let.operation:
+            case ops.Lookup(dim=dim):
+                bound(operands[1], scope.type_of(str(operands[0])).shape.size(dim))
+            case ops.Update(dim=dim) as update:
+                args = [Arg(str(o), None if isinstance(o, Number) else scope.type_of(o).shape, None) for o in operands]
+                written = update.written_dim(args)
+                n = 1 if written is None else args[1].tensor.size(written)
+                bound(operands[2], args[0].tensor.size(dim) - n + 1)
+            case ops.Log() | ops.Sqrt() | ops.Rsqrt():
+                positive.add(str(operands[0]))
+            case ops.Div():
+                positive.add(str(operands[1]))
+            case _:
+                pass
+    return bounds, positive
+
+
+def _lets(func: Func, scope: Scope) -> Iterator[tuple[Let, Scope]]:
+    def visit(body: Iterable[object], scope: Scope) -> Iterator[tuple[Let, Scope]]:
+        for statement in body:
+            if isinstance(statement, Let):
+                yield statement, scope
+                scope.define(statement.result)
+            elif isinstance(statement, Loop):
+                yield from visit(statement.body, scope.inside(statement))
+                for value in statement.results:
+                    scope.define(value)
+
+    yield from visit(func.body, scope)
+
+
+def _sources(program: Program, func: Func) -> dict[str, set[str]]:
+    """For each integer value the integer inputs that it is computed from."""
+    inputs = (*program.weights, *program.state, *func.params)
+    sources = {value.name: {value.name} for value in inputs if value.shape.dtype.is_integer}
+
+    def flow(origin: Operand, name: str) -> bool:
+        new = sources.get(origin, set[str]()) if isinstance(origin, str) else set[str]()
+        known = sources.setdefault(name, set())
+        grown = not new <= known
+        known |= new
+        return grown
+
+    grew = True
+    while grew:  # carried values and state flow back to where they began
+        grew = False
+        for statement, _ in func.walk():
+            match statement:
+                case Let() if statement.result.shape.dtype.is_integer:
+                    grew |= any(flow(operand, statement.result.name) for operand in statement.operands)
+                case SetState():
+                    grew |= flow(statement.operand, statement.state)
+                case Loop():
+                    for i, carry in enumerate(statement.carries):
+                        grew |= flow(carry.initial, carry.value.name)
+                        grew |= flow(statement.following[i], carry.value.name)
+                        grew |= flow(carry.value.name, statement.results[i].name)
+                case _:
+                    pass
+    return sources

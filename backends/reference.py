@@ -1,0 +1,45 @@
+"""The unsharded meaning of a program: every value one global array, movements and placements without effect."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from shardwright.backends.interpreter import Arrays, Interpreter
+from shardwright.backends.kernels import Local, Setting
+from shardwright.backends.number_formats import Array, Formats, Precision
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Let, Program
+from shardwright.ir.types import TensorType, ValueType
+
+
+class _Unsharded(Interpreter):
+    def kind(self, written: ValueType) -> TensorType:
+        return TensorType.whole(written.shape)
+
+    def enter(self, array: npt.ArrayLike, kind: TensorType) -> Array:
+        return self.setting.formats.enter(array, kind.dtype)
+
+    def leave(self, array: Array, kind: TensorType) -> Array:
+        return self.setting.formats.leave(array, kind.dtype)
+
+    def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
+        return value.array
+
+
+def evaluate(
+    program: Program,
+    func_name: str,
+    args: Arrays,
+    weights: Arrays | None = None,
+    state: Arrays | None = None,
+    precision: Precision = "exact",
+) -> tuple[tuple[Array, ...], dict[str, Array]]:
+    """What a function of a program, surface or explicit, means: its results and the new state.
+
+    Takes and returns global arrays by name, weights and state in full; floats come back in float64 under `exact`,
+    in their declared format under `declared`. Raises KeyError for an unknown function, ValueError where an array is
+    missing, superfluous or of another shape than its type.
+    """
+    func = program.func(func_name)
+    setting = Setting(Mesh(()), {}, Formats(precision), program.mesh)
+    return _Unsharded(program, func, setting).run(args, weights or {}, state or {})

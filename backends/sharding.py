@@ -1,0 +1,104 @@
+"""Between global arrays and the arrays of all chips: laying out, and gathering back with a check of the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.backends.collectives import Opened
+from shardwright.backends.number_formats import Array, Formats, integer_range
+from shardwright.ir.digits import Order
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType, Reduction, TensorType, is_split
+
+
+class ReplicaError(Exception):
+    """Chips that should hold the same numbers do not: a movement is missing, or an operation's table is unsound."""
+
+
+def shard(
+    array: npt.ArrayLike,
+    kind: TensorType,
+    orders: Mapping[str, Order],
+    mesh: Mesh,
+    addends: np.random.Generator | None = None,
+) -> Array:
+    """A global array laid out on the chips: [mesh axes..., local extents], an array of its own.
+
+    A partial sum is whole on the chips with coordinate 0 and zero on the others; a partial maximum is whole on all.
+    With `addends` the parts are random: small whole numbers that sum to the value, or numbers at most as large.
+    Raises ValueError where the shapes differ, and a `DiagnosticError` where the digits do not fit the type.
+    """
+    given = np.asarray(array)
+    extents = tuple(dim.size for dim in kind.dims)
+    if given.shape != extents:
+        raise ValueError(f"an array of shape {given.shape} for {kind}, whose shape is {extents}")
+    parts = _parts(given, kind, mesh, addends)
+    parts = np.broadcast_to(parts, (*(size for _, size in mesh.sizes), *extents))
+    opened = Opened(parts, TensorType.whole(kind.shape), orders, mesh)
+    for dim, axes in zip(kind.dims, kind.splits, strict=True):
+        for axis in axes:
+            opened.keep_own(axis, dim.name)
+    return opened.closed(kind)
+
+
+def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Generator | None) -> Array:
+    """[mesh axes..., global shape], extent 1 for a mesh axis over which the value is not partial."""
+    counts = tuple(size if axis in kind.partial_axes else 1 for axis, size in mesh.sizes)
+    n = int(np.prod(counts))
+    if kind.partial is None:
+        parts = array[None]
+    elif kind.partial.kind is Reduction.MAX:
+        parts = np.repeat(array[None], n, axis=0)
+        if addends is not None:
+            lower = parts - addends.integers(0, 5, parts.shape).astype(array.dtype)
+            if kind.dtype.is_integer:
+                lower = np.maximum(lower, integer_range(kind.dtype)[0])
+            winner = addends.integers(0, n, array.shape)
+            parts = np.where(np.arange(n).reshape(n, *(1 for _ in array.shape)) == winner, parts, lower)
+    else:
+        parts = np.zeros((n, *array.shape), array.dtype)
+        if addends is not None and kind.dtype is DType.BOOL:
+            parts[1:] = array & (addends.integers(0, 2, parts[1:].shape) == 1)
+        elif addends is not None:
+            parts[1:] = addends.integers(0, 5, parts[1:].shape)
+        parts[0] = array if kind.dtype is DType.BOOL else array - parts[1:].sum(axis=0, dtype=array.dtype)
+        if kind.dtype.is_integer:
+            parts = Formats("exact").round(parts, kind.dtype)
+    return parts.reshape(*counts, *array.shape)
+
+
+def unshard(
+    array: Array,
+    kind: TensorType,
+    orders: Mapping[str, Order],
+    mesh: Mesh,
+    formats: Formats | None = None,
+) -> Array:
+    """The global array that the chips' arrays make up: parts in their places, addends summed, maximands compared.
+
+    Raises `ReplicaError` unless chips along an axis over which the value is neither split nor partial hold the same.
+    """
+    for at, (axis, _) in enumerate(mesh.sizes):
+        if kind.state(axis) is None:
+            first = array.take([0], axis=at)
+            same = array == first
+            if kind.dtype.is_float:  # NaN is the same as NaN
+                same |= np.isnan(array) & np.isnan(first)
+            if not same.all():
+                raise ReplicaError(
+                    f"{kind}: chips along {axis} should hold the same, and {np.count_nonzero(~same)} of"
+                    f" {same.size} elements differ from the first chip's"
+                )
+    opened = Opened(array, kind, orders, mesh)
+    if kind.partial is not None:
+        opened.combine(kind.partial.axes, formats or Formats("exact"))
+    for axis in mesh:
+        state = kind.state(axis)
+        if is_split(state):
+            assert isinstance(state, str)
+            opened.gather(axis, state)
+    whole = opened.closed(TensorType.whole(kind.shape))
+    return whole[(0,) * len(mesh)].copy()
