@@ -11,25 +11,91 @@ if TYPE_CHECKING:
 
     from shardwright.cli.options import Subparsers
 
+BATCH, LENGTH = 4, 32
+"""Sequences and tokens of each, where nothing is said."""
+
 
 def add_parser(subparsers: Subparsers) -> None:
-    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--dim] [--json]."""
+    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--dtype] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "import",
         description="Write the forward pass of a Hugging Face checkpoint as a program with the given layout. "
-        "Its config.json is enough; `run --weights` loads the weights.",
+        "Its config.json is enough; `run --weights` loads the weights, by OUT.weights.json beside the program.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json, or that file")
-    parser.add_argument("--layout", metavar="NAME", required=True, help="the layout of weights and activations")
+    parser.add_argument(
+        "--layout",
+        metavar="NAME",
+        required=True,
+        help="the layout of weights and activations: ws1d or ws2d, weight-stationary over one dimension or two",
+    )
+    parser.add_argument("--batch", type=_positive, metavar="B", help=f"sequences (default: {BATCH})")
+    parser.add_argument("--length", type=_positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
+    parser.add_argument(
+        "--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)"
+    )
     add_sizes(parser)
     add_output(parser, "OUT.shard")
     add_json(parser)
     parser.check(lambda args: None if args.mesh else "the following arguments are required: --mesh")
+    parser.check(_only_batch_and_length)
     parser.check(json_needs_output)
 
 
-def execute(args: argparse.Namespace) -> int:
-    """TO CONNECT: args.checkpoint, args.layout (text), args.mesh, args.dim, args.output (text or None), args.json."""
-    from shardwright.cli.pending import pending
+def _positive(text: str) -> int:
+    import argparse
 
-    pending("import", args)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) < 10**12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _only_batch_and_length(args: argparse.Namespace) -> str | None:
+    others = [name for name in args.dim if name not in {"B", "L"}]
+    if others:
+        return f"--dim {others[0]}: the checkpoint gives the sizes of all dimensions but B and L"
+    for name, option in (("B", "batch"), ("L", "length")):
+        if name in args.dim and getattr(args, option) is not None:
+            return f"--dim {name} and --{option} both give the size of {name}"
+    return None
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Writes the program to OUT.shard and the mapping of its weights to OUT.weights.json, or the program to
+    standard output alone. `--json`: `{"ok", "program", "weights", "architecture", "layout", "mesh", "dropped"}`,
+    `dropped` being sentences about what the sizes did not let the layout split.
+    """
+    from shardwright.cli.output import print_json, write_output
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.mesh import Mesh
+    from shardwright.ir.types import DType
+    from shardwright.models.config import config_path, read_config
+    from shardwright.models.importing import import_model
+    from shardwright.models.weight_map import map_path, to_json
+
+    config = read_config(args.checkpoint)
+    mesh = Mesh(tuple(args.mesh.items()))
+    batch = args.batch or args.dim.get("B", BATCH)
+    length = args.length or args.dim.get("L", LENGTH)
+    with located(Source(str(config_path(args.checkpoint)), "")):
+        imported = import_model(
+            config.keys, args.layout, mesh, batch, length, DType(args.dtype) if args.dtype else None
+        )
+    write_output(args.output, imported.text)
+    if args.output in {None, "-"}:
+        return 0
+    beside = str(map_path(args.output))
+    write_output(beside, to_json(imported.mapping))
+    if args.json:
+        print_json(
+            {
+                "ok": True,
+                "program": args.output,
+                "weights": beside,
+                "architecture": imported.model.architecture,
+                "layout": args.layout,
+                "mesh": args.mesh,
+                "dropped": list(imported.dropped),
+            }
+        )
+    return 0

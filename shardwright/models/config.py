@@ -1,0 +1,127 @@
+"""A checkpoint's config.json: finding it, reading it, and taking checked values out of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from shardwright.ir.diagnostics import DiagnosticError, Source, fault, located
+
+FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The keys of a config.json. The getters raise a `DiagnosticError` that names the key where a value is wrong.
+
+    A key that holds null counts as absent, as it does in `transformers`.
+    """
+
+    keys: Mapping[str, Any]
+
+    def whole(self, key: str, default: int | None = None, *, of: str = "") -> int:
+        """A whole number from 1 up; without a default the key must be there."""
+        value = self.keys.get(key)
+        if value is None:
+            if default is None:
+                raise fault("bad-config", f"the config has no {of}{key}")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**12:
+            raise self.wrong(f"{of}{key}", value, "a whole number from 1 up")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, of: str = "") -> float:
+        """A finite number above 0; without a default the key must be there."""
+        value = self.keys.get(key)
+        if value is None:
+            if default is None:
+                raise fault("bad-config", f"the config has no {of}{key}")
+            return default
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value <= 0:
+            raise self.wrong(f"{of}{key}", value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.keys.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def word(self, key: str, default: str) -> str:
+        """A text."""
+        value = self.keys.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def table(self, key: str) -> Config:
+        """The keys of an object inside, none where it is absent."""
+        value = self.keys.get(key)
+        if value is None:
+            return Config({})
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object")
+        return Config(cast("dict[str, Any]", value))
+
+    def wrong(self, key: str, value: object, wanted: str) -> DiagnosticError:
+        return fault("bad-config", f"{key} is {shown(value)} in the config, not {wanted}")
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def config_path(checkpoint: str | Path) -> Path:
+    """The config.json of a folder, or the file itself. Raises where there is none."""
+    path = Path(checkpoint)
+    with located(Source(str(checkpoint), "")):
+        if path.is_dir():
+            if not (path / FILE).is_file():
+                raise fault(
+                    "no-config",
+                    f"the folder holds no {FILE}",
+                    *_nowhere("a checkpoint is a folder with config.json and, for its weights, *.safetensors"),
+                )
+            return path / FILE
+        if not path.exists():
+            raise fault(
+                "no-file",
+                "there is no such file or folder",
+                *_nowhere("name a checkpoint on this machine: a folder with config.json, or that file"),
+            )
+        return path
+
+
+def read_config(checkpoint: str | Path) -> Config:
+    """The config of a checkpoint folder, or of a config.json. Raises a `DiagnosticError` with the file's name."""
+    path = config_path(checkpoint)
+    with located(Source(str(path), "")):
+        try:
+            value: object = json.loads(path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError:
+            raise fault("bad-config", "this is not a text file in UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise fault("bad-config", f"line {error.lineno}: not JSON: {error.msg.lower()}") from None
+        except RecursionError:
+            raise fault("bad-config", "not JSON that can be read: it is nested too deeply") from None
+        if not isinstance(value, dict):
+            raise fault("bad-config", f"the config is {shown(value)}, not an object")
+        return Config(cast("dict[str, Any]", value))
+
+
+def _nowhere(note: str) -> tuple[Any, str]:
+    from shardwright.ir.diagnostics import NOWHERE
+
+    return NOWHERE, note
