@@ -1,0 +1,467 @@
+"""The movement planner: the cheapest way from one type of a value to another.
+
+Each mesh axis says by what it does before and after which movement it needs; those of one kind are one joint
+collective, and their order is fixed, so that every one works on the smallest shard (docs/resharding.md proves it):
+
+    whole -> split                  slice                        nothing is received
+    partial -> split                reduce_scatter               shrinks the shard for all that follow
+    partial -> whole                all_reduce
+    split -> another dimension      all_to_all
+    split -> whole                  all_gather                   grows it, so it comes last
+    split or whole -> partial sum   as_partial                   nothing is received
+
+What is left to choose are *temporary splits*, which share a reduction's work among chips that would repeat it. An
+axis without a split at the end (partial or whole) is put onto a dimension by the slice or the reduce-scatter, and
+off it by the all-gather or by as_partial:
+
+- partial -> whole, together with other work: a reduce-scatter, and the joint all-gather brings it back;
+- whole -> whole, where partial values are reduced: each replica reduces a part of the value;
+- partial -> partial, where other axes are gathered: shorter shards to gather;
+- whole -> partial sum: one replica's part is enough.
+
+The planner prices every set of such axes and takes the best that dimensions have room for: a dimension's size is
+divisible by the product of all digits in its order, those of temporary splits included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+from shardwright.cost.collectives import CollectiveKind, joint_or_sequential
+from shardwright.cost.movements import (
+    bytes_of,
+    collective_bytes,
+    collective_kind,
+    communicates,
+    movement_time,
+    received_bytes,
+    received_elements,
+    type_after,
+)
+from shardwright.cost.resharding_bound import lower_bound_bytes
+from shardwright.cost.topology import Topology
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault
+from shardwright.ir.digits import Order, order_size
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Fetch, Movement, ReduceScatter, Slice, Store
+from shardwright.ir.types import ON_DEVICE, Axes, Reduction, TensorType
+
+__all__ = ["BYTES", "TIME", "Objective", "Plan", "Step", "lower_bound_bytes", "plan", "received_bytes"]
+
+
+class Objective(StrEnum):
+    """What a plan minimises: bytes received per chip and then communicating steps, or seconds on a topology."""
+
+    BYTES = "bytes"
+    TIME = "time"
+
+
+BYTES = Objective.BYTES
+TIME = Objective.TIME
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A movement, the type after it, and the bytes that a chip receives for it."""
+
+    operation: Movement
+    type: TensorType
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The movements from `source` to `target`, none where the types are equal.
+
+    `bytes_received` is per chip, over all steps. `optimal` says that it equals the lower bound; a plan that does
+    not may still be the best there is. `remark` says where steps were kept apart because that is faster.
+    """
+
+    source: TensorType
+    target: TensorType
+    steps: tuple[Step, ...]
+    bytes_received: int
+    lower_bound_bytes: int
+    communicating_steps: int
+    remark: str | None = None
+
+    @property
+    def optimal(self) -> bool:
+        return self.bytes_received == self.lower_bound_bytes
+
+    def time_s(self, topology: Topology) -> float:
+        """Seconds of all steps one after the other."""
+        before = (self.source, *(step.type for step in self.steps))
+        return sum(movement_time(s.operation, b, topology) for s, b in zip(self.steps, before, strict=False))
+
+
+def plan(
+    source: TensorType,
+    target: TensorType,
+    mesh: Mesh,
+    orders: Mapping[str, Order] | None = None,
+    objective: Objective = BYTES,
+    topology: Topology | None = None,
+    pinned: Iterable[str] = (),
+) -> Plan:
+    """The cheapest movements from `source` to `target`, two types of the same shape.
+
+    `orders` are the digits that dimensions have anyway, by the rest of the program; those of both types are added.
+    A temporary split may add further digits where the size allows, except to the dimensions in `pinned`. The
+    objective TIME needs the `topology` of the mesh.
+
+    Raises `different-shape`, `not-divisible` where a dimension has no room for the digits of both types, and
+    `no-movement` where the target is a partial maximum, or a mixed placement, that the source is not yet.
+    """
+    if objective is TIME and topology is None:
+        raise ValueError("the fastest plan depends on the topology")
+    listed = () if orders is None else tuple((name, tuple(orders[name])) for name in source.names if name in orders)
+    return _plan(source, target, mesh, listed, tuple(pinned), topology if objective is TIME else None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan(
+    source: TensorType,
+    target: TensorType,
+    mesh: Mesh,
+    orders: tuple[tuple[str, Order], ...],
+    pinned: tuple[str, ...],
+    topology: Topology | None,
+) -> Plan:
+    if source.shape != target.shape:
+        raise fault("different-shape", f"{source.shape} cannot become {target.shape} by moving data")
+    if source == target:
+        return Plan(source, target, (), 0, 0, 0)
+    room = _room(source, target, mesh, dict(orders), pinned)
+    work = _Work.between(source, target, mesh)
+    choices = _choices(work, source, mesh)
+    remark = None
+    if topology is None:
+        operations = next(work.movements(placed) for subset in choices if (placed := room.place(subset)) is not None)
+    else:
+        operations, remark = _fastest(work, room, choices, source, topology)
+    return _priced(source, target, [*_across_memories(source, target, operations)], mesh, remark)
+
+
+def _priced(
+    source: TensorType, target: TensorType, operations: Sequence[Movement], mesh: Mesh, remark: str | None
+) -> Plan:
+    steps: list[Step] = []
+    kind = source
+    for operation in operations:
+        received = received_bytes(operation, kind, mesh)
+        kind = type_after(operation, kind)
+        steps.append(Step(operation, kind, received))
+    assert kind == target, f"planned {kind} instead of {target}"
+    total = sum(step.bytes_received for step in steps)
+    waits = sum(communicates(operation, mesh) for operation in operations)
+    return Plan(source, target, tuple(steps), total, lower_bound_bytes(source, target, mesh), waits, remark)
+
+
+def _across_memories(source: TensorType, target: TensorType, moves: Sequence[Movement]) -> Iterator[Movement]:
+    """Collectives are between devices' memories, so a value elsewhere is fetched before and stored after them."""
+    away = source.placement != target.placement or bool(moves)
+    if away and source.placement != ON_DEVICE:
+        yield Fetch()
+    yield from moves
+    if away and target.placement != ON_DEVICE:
+        if target.placement.tier is None:
+            message = f"no single movement stores a value on {target.placement}"
+            raise fault("no-movement", message, *_nowhere("store it in one memory"))
+        yield Store(target.placement.tier)
+
+
+# ---------------------------------------------------------------- what there is to do
+
+
+@dataclass(slots=True)
+class _Work:
+    """The axes by what they do before and after; `reduced`, `kept`, ... may take a temporary split."""
+
+    sliced: dict[str, str] = field(default_factory=dict[str, str])
+    """Whole, then split on the dimension."""
+    scattered: dict[str, str] = field(default_factory=dict[str, str])
+    """Partial, then split on the dimension."""
+    moved: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    gathered: list[str] = field(default_factory=list[str])
+    reduced: list[str] = field(default_factory=list[str])
+    """Partial, then whole."""
+    single: list[str] = field(default_factory=list[str])
+    """Of these, the axes of one chip."""
+    remade: list[str] = field(default_factory=list[str])
+    """A partial maximum, then a partial sum."""
+    kept: list[str] = field(default_factory=list[str])
+    """Partial in the same way before and after."""
+    replicated: list[str] = field(default_factory=list[str])
+    """Whole before and after."""
+    added: list[str] = field(default_factory=list[str])
+    """Whole, then a partial sum."""
+    padded: list[str] = field(default_factory=list[str])
+    """Split, then a partial sum."""
+
+    @staticmethod
+    def between(source: TensorType, target: TensorType, mesh: Mesh) -> _Work:
+        work = _Work()
+        for axis in mesh:
+            before, after = source.state(axis), target.state(axis)
+            if isinstance(after, Reduction):
+                if before is after:
+                    work.kept.append(axis)
+                elif after is Reduction.MAX:
+                    raise _no_maximum(source, target, axis)
+                elif isinstance(before, Reduction):
+                    work.remade.append(axis)
+                else:
+                    (work.added if before is None else work.padded).append(axis)
+            elif isinstance(before, Reduction):
+                if after is None:
+                    work.reduced.append(axis)
+                    if mesh[axis] == 1:
+                        work.single.append(axis)
+                else:
+                    work.scattered[axis] = after
+            elif after is None:
+                (work.replicated if before is None else work.gathered).append(axis)
+            elif before is None:
+                work.sliced[axis] = after
+            elif before != after:
+                work.moved[axis] = (before, after)
+        return work
+
+    def optional(self, mesh: Mesh) -> list[str]:
+        """The axes for which a temporary split may save something."""
+        reduces = bool(self.scattered or self.reduced or self.remade)
+        moves = bool(self.moved or self.gathered)
+        axes = [*self.reduced, *self.remade]
+        if reduces or moves:
+            axes += [*self.added, *self.kept]
+        if reduces or self.kept:
+            axes += self.replicated
+        return [axis for axis in axes if mesh[axis] > 1]
+
+    def movements(self, temporary: Mapping[str, str]) -> list[Movement]:
+        """The joint movements, in their order, with these temporary splits."""
+
+        shared = next((temporary[axis] for axis in self.reduced if axis in temporary), None)
+        if shared is not None:  # axes of one chip go along, rather than make an all-reduce of their own
+            temporary = {**dict.fromkeys(self.single, shared), **temporary}
+
+        def parked(axes: Iterable[str]) -> dict[str, str]:
+            return {axis: temporary[axis] for axis in axes if axis in temporary}
+
+        made: list[Movement] = []
+        if sliced := {**self.sliced, **parked([*self.replicated, *self.added])}:
+            made.append(Slice(_by_dim(sliced)))
+        if scattered := {**self.scattered, **parked([*self.reduced, *self.remade, *self.kept])}:
+            made.append(ReduceScatter(_by_dim(scattered)))
+        if reduced := [axis for axis in (*self.reduced, *self.remade) if axis not in temporary]:
+            made.append(AllReduce(tuple(sorted(reduced))))
+        if self.moved:
+            pairs: dict[tuple[str, str], list[str]] = {}
+            for axis, pair in self.moved.items():
+                pairs.setdefault(pair, []).append(axis)
+            made.append(AllToAll(tuple((tuple(sorted(axes)), a, b) for (a, b), axes in pairs.items())))
+        if gathered := [*self.gathered, *parked([*self.reduced, *self.replicated])]:
+            made.append(AllGather(tuple(sorted(gathered))))
+        if partial := [*self.padded, *self.added, *self.remade, *parked(self.kept)]:
+            made.append(AsPartial(tuple(sorted(partial))))
+        return made
+
+
+def _by_dim(targets: Mapping[str, str]) -> tuple[tuple[Axes, str], ...]:
+    dims: dict[str, list[str]] = {}
+    for axis, dim in targets.items():
+        dims.setdefault(dim, []).append(axis)
+    return tuple((tuple(sorted(axes)), dim) for dim, axes in dims.items())
+
+
+# ---------------------------------------------------------------- room for digits
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What is left of each dimension beside the digits of its order."""
+
+    mesh: Mesh
+    orders: Mapping[str, Order]
+    left: Mapping[str, int]
+
+    def place(self, axes: Sequence[str]) -> dict[str, str] | None:
+        """A dimension for each of the axes, the first that works, or None where they do not fit together."""
+        left = dict(self.left)
+        placed: dict[str, str] = {}
+
+        def put(i: int) -> bool:
+            if i == len(axes):
+                return True
+            axis, size = axes[i], self.mesh[axes[i]]
+            for dim, free in left.items():
+                taken = 1 if axis in self.orders[dim] else size
+                if free % taken == 0:
+                    left[dim], placed[axis] = free // taken, dim
+                    if put(i + 1):
+                        return True
+                    left[dim] = free
+            placed.pop(axis, None)
+            return False
+
+        return placed if put(0) else None
+
+
+def _room(source: TensorType, target: TensorType, mesh: Mesh, orders: dict[str, Order], pinned: Sequence[str]) -> _Room:
+    full: dict[str, Order] = {}
+    left: dict[str, int] = {}
+    for dim, before, after in zip(source.dims, source.splits, target.splits, strict=True):
+        given = orders.get(dim.name, ())
+        order = (*given, *mesh.sorted(axis for axis in (*before, *after) if axis not in given))
+        chips = order_size(order, mesh)
+        if dim.size % chips:
+            raise _no_room(dim.name, dim.size, order, source, target, mesh)
+        full[dim.name] = order
+        left[dim.name] = 1 if dim.name in pinned else dim.size // chips
+    return _Room(mesh, full, left)
+
+
+def _no_room(name: str, size: int, order: Order, source: TensorType, target: TensorType, mesh: Mesh) -> DiagnosticError:
+    product = "*".join(f"{digit}={mesh[digit]}" if isinstance(digit, str) else str(digit) for digit in order)
+    chips = order_size(order, mesh)
+    return fault(
+        "not-divisible",
+        f"{name}={size} is not divisible by {product}: {source.layout_text} and {target.layout_text} need all of these"
+        f" digits of {name}",
+        *_nowhere(f"make {name} a multiple of {chips}, or split it over the same axes in both"),
+    )
+
+
+def _nowhere(note: str) -> tuple[Span, str]:
+    """A fault's place is filled in by who knows the text."""
+    return NOWHERE, note
+
+
+def _no_maximum(source: TensorType, target: TensorType, axis: str) -> DiagnosticError:
+    return fault(
+        "no-movement",
+        f"no movement makes {source.layout_text} a partial maximum over {axis}, as {target.layout_text} is",
+        *_nowhere("a partial maximum is what `max` over a split dimension leaves; move the value whole or split"),
+    )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def _choices(work: _Work, source: TensorType, mesh: Mesh) -> list[tuple[str, ...]]:
+    """Every set of axes to split temporarily, the cheapest first: in bytes, then in communicating steps.
+
+    Of equals, those that gather a full reduction jointly with the rest, then those with fewer splits.
+    """
+    optional = work.optional(mesh)
+    if not optional:
+        return [()]
+    size = {axis: mesh[axis] for axis in mesh}
+    V_0 = source.local_elements(mesh) // math.prod(size[axis] for axis in work.sliced)
+    K_R = math.prod(size[axis] for axis in work.scattered)
+    K_M = math.prod(size[axis] for axis in work.moved)
+    K_G = math.prod(size[axis] for axis in work.gathered)
+    reduced = {*work.reduced, *work.remade}
+    slicing = {*work.replicated, *work.added}
+    scattering = reduced.union(work.kept)
+    gathering = {*work.reduced, *work.replicated}
+    ranked: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
+    for bits in range(1 << len(optional)):
+        subset = tuple(axis for i, axis in enumerate(optional) if bits >> i & 1)
+        K_cut = math.prod(size[axis] for axis in subset if axis in slicing)
+        K_reduce = K_R * math.prod(size[axis] for axis in subset if axis in scattering)
+        K_gather = K_G * math.prod(size[axis] for axis in subset if axis in gathering)
+        K_full = math.prod(size[axis] for axis in optional if axis in reduced and axis not in subset)
+        V = V_0 // K_cut
+        V_1 = V // K_reduce
+        received = (
+            bytes_of(received_elements(ReduceScatter, V, K_reduce), source)
+            + bytes_of(received_elements(AllReduce, V_1, K_full), source)
+            + bytes_of(received_elements(AllToAll, V_1, K_M), source)
+            + bytes_of(received_elements(AllGather, V_1, K_gather), source)
+        )
+        steps = (K_reduce > 1) + (K_full > 1) + (K_M > 1) + (K_gather > 1)
+        ranked.append(((received, steps, K_full > 1, len(subset), bits), subset))
+    ranked.sort()
+    return [subset for _, subset in ranked]
+
+
+# ---------------------------------------------------------------- time
+
+
+def _fastest(
+    work: _Work, room: _Room, choices: Sequence[tuple[str, ...]], source: TensorType, topology: Topology
+) -> tuple[list[Movement], str | None]:
+    """The movements that take the least time, and a remark on those that are kept apart."""
+    best: tuple[float, list[Movement], str | None] | None = None
+    for subset in choices:
+        placed = room.place(subset)
+        if placed is None:
+            continue
+        total = 0.0
+        operations: list[Movement] = []
+        remarks: list[str] = []
+        kind = source if source.placement == ON_DEVICE else type_after(Fetch(), source)
+        for operation in work.movements(placed):
+            parts, seconds, remark = _joint_or_apart(operation, kind, topology)
+            operations.extend(parts)
+            total += seconds
+            if remark:
+                remarks.append(remark)
+            kind = type_after(operation, kind)
+        if best is None or total < best[0] * (1 - 1e-9):  # equal times keep the fewer bytes
+            best = total, operations, "; ".join(remarks) or None
+    assert best is not None  # no temporary split at all always fits
+    return best[1], best[2]
+
+
+def _joint_or_apart(
+    operation: Movement, operand: TensorType, topology: Topology
+) -> tuple[list[Movement], float, str | None]:
+    collective = collective_kind(operation)
+    if collective is None:
+        return [operation], 0.0, None
+    nbytes = collective_bytes(operation, operand, topology)
+    steps = joint_or_sequential(collective, operation.named_axes, nbytes, topology)
+    if not steps.sequential_s < steps.joint_s * (1 - 1e-9):
+        return [operation], steps.joint_s, None
+    still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
+    parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]
+    remark = (
+        f"{_a(collective)} over {' then '.join(steps.order)} takes {_duration(steps.sequential_s)} on"
+        f" {topology.chip.name}, a joint one {_duration(steps.joint_s)}"
+    )
+    return parts, steps.sequential_s, remark
+
+
+def _a(collective: CollectiveKind) -> str:
+    return f"{'a' if collective is CollectiveKind.REDUCE_SCATTER else 'an'} {collective}"
+
+
+def _duration(seconds: float) -> str:
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= s)
+    return f"{seconds / (scale or 1e-6):.3g} {unit}"
+
+
+def _restricted(operation: Movement, axes: set[str]) -> Movement:
+    """The part of a collective over some of its axes."""
+
+    def kept(those: Axes) -> Axes:
+        return tuple(axis for axis in those if axis in axes)
+
+    match operation:
+        case AllGather():
+            return AllGather(kept(operation.axes))
+        case AllReduce():
+            return AllReduce(kept(operation.axes))
+        case ReduceScatter():
+            return ReduceScatter(tuple((kept(a), dim) for a, dim in operation.targets if kept(a)))
+        case AllToAll():
+            return AllToAll(tuple((kept(a), s, t) for a, s, t in operation.transfers if kept(a)))
+        case _:
+            return operation
