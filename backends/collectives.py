@@ -50,6 +50,11 @@ class Opened:
         ]
         return [*kept, (dim, len(order))]
 
+    def require(self, kind: TensorType) -> None:
+        """Raises a `DiagnosticError` where the type splits a dimension over an axis that is no digit of it."""
+        for name in kind.names:
+            fitting_order(self.declared_orders.get(name, ()), kind, name, self.mesh)
+
     def at(self, label: Label) -> int:
         return self.labels.index(label)
 
@@ -101,13 +106,9 @@ class Opened:
         self.labels.append((dim, axis))
 
     def closed(self, kind: TensorType) -> Array:
-        """The array [mesh axes..., local extents] of this type: an array of its own, in C order.
-
-        Raises a `DiagnosticError` where the type splits over an axis that is no digit of the dimension.
-        """
+        """The array [mesh axes..., local extents] of this type: an array of its own, in C order."""
         wanted: list[Label] = list(self.mesh.axes)
         for name in kind.names:
-            fitting_order(self.declared_orders.get(name, ()), kind, name, self.mesh)
             wanted.extend(self.digit_labels(name, kind.split(name)))
         array = self.array.transpose([self.at(label) for label in wanted])
         shape = (*(size for _, size in self.mesh.sizes), *kind.local_shape(self.mesh))
@@ -120,6 +121,7 @@ def move(value: Local, target: TensorType, setting: Setting) -> Array:
     All addends are combined first, accumulated at once.
     """
     opened = Opened(value.array, value.kind, setting.orders, setting.mesh)
+    opened.require(target)
     changes = {axis: (value.kind.state(axis), target.state(axis)) for axis in setting.mesh}
     changes = {axis: change for axis, change in changes.items() if change[0] != change[1]}
     reduced = tuple(axis for axis, (before, _) in changes.items() if isinstance(before, Reduction))

@@ -38,6 +38,7 @@ def shard(
     parts = _parts(given, kind, mesh, addends)
     parts = np.broadcast_to(parts, (*(size for _, size in mesh.sizes), *extents))
     opened = Opened(parts, TensorType.whole(kind.shape), orders, mesh)
+    opened.require(kind)
     for dim, axes in zip(kind.dims, kind.splits, strict=True):
         for axis in axes:
             opened.keep_own(axis, dim.name)

@@ -1,0 +1,253 @@
+"""Every row of every operation's table: run chip by chip, it gives what the operation means unsharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.backends.collectives import move
+from shardwright.backends.kernels import KERNELS, Argument, Local, Setting, compute
+from shardwright.backends.number_formats import Formats
+from shardwright.backends.sharding import shard, unshard
+from shardwright.ir import ops
+from shardwright.ir.digits import Order, order_size
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Arg, Context, Number, Operation
+from shardwright.ir.ops import Movement
+from shardwright.ir.strategies import Strategy, digits_fit, strategies
+from shardwright.ir.types import Dim, DType, Reduction, Shape, TensorType
+
+Array = np.ndarray[Any, Any]
+EXACT = Formats("exact")
+
+MESHES = (Mesh.of(x=2), Mesh.of(x=3), Mesh.of(x=2, y=2), Mesh.of(x=2, y=3), Mesh.of(x=2, y=1, z=2))
+
+SIZES = {"A": 12, "B": 24, "C": 24, "D": 4, "G": 2, "K": 12, "R": 24, "T": 12, "L": 12, "V": 12, "I": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation with operands: each a row of dimensions and a format, or a number."""
+
+    operation: Operation
+    operands: tuple[tuple[str, DType] | Number, ...] = ()
+    bounds: tuple[int, int] = (-4, 5)
+    """The range of the operands' random whole numbers."""
+    int_bounds: tuple[int, int] | None = None
+    """That of the integer operands, where it is another."""
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        listed = ",".join(str(o) if isinstance(o, Number) else f"{o[0]}:{o[1]}" for o in self.operands)
+        keyword = self.operation.keyword or "alias"
+        statics = "".join(f"-{word}" for word in vars(self.operation).values())
+        return f"{keyword}{statics}({listed})"
+
+
+F, I, N = DType.F32, DType.INT32, DType.BOOL  # noqa: E741
+
+
+def _f(*rows: str) -> tuple[tuple[str, DType], ...]:
+    return tuple((row, F) for row in rows)
+
+
+TWO = Number("2")
+FUNCTIONS = (
+    ops.Gelu(), ops.Gelu("tanh"), ops.Silu(), ops.Relu(), ops.Exp(), ops.Tanh(), ops.Sigmoid(), ops.Cos(), ops.Sin(),
+    ops.Abs(), ops.Log(), ops.Sqrt(), ops.Rsqrt(), ops.Neg(),
+)  # fmt: skip
+CASES = (
+    *(Case(function, _f("AB")) for function in FUNCTIONS),
+    *(Case(op(), _f("AB", "AB")) for op in (ops.Add, ops.Sub, ops.Mul, ops.Maximum, ops.Minimum)),
+    *(Case(op(), _f("A", "BA")) for op in (ops.Add, ops.Sub, ops.Mul, ops.Maximum, ops.Minimum)),
+    *(Case(op(), (("AB", I), ("B", I))) for op in (ops.Add, ops.Sub, ops.Mul, ops.Maximum, ops.Minimum, ops.Div)),
+    *(Case(op(), (("AB", F), TWO)) for op in (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Maximum, ops.Minimum)),
+    *(Case(op(), (TWO, ("AB", F))) for op in (ops.Add, ops.Sub, ops.Mul, ops.Maximum, ops.Minimum)),
+    *(Case(op(), (("AB", F), Number("0"))) for op in (ops.Add, ops.Sub, ops.Mul)),
+    *(Case(op(), (("AB", F), Number("inf"))) for op in (ops.Mul, ops.Div)),
+    *(Case(op(), (("AB", F), Number("-2"))) for op in (ops.Mul, ops.Div)),
+    Case(ops.Div(), (("AB", I), TWO)),
+    Case(ops.Div(), _f("AB", "B"), (1, 3)),
+    *(Case(op(), _f("AB", "B")) for op in (ops.Less, ops.LessEqual, ops.Equal)),
+    *(Case(op(), (("AB", N), ("B", N))) for op in (ops.LogicalAnd, ops.LogicalOr)),
+    Case(ops.LogicalNot(), (("AB", N),)),
+    Case(ops.Where(), (("A", N), ("AB", F), ("B", F))),
+    Case(ops.Where(), (("AB", N), ("AB", F), Number("0"))),
+    Case(ops.Where(), (("AB", N), TWO, ("AB", F))),
+    Case(ops.Convert(DType.BF16), _f("AB")),
+    Case(ops.Convert(DType.INT8), _f("AB")),
+    Case(ops.Convert(DType.INT4), _f("AB")),
+    Case(ops.Convert(DType.F32), (("AB", I),)),
+    Case(ops.Convert(DType.F32), (("AB", N),)),
+    Case(ops.Convert(DType.INT32), (("AB", DType.INT8),)),
+    Case(ops.Contract(("B",)), _f("AB", "BD")),
+    Case(ops.Contract(("B", "D")), _f("ABD", "DBA")),
+    Case(ops.Contract(()), _f("A", "D")),
+    Case(ops.Contract(("B",)), (("AB", DType.INT8), ("BD", DType.INT8))),
+    *(Case(op(("A",)), _f("ABD")) for op in (ops.Sum, ops.Max)),
+    *(Case(op(("B", "A")), (("ABD", I),)) for op in (ops.Sum, ops.Max)),
+    Case(ops.Argmax("A"), _f("AB")),
+    Case(ops.Layernorm(("A",)), _f("AB", "A", "A")),
+    Case(ops.Layernorm(("A", "D")), _f("ABD")),
+    Case(ops.Rmsnorm(("D",)), _f("ABD", "BD")),
+    Case(ops.Softmax(("A",)), _f("AB")),
+    Case(ops.Softmax(("T",), "L"), _f("BLT")),
+    Case(ops.Softmax(("T",), "L"), (("BLT", F), ("B", I)), int_bounds=(0, 4)),
+    Case(ops.Lookup("V"), (("VD", F), ("AB", I)), int_bounds=(-1, 14)),
+    Case(ops.Lookup("V"), (("VAD", F), ("AB", I)), int_bounds=(0, 12)),
+    Case(ops.Lookup("V"), (("VA", I), ("B", I)), int_bounds=(0, 12)),
+    Case(ops.Iota("T")),
+    Case(ops.Full(("A", "B"), F), (Number("0"),)),
+    Case(ops.Full(("A", "B"), F), (TWO,)),
+    Case(ops.Rotary("D"), (("BLD", F), ("", I)), int_bounds=(0, 9)),
+    Case(ops.Rotary("D", style="gptj"), (("ALD", F), ("AL", I)), int_bounds=(0, 9)),
+    Case(ops.Rotary("D", rotated=2, seq="A"), (("ABD", F), Number("3"))),
+    Case(ops.Rotary("D"), (("ABD", F), ("A", I), ("I", F)), int_bounds=(0, 9)),
+    Case(ops.Update("T"), (("BTD", F), ("BD", F), ("", I)), int_bounds=(0, 12)),
+    Case(ops.Update("T"), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-1, 12)),
+    Case(ops.Update("T"), (("BTD", F), ("BTD", F), ("", I)), int_bounds=(0, 3)),
+    Case(ops.Take("B", 3, 9), _f("AB")),
+    Case(ops.Take("B", 5), _f("AB")),
+    Case(ops.Take("B", 12, 24, ("x",)), _f("AB")),
+    Case(ops.Concat("B"), _f("AB", "AB")),
+    Case(ops.Concat("B", ("x",)), _f("AB", "AB", "AB")),
+    Case(ops.Rename((("B", "C"),)), _f("AB")),
+    Case(ops.Rename((("B", "C"), ("A", "B"))), _f("AB"), sizes=(("B", 12), ("C", 12))),
+    Case(ops.Split("B", ("K", "G")), _f("AB")),
+    Case(ops.Split("B", ("G", "K")), _f("AB")),
+    Case(ops.Merge(("K", "G"), "B"), _f("KAG")),
+    Case(ops.Merge(("G", "K"), "B"), _f("KAG")),
+    Case(ops.Alias(), _f("AB")),
+    Case(ops.Fetch(), _f("AB")),
+    Case(ops.Store(), _f("AB")),
+    Case(ops.AllGather(("x",)), _f("AB")),
+    Case(ops.AllReduce(("x",)), _f("AB")),
+    Case(ops.ReduceScatter(((("x",), "A"),)), _f("AB")),
+    Case(ops.AllToAll(((("x",), "A", "B"),)), _f("AB")),
+    Case(ops.Slice(((("x",), "B"),)), _f("AB")),
+    Case(ops.AsPartial(("x",)), _f("AB")),
+)
+
+INEXACT = (
+    ops.Gelu, ops.Silu, ops.Exp, ops.Tanh, ops.Sigmoid, ops.Cos, ops.Sin, ops.Log, ops.Layernorm, ops.Rmsnorm,
+    ops.Softmax, ops.Rotary,
+)  # fmt: skip
+"""Their sums or functions may differ in the last bit with the arrays' strides; all others must be equal."""
+
+
+def test_every_operation_has_a_case() -> None:
+    classes = {getattr(ops, name) for name in ops.__all__} - {ops.Elementwise, ops.Function, ops.Movement}
+    assert {type(case.operation) for case in CASES} == classes
+    assert set(KERNELS) == {cls for cls in classes if not issubclass(cls, Movement)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_are_sound(case: Case) -> None:
+    rng = np.random.default_rng(0)
+    tried = 0
+    for mesh in MESHES:
+        args, results = _shapes(case)
+        if "x" in case.operation.named_axes and "x" not in mesh:
+            continue
+        kinds = list(strategies(case.operation, args, results, mesh))
+        assert kinds
+        whole = [_random(case, arg, rng) for arg in args]
+        chosen = kinds if len(kinds) <= 60 else [kinds[i] for i in rng.permutation(len(kinds))[:60]]
+        reshapes = isinstance(case.operation, ops.Rename | ops.Split | ops.Merge)
+        for strategy in chosen * (5 if reshapes else 1):  # many draws of digits do not fit these
+            tried += _check(case, strategy, whole, mesh, rng)
+    assert tried
+
+
+def _shapes(case: Case) -> tuple[list[Arg], list[Shape]]:
+    sizes = {**SIZES, **dict(case.sizes)}
+    args = [
+        Arg(str(o), None, o) if isinstance(o, Number) else Arg("v", Shape(o[1], tuple(Dim(n, sizes[n]) for n in o[0])))
+        for o in case.operands
+    ]
+    return args, list(case.operation.infer(args, Context(sizes)))
+
+
+def _random(case: Case, arg: Arg, rng: np.random.Generator) -> Array | Number:
+    if arg.number is not None:
+        return arg.number
+    shape = tuple(dim.size for dim in arg.tensor.dims)
+    if arg.tensor.dtype is DType.BOOL:
+        return rng.integers(0, 2, shape) == 1
+    low, high = case.int_bounds if case.int_bounds and arg.tensor.dtype is DType.INT32 else case.bounds
+    return EXACT.round(np.asarray(rng.integers(low, high, shape)), arg.tensor.dtype)
+
+
+def _check(
+    case: Case, strategy: Strategy, whole: Sequence[Array | Number], mesh: Mesh, rng: np.random.Generator
+) -> bool:
+    """Whether the digits allowed the strategy; fails where it gives anything but the unsharded result."""
+    operands, (result,) = strategy
+    orders = _orders(strategy, case.operation, mesh, rng)
+    if operands and operands[0] is not None and not digits_fit(case.operation, operands[0], result, orders, mesh):
+        return False
+    unsharded = Setting(Mesh(()), {}, EXACT, mesh)
+    on_chips = Setting(mesh, orders, EXACT, mesh)
+    global_args: list[Argument] = []
+    local_args: list[Argument] = []
+    for array, kind in zip(whole, operands, strict=True):
+        if isinstance(array, Number):
+            global_args.append(array)
+            local_args.append(array)
+        else:
+            assert kind is not None
+            global_args.append(Local(array, TensorType.whole(kind.shape)))
+            local_args.append(Local(shard(array, kind, orders, mesh, rng), kind))
+    if case.operation.is_movement:
+        wanted = whole[0]
+        value = local_args[0]
+        assert isinstance(value, Local)
+        made = move(value, result, on_chips)
+    else:
+        wanted = compute(case.operation, global_args, TensorType.whole(result.shape), unsharded)
+        made = compute(case.operation, local_args, result, on_chips)
+    assert made.shape == (*on_chips.mesh_shape, *result.local_shape(mesh))
+    found = unshard(made, result, orders, mesh)
+    what = f"{[str(kind) for kind in operands]} -> {result} on {mesh} with digits {orders}"
+    exact = not isinstance(case.operation, INEXACT)
+    np.testing.assert_allclose(found, wanted, rtol=0 if exact else 1e-12, atol=0 if exact else 1e-12, err_msg=what)
+    return True
+
+
+def _orders(strategy: Strategy, operation: Operation, mesh: Mesh, rng: np.random.Generator) -> dict[str, Order]:
+    """Random orders of digits: the axes that split a dimension, perhaps others, perhaps a digit that none splits."""
+    kinds = [kind for kinds in strategy for kind in kinds if kind is not None]
+    orders: dict[str, Order] = {}
+    for name in {dim for kind in kinds for dim in kind.names}:
+        extents = [kind.shape.size(name) for kind in kinds if name in kind.names]
+        needed = {axis for kind in kinds for axis in kind.split(name)}
+        digits: list[str | int] = sorted(needed)
+        for extra in [*(axis for axis in mesh if axis not in needed), 2]:
+            fits = all(size % order_size((*digits, extra), mesh) == 0 for size in extents)
+            if rng.integers(0, 2) and fits:
+                digits.append(extra)
+        rng.shuffle(digits)
+        by = getattr(operation, "by", ())
+        if getattr(operation, "dim", None) == name:
+            digits = [*by, *(digit for digit in digits if digit not in by)]
+        orders[name] = tuple(digits)
+    if isinstance(operation, ops.Rename) and rng.integers(0, 4):
+        named = [dim for pair in operation.pairs for dim in pair]
+        orders.update(dict.fromkeys(named, tuple(dict.fromkeys(digit for dim in named for digit in orders[dim]))))
+    return orders
+
+
+def test_a_missing_movement_is_noticed() -> None:
+    """The check itself has teeth: addends into a function that is not linear give something else."""
+    mesh = Mesh.of(x=2)
+    shape = Shape(F, (Dim("A", 4),))
+    partial = TensorType.of_states(shape, {"x": Reduction.SUM})
+    value = np.arange(4.0)
+    setting = Setting(mesh, {}, EXACT, mesh)
+    parts = Local(shard(value, partial, {}, mesh, np.random.default_rng(1)), partial)
+    squares = compute(ops.Mul(), [parts, parts], partial, setting)
+    assert not np.array_equal(unshard(squares, partial, {}, mesh), value * value)
