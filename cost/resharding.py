@@ -195,7 +195,7 @@ class _Work:
     remade: list[str] = field(default_factory=list[str])
     """A partial maximum, then a partial sum."""
     kept: list[str] = field(default_factory=list[str])
-    """Partial in the same way before and after."""
+    """A partial sum before and after. (A partial maximum that stays is left alone: nothing makes it anew.)"""
     replicated: list[str] = field(default_factory=list[str])
     """Whole before and after."""
     added: list[str] = field(default_factory=list[str])
@@ -209,10 +209,11 @@ class _Work:
         for axis in mesh:
             before, after = source.state(axis), target.state(axis)
             if isinstance(after, Reduction):
-                if before is after:
+                if after is Reduction.MAX:
+                    if before is not after:
+                        raise _no_maximum(source, target, axis)
+                elif before is after:
                     work.kept.append(axis)
-                elif after is Reduction.MAX:
-                    raise _no_maximum(source, target, axis)
                 elif isinstance(before, Reduction):
                     work.remade.append(axis)
                 else:
