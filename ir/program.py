@@ -280,3 +280,24 @@ def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement
                 body=tuple(rename_operands(inner, names) for inner in statement.body),
                 following=tuple(names.get(n, n) for n in statement.following),
             )
+
+
+def map_scoped(program: Program, func: Func, rewrite: Callable[[Statement, Scope], tuple[Statement, ...]]) -> Func:
+    """The function with every statement replaced by what `rewrite` gives for it and the scope before it.
+
+    The body of a loop is rewritten before the loop itself.
+    """
+
+    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for statement in body:
+            inner = statement
+            if isinstance(statement, Loop):
+                inner = replace(statement, body=visit(statement.body, scope.inside(statement)))
+            made.extend(rewrite(inner, scope))
+            if not isinstance(statement, SetState):
+                for value in statement.results:
+                    scope.define(value)
+        return tuple(made)
+
+    return replace(func, body=visit(func.body, Scope.of(program, func)))

@@ -1,0 +1,27 @@
+"""What a pass is: a pure function from programs to programs, with options, that states the level of its input."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.program import Program
+from shardwright.ir.verifier import Level
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """A rewrite of whole programs. Subclasses are frozen dataclasses whose fields are the options.
+
+    Valid programs in, valid programs out: the pass manager verifies the program at `takes` before and at
+    `leaves` after. The meaning of the program stays, which the tests show in the simulator.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[Level] = Level.SURFACE
+    leaves: ClassVar[Level] = Level.SURFACE
+
+    @abstractmethod
+    def run(self, program: Program) -> Program:
+        """The rewritten program. Raises a `DiagnosticError` where the program does not allow it."""

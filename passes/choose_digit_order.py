@@ -1,0 +1,234 @@
+"""`choose-digit-order`: in which order the axes' digits stand in the index of each dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import ClassVar
+
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.digit_orders import orders_in, splitting_axes
+from shardwright.ir.digits import Order, is_contiguous, order_size
+from shardwright.ir.ops import Concat, Merge, Rename, Split, Take
+from shardwright.ir.program import Func, Let, Program, Scope
+from shardwright.ir.strategies import digits_fit
+from shardwright.ir.types import TensorType, ValueType
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class ChooseDigitOrder(Pass):
+    """Chooses orders in which as many layouts at the program's edges as possible are contiguous blocks.
+
+        dim E=64
+        func f(a: BE_y, b: BE_xy) -> BE_y { ... }
+
+    becomes
+
+        dim E=64 order y x
+
+    Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
+    order. Renames, splits and merges that pass a split need equal digits on both sides, which comes first. An
+    order that the author pinned stays; of equally good ones the first in the order of the mesh is taken.
+    """
+
+    name: ClassVar[str] = "choose-digit-order"
+
+    def run(self, program: Program) -> Program:
+        return _Search(program).result()
+
+
+@dataclass(frozen=True)
+class _Constraint:
+    """A rename, split or merge that passes a split, and the dimensions whose orders it ties together."""
+
+    func: Func
+    statement: Let
+    operand: TensorType
+    dims: tuple[str, ...]
+
+
+class _Search:
+    """Depth-first over the dimensions' orders, best first, until all constraints hold."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.used: dict[str, set[str]] = {}
+        for (name, _), uses in splitting_axes(program).items():
+            self.used.setdefault(name, set()).update(uses)
+        self.edges = list(_edges(program))
+        self.constraints = list(_constraints(program))
+
+    def result(self) -> Program:
+        tied: list[set[str]] = []
+        for constraint in self.constraints:
+            group = set(constraint.dims)
+            for other in [g for g in tied if g & group]:
+                group |= other
+                tied.remove(other)
+            tied.append(group)
+        chosen: dict[str, Order] = {}
+        for group in tied:
+            chosen.update(self.joint(sorted(group)))
+        dims = tuple(
+            dim
+            if dim.order is not None
+            else replace(dim, order=chosen.get(dim.name) or self.candidates(dim.name)[0])
+            if self.used.get(dim.name)
+            else dim
+            for dim in self.program.dims
+        )
+        return replace(self.program, dims=dims)
+
+    def score(self, name: str, order: Order) -> int:
+        """How many edges are contiguous."""
+        return sum(is_contiguous(order, axes, self.program.mesh) for dim, axes in self.edges if dim == name)
+
+    def candidates(self, name: str) -> list[Order]:
+        """Orders of the axes that split the dimension, the most contiguous first."""
+        pinned = self.program.dim(name).order
+        if pinned is not None:
+            return [pinned]
+        axes = self.program.mesh.sorted(self.used.get(name, ()))
+        return sorted(permutations(axes), key=lambda order: -self.score(name, order))
+
+    def joint(self, names: list[str]) -> dict[str, Order]:
+        """Orders for dimensions that constraints tie together; the best in all that satisfies every constraint."""
+        relevant = [c for c in self.constraints if set(c.dims) & set(names)]
+        composite = {c.dims[0]: c for c in relevant if isinstance(c.statement.operation, Split | Merge)}
+        simple = [name for name in names if name not in composite]
+        best: tuple[int, dict[str, Order]] | None = None
+        for orders in self.assignments(simple, list(composite.values())):
+            if all(_holds(c, orders, self.program) for c in relevant):
+                score = sum(self.score(name, orders[name]) for name in names)
+                if best is None or score > best[0]:
+                    best = (score, dict(orders))
+        if best is None:
+            first = relevant[0]
+            raise fault(
+                "digits",
+                f"no order of digits lets {first.statement.operation.keyword} keep every index on its chip:"
+                f" {first.operand} and {first.statement.result.type}",
+                first.statement.span,
+                f"leave one of {', '.join(first.dims)} whole, or gather before it",
+            )
+        return best[1]
+
+    def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
+        """Orders for the simple dimensions, with what follows from them for those that split into several."""
+
+        def descend(rest: list[str], orders: dict[str, Order]) -> Iterator[dict[str, Order]]:
+            if rest:
+                for order in self.candidates(rest[0]):
+                    yield from descend(rest[1:], {**orders, rest[0]: order})
+                return
+            yield from self.completed(orders, composite)
+
+        yield from descend(simple, {})
+
+    def completed(self, orders: dict[str, Order], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
+        if not composite:
+            yield orders
+            return
+        constraint, *others = composite
+        name, *parts = constraint.dims
+        for order in self.composed(constraint, name, parts, orders):
+            yield from self.completed({**orders, name: order}, others)
+
+    def composed(
+        self, constraint: _Constraint, name: str, parts: list[str], orders: Mapping[str, Order]
+    ) -> Iterator[Order]:
+        """The parts' digits one after the other, with the axes that split only the whole placed where they fit."""
+        pinned = self.program.dim(name).order
+        if pinned is not None:
+            yield pinned
+            return
+        mesh = self.program.mesh
+        sizes = self.program.sizes(constraint.func)
+        known = {digit for part in parts for digit in orders.get(part, ())}
+        extra = [axis for axis in mesh.sorted(self.used.get(name, ())) if axis not in known]
+        for homes in _distributions(len(extra), len(parts)):
+            digits: list[str | int] = []
+            fits = True
+            for i, part in enumerate(parts):
+                own = (*orders.get(part, ()), *(axis for axis, home in zip(extra, homes, strict=True) if home == i))
+                rest, remainder = divmod(sizes[part], order_size(own, mesh))
+                fits &= remainder == 0
+                digits.extend(own)
+                if rest > 1 and i + 1 < len(parts):
+                    digits.append(rest)
+            if fits:
+                while digits and isinstance(digits[-1], int):
+                    digits.pop()
+                yield tuple(digits)
+
+
+def _distributions(n: int, places: int) -> Iterator[tuple[int, ...]]:
+    if n == 0:
+        yield ()
+        return
+    for first in range(places):
+        for rest in _distributions(n - 1, places):
+            yield (first, *rest)
+
+
+def _holds(constraint: _Constraint, orders: Mapping[str, Order], program: Program) -> bool:
+    seen = {**orders_in(program, constraint.func), **orders}
+    result = constraint.statement.result.type
+    assert isinstance(result, TensorType)
+    return digits_fit(constraint.statement.operation, constraint.operand, result, seen, program.mesh)
+
+
+def _edges(program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Dimensions with the axes that split them, once for each edge value."""
+    kinds: list[ValueType] = [value.type for value in (*program.weights, *program.state)]
+    for func in program.funcs:
+        kinds.extend(value.type for value in func.params)
+        kinds.extend(func.results)
+    for kind in kinds:
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            if axes:
+                yield dim.name, axes
+
+
+def _constraints(program: Program) -> Iterator[_Constraint]:
+    for func in program.funcs:
+        scope = Scope.of(program, func)
+        yield from _constraints_in(func, func.body, scope)
+
+
+def _constraints_in(func: Func, body: tuple[object, ...], scope: Scope) -> Iterator[_Constraint]:
+    from shardwright.ir.program import Loop, SetState
+
+    for statement in body:
+        match statement:
+            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() as operation):
+                name = statement.operands[0]
+                operand = scope.type_of(name) if isinstance(name, str) else None
+                if isinstance(operand, TensorType):
+                    tied = _tied_dims(operation, operand)
+                    if tied:
+                        yield _Constraint(func, statement, operand, tied)
+            case Loop():
+                yield from _constraints_in(func, statement.body, scope.inside(statement))
+            case _:
+                pass
+        if isinstance(statement, Let | Loop):
+            for value in statement.results:
+                scope.define(value)
+        else:
+            assert isinstance(statement, SetState)
+
+
+def _tied_dims(operation: Rename | Split | Merge | Take | Concat, operand: TensorType) -> tuple[str, ...]:
+    """The dimensions whose orders must agree, the composite one first; none if no split passes."""
+    match operation:
+        case Rename():
+            return next(((old, new) for old, new in operation.pairs if operand.split(old)), ())
+        case Split():
+            return (operation.source, *operation.parts) if operand.split(operation.source) else ()
+        case Merge():
+            return (operation.target, *operation.parts) if any(map(operand.split, operation.parts)) else ()
+        case Take() | Concat():
+            return ()

@@ -1,0 +1,269 @@
+"""`cleanup`: what nobody uses, what is computed twice, and movements that merge or cancel, are removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.cost.resharding import plan, received_bytes
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.operation import Number, Operand
+from shardwright.ir.ops import Alias, Movement
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, map_bodies, rename_operands
+from shardwright.ir.types import TensorType
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Cleanup(Pass):
+    """Dead code, common subexpressions, aliases, and neighbouring movements.
+
+        a :~ bf16 BLE_xyz = reduce_scatter[x -> E](h)      # used by b alone
+        b :~ bf16 BLE_yz = all_gather[x](a)
+
+    becomes
+
+        b :~ bf16 BLE_yz = all_reduce[x](h)
+
+    Two movements of which the first has no other use become the one plan from the first's operand to the
+    second's result, where that receives no more bytes and takes fewer steps. Statements that the author named
+    stay if they are used; a state that is set is used.
+    """
+
+    name: ClassVar[str] = "cleanup"
+
+    def run(self, program: Program) -> Program:
+        funcs = []
+        for func in program.funcs:
+            cleaned = func
+            while True:
+                before = cleaned
+                cleaned = _without_duplicates(program, _without_aliases(cleaned))
+                cleaned = _with_merged_movements(program, cleaned)
+                cleaned = _without_dead_code(cleaned)
+                if cleaned == before:
+                    break
+            funcs.append(cleaned)
+        return replace(program, funcs=tuple(funcs))
+
+
+def _uses(func: Func) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    names: list[Operand] = list(func.returns)
+    for statement, _ in func.walk():
+        match statement:
+            case Let():
+                names.extend(statement.operands)
+            case SetState():
+                names.append(statement.operand)
+            case Loop():
+                names.extend(carry.initial for carry in statement.carries)
+                names.extend(statement.following)
+    for name in names:
+        if isinstance(name, str):
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _without_dead_code(func: Func) -> Func:
+    uses = _uses(func)
+
+    def sweep(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(s for s in body if not _is_dead(s, uses))
+
+    return map_bodies(func, sweep)
+
+
+def _is_dead(statement: Statement, uses: dict[str, int]) -> bool:
+    match statement:
+        case Let():
+            return all(value.name not in uses for value in statement.results)
+        case Loop():
+            sets = any(isinstance(inner, SetState) for inner in _deep(statement.body))
+            return not sets and all(value.name not in uses for value in statement.results)
+        case SetState():
+            return False
+
+
+def _deep(body: tuple[Statement, ...]) -> list[Statement]:
+    found: list[Statement] = []
+    for statement in body:
+        found.append(statement)
+        if isinstance(statement, Loop):
+            found.extend(_deep(statement.body))
+    return found
+
+
+def _without_aliases(func: Func) -> Func:
+    """A name that only repeats another, in the same type and at the same depth, is replaced by it.
+
+    Names for state stay: what they mean is the version at their place.
+    """
+    state_like = {s.state for s, _ in func.walk() if isinstance(s, SetState)}
+
+    def visit(body: tuple[Statement, ...], types: dict[str, TensorType]) -> tuple[Statement, ...]:
+        names: dict[str, str] = {}
+        made: list[Statement] = []
+        for original in body:
+            statement = rename_operands(original, names)
+            if isinstance(statement, Let) and isinstance(statement.operation, Alias):
+                source = statement.operands[0]
+                value = statement.result
+                if (
+                    isinstance(source, str)
+                    and source not in state_like
+                    and types.get(source) == value.type
+                    and (value.marking is not Marking.DEMANDED or source in types)
+                ):
+                    names[value.name] = source
+                    continue
+            if isinstance(statement, Let | Loop):
+                for value in statement.results:
+                    if isinstance(value.type, TensorType):
+                        types[value.name] = value.type
+            made.append(statement)
+        renamed.update(names)
+        return tuple(made)
+
+    renamed: dict[str, str] = {}
+
+    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return visit(body, {v.name: v.type for v in func.params if isinstance(v.type, TensorType)})
+
+    made = map_bodies(func, rewrite)
+
+    def final(name: str) -> str:
+        while name in renamed:
+            name = renamed[name]
+        return name
+
+    def settle(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        settled: list[Statement] = []
+        for statement in body:
+            if isinstance(statement, Loop):
+                settled.append(replace(statement, following=tuple(final(n) for n in statement.following)))
+            else:
+                settled.append(statement)
+        return tuple(settled)
+
+    return replace(map_bodies(made, settle), returns=tuple(final(name) for name in made.returns))
+
+
+def _without_duplicates(program: Program, func: Func) -> Func:
+    """The same operation on the same values in the same type is computed once (state is another value once set)."""
+    state = program.state_names
+    renamed: dict[str, str] = {}
+
+    def visit(body: tuple[Statement, ...], outer: dict[object, str], versions: dict[str, int]) -> tuple[Statement, ...]:
+        seen = dict(outer)
+        made: list[Statement] = []
+        set_inside = {s.state for s in _deep(body) if isinstance(s, SetState)}
+        seen = {key: name for key, name in seen.items() if not _mentions(key, set_inside)}
+        for original in body:
+            statement = rename_operands(original, renamed)
+            match statement:
+                case Let():
+                    key = (
+                        statement.operation,
+                        tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands),
+                        statement.result.type,
+                    )
+                    known = seen.get(key)
+                    if known is not None and statement.result.marking is not Marking.DEMANDED:
+                        renamed[statement.result.name] = known
+                        continue
+                    seen.setdefault(key, statement.result.name)
+                    made.append(statement)
+                case SetState():
+                    versions[statement.state] = versions.get(statement.state, 0) + 1
+                    made.append(statement)
+                case Loop():
+                    sliced = {
+                        key: name
+                        for key, name in seen.items()
+                        if not _mentions(key, state) and not _carries(key, statement)
+                    }
+                    body_made = visit(statement.body, sliced, versions)
+                    following = tuple(renamed.get(n, n) for n in statement.following)
+                    made.append(replace(statement, body=body_made, following=following))
+                    for inner in _deep(statement.body):
+                        if isinstance(inner, SetState):
+                            versions[inner.state] = versions.get(inner.state, 0) + 1
+        return tuple(made)
+
+    body = visit(func.body, {}, {})
+    return replace(func, body=body, returns=tuple(renamed.get(n, n) for n in func.returns))
+
+
+def _mentions(key: object, names: set[str] | frozenset[str]) -> bool:
+    assert isinstance(key, tuple)
+    return any(isinstance(operand, tuple) and operand[0] in names for operand in key[1])
+
+
+def _carries(key: object, loop: Loop) -> bool:
+    """Whether a value known outside is another one inside the loop, since the loop slices it or its operands."""
+    assert isinstance(key, tuple)
+    kind = key[2]
+    assert isinstance(kind, TensorType) or kind is not None
+    return loop.dim in kind.names
+
+
+def _with_merged_movements(program: Program, func: Func) -> Func:
+    uses = _uses(func)
+    orders = orders_in(program, func)
+    mesh = program.mesh
+
+    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        at: dict[str, int] = {}
+        for statement in body:
+            first = _movement(made, at, statement, uses)
+            if first is not None and isinstance(statement, Let):
+                before = made[first]
+                assert isinstance(before, Let)
+                source = kinds.get(_only(before))
+                middle, target = before.result.type, statement.result.type
+                if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
+                    better = plan(source, target, mesh, orders)
+                    now = received_bytes(_move(before), source, mesh) + received_bytes(_move(statement), middle, mesh)
+                    if len(better.steps) < 2 and better.bytes_received <= now:
+                        operation = better.steps[0].operation if better.steps else Alias()
+                        made[first] = replace(statement, operation=operation, operands=before.operands)
+                        at[statement.result.name] = first
+                        continue
+            if isinstance(statement, Let):
+                at[statement.result.name] = len(made)
+            made.append(statement)
+        return tuple(made)
+
+    kinds: dict[str, object] = {v.name: v.type for v in func.params}
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            kinds.update((value.name, value.type) for value in statement.results)
+        if isinstance(statement, Loop):
+            kinds.update((carry.value.name, carry.value.type) for carry in statement.carries)
+    return map_bodies(func, rewrite)
+
+
+def _only(statement: Let) -> str:
+    name = statement.operands[0]
+    assert isinstance(name, str)
+    return name
+
+
+def _move(statement: Let) -> Movement:
+    assert isinstance(statement.operation, Movement)
+    return statement.operation
+
+
+def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: dict[str, int]) -> int | None:
+    """Where the movement stands whose result this movement alone uses, in the same block."""
+    if not isinstance(statement, Let) or not isinstance(statement.operation, Movement):
+        return None
+    name = statement.operands[0]
+    if isinstance(name, Number) or uses.get(name) != 1 or name not in at:
+        return None
+    before = made[at[name]]
+    if isinstance(before, Let) and isinstance(before.operation, Movement) and before.result.marking is Marking.FOUND:
+        return at[name]
+    return None

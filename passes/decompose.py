@@ -1,0 +1,246 @@
+"""`decompose`: norms, softmax, argmax and positions become reductions and elementwise operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.ir import ops
+from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
+from shardwright.ir.program import (
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Namer,
+    Program,
+    Scope,
+    Statement,
+    Value,
+    names_of,
+)
+from shardwright.ir.types import DType, OpenType, Shape
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Decompose(Pass):
+    """Rewrites what reduces over a dimension inside, so that its collectives follow from the same rules as all others.
+
+        p = softmax[T](s)        # s: f32 BHT
+
+    becomes
+
+        p_max = max[T](s)
+        p_shifted = s - p_max
+        p_exp = exp(p_shifted)
+        p_sum = sum[T](p_exp)
+        p = p_exp / p_sum
+
+    Norms and softmax are computed in f32 and rounded in the end, as their definitions say. A causal softmax
+    masks by global indices (`iota`); `argmax` is the least index among those that reach the maximum; a scalar
+    position of `rotary` becomes the positions themselves.
+    """
+
+    name: ClassVar[str] = "decompose"
+
+    def run(self, program: Program) -> Program:
+        return replace(program, funcs=tuple(_Rewriter(program, func).rewritten() for func in program.funcs))
+
+
+class _Rewriter:
+    """Rewrites one function; `out` gathers the statements of the block at hand."""
+
+    def __init__(self, program: Program, func: Func) -> None:
+        self.func = func
+        self.sizes = program.sizes(func)
+        self.program = program
+        self.namer = Namer(names_of(func) | set(program.globals))
+        self.scope = Scope.of(program, func)
+        self.out: list[Statement] = []
+        self.at: Let | None = None
+
+    def rewritten(self) -> Func:
+        return replace(self.func, body=self.block(self.func.body))
+
+    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        outer, self.out = self.out, []
+        for statement in body:
+            match statement:
+                case Let():
+                    self.let(statement)
+                case Loop():
+                    scope = self.scope
+                    self.scope = scope.inside(statement)
+                    inner = self.block(statement.body)
+                    self.scope = scope
+                    self.out.append(replace(statement, body=inner))
+                    for value in statement.results:
+                        self.scope.define(value)
+                case _:
+                    self.out.append(statement)
+        made, self.out = tuple(self.out), outer
+        return made
+
+    def let(self, statement: Let) -> None:
+        self.at = statement
+        expansion = _EXPANSIONS.get(type(statement.operation))
+        if expansion is None or not expansion(self, statement):
+            self.out.append(statement)
+        self.scope.define(statement.result)
+
+    # ------------------------------------------------------------ building
+
+    def shape(self, operand: Operand) -> Shape | None:
+        return None if isinstance(operand, Number) else self.scope.type_of(operand).shape
+
+    def emit(self, operation: Operation, operands: Sequence[Operand], wish: str) -> str:
+        """Appends a statement under a fresh name, which it gives back."""
+        assert self.at is not None
+        args = [
+            Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, self.scope.type_of(o).shape) for o in operands
+        ]
+        (shape,) = operation.infer(args, Context(self.sizes))
+        value = Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, self.at.span)
+        self.out.append(Let((value,), operation, tuple(operands), self.at.span))
+        self.scope.define(value)
+        return value.name
+
+    def finish(self, operation: Operation, operands: Sequence[Operand]) -> bool:
+        """Appends the last statement, which defines the value that was rewritten."""
+        assert self.at is not None
+        self.out.append(replace(self.at, operation=operation, operands=tuple(operands)))
+        return True
+
+    def in_f32(self, operand: str, wish: str) -> str:
+        shape = self.shape(operand)
+        assert shape is not None
+        return operand if shape.dtype is DType.F32 else self.emit(ops.Convert(DType.F32), [operand], wish)
+
+    def rounded(self, operation: Operation, operands: Sequence[Operand], wish: str) -> bool:
+        """Finishes with a value computed in f32, rounded to the format of the value that was rewritten."""
+        assert self.at is not None
+        dtype = self.at.result.shape.dtype
+        if dtype is DType.F32:
+            return self.finish(operation, operands)
+        return self.finish(ops.Convert(dtype), [self.emit(operation, operands, wish)])
+
+
+def _name(operand: Operand) -> str:
+    assert isinstance(operand, str)
+    return operand
+
+
+def _size(rewriter: _Rewriter, dims: Sequence[str], shape: Shape) -> Number:
+    """The number of elements of a mean, as `size[E]` where it is the size of a declared dimension."""
+    if len(dims) == 1 and rewriter.sizes[dims[0]] == shape.size(dims[0]):
+        return Number(str(shape.size(dims[0])), dims[0])
+    count = 1
+    for dim in dims:
+        count *= shape.size(dim)
+    return Number(str(count))
+
+
+def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
+    operation = statement.operation
+    assert isinstance(operation, ops.Softmax)
+    name = statement.result.name
+    scores = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
+    if operation.causal is not None:
+        keys = rewriter.emit(ops.Iota(operation.dims[0]), [], f"{name}_keys")
+        queries = rewriter.emit(ops.Iota(operation.causal), [], f"{name}_queries")
+        if len(statement.operands) > 1:
+            queries = rewriter.emit(ops.Add(), [queries, statement.operands[1]], f"{name}_positions")
+        visible = rewriter.emit(ops.LessEqual(), [keys, queries], f"{name}_visible")
+        scores = rewriter.emit(ops.Where(), [visible, scores, Number("-inf")], f"{name}_masked")
+    greatest = rewriter.emit(ops.Max(operation.dims), [scores], f"{name}_max")
+    shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
+    powers = rewriter.emit(ops.Exp(), [shifted], f"{name}_exp")
+    total = rewriter.emit(ops.Sum(operation.dims), [powers], f"{name}_sum")
+    return rewriter.rounded(ops.Div(), [powers, total], f"{name}_weights")
+
+
+def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
+    operation = statement.operation
+    assert isinstance(operation, ops.Argmax)
+    name = statement.result.name
+    values = _name(statement.operands[0])
+    shape = rewriter.shape(values)
+    assert shape is not None
+    greatest = rewriter.emit(ops.Max((operation.dim,)), [values], f"{name}_max")
+    reaches = rewriter.emit(ops.Equal(), [values, greatest], f"{name}_reaches")
+    index = rewriter.emit(ops.Iota(operation.dim), [], f"{name}_index")
+    negative = rewriter.emit(ops.Neg(), [index], f"{name}_negative")
+    chosen = rewriter.emit(ops.Where(), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen")
+    least = rewriter.emit(ops.Max((operation.dim,)), [chosen], f"{name}_least")
+    return rewriter.finish(ops.Neg(), [least])
+
+
+def _layernorm(rewriter: _Rewriter, statement: Let) -> bool:
+    operation = statement.operation
+    assert isinstance(operation, ops.Layernorm)
+    name = statement.result.name
+    source = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
+    shape = rewriter.shape(source)
+    assert shape is not None
+    count = _size(rewriter, operation.dims, shape)
+    total = rewriter.emit(ops.Sum(operation.dims), [source], f"{name}_sum")
+    mean = rewriter.emit(ops.Div(), [total, count], f"{name}_mean")
+    centred = rewriter.emit(ops.Sub(), [source, mean], f"{name}_centred")
+    return _scaled(rewriter, statement, centred, operation.dims, operation.eps, count)
+
+
+def _rmsnorm(rewriter: _Rewriter, statement: Let) -> bool:
+    operation = statement.operation
+    assert isinstance(operation, ops.Rmsnorm)
+    source = rewriter.in_f32(_name(statement.operands[0]), f"{statement.result.name}_f32")
+    shape = rewriter.shape(source)
+    assert shape is not None
+    count = _size(rewriter, operation.dims, shape)
+    return _scaled(rewriter, statement, source, operation.dims, operation.eps, count)
+
+
+def _scaled(
+    rewriter: _Rewriter, statement: Let, centred: str, dims: tuple[str, ...], eps: float, count: Number
+) -> bool:
+    """Divides by the root of the mean square, then applies scale and offset if there are any."""
+    name = statement.result.name
+    square = rewriter.emit(ops.Mul(), [centred, centred], f"{name}_square")
+    power = rewriter.emit(ops.Sum(dims), [square], f"{name}_power")
+    mean = rewriter.emit(ops.Div(), [power, count], f"{name}_mean_square")
+    safe = rewriter.emit(ops.Add(), [mean, Number(repr(eps))], f"{name}_safe")
+    inverse = rewriter.emit(ops.Rsqrt(), [safe], f"{name}_inverse")
+    if len(statement.operands) == 1:
+        return rewriter.rounded(ops.Mul(), [centred, inverse], f"{name}_normed")
+    normed = rewriter.emit(ops.Mul(), [centred, inverse], f"{name}_normed")
+    scale = rewriter.in_f32(_name(statement.operands[1]), f"{name}_scale")
+    if len(statement.operands) == 2:
+        return rewriter.rounded(ops.Mul(), [normed, scale], f"{name}_scaled")
+    scaled = rewriter.emit(ops.Mul(), [normed, scale], f"{name}_scaled")
+    offset = rewriter.in_f32(_name(statement.operands[2]), f"{name}_offset")
+    return rewriter.rounded(ops.Add(), [scaled, offset], f"{name}_moved")
+
+
+def _rotary(rewriter: _Rewriter, statement: Let) -> bool:
+    operation = statement.operation
+    assert isinstance(operation, ops.Rotary)
+    args = [Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, rewriter.shape(o)) for o in statement.operands]
+    along = operation.positions_dim(args)
+    if along is None:
+        return False
+    positions = rewriter.emit(ops.Iota(along), [], f"{statement.result.name}_index")
+    start = statement.operands[1]
+    if not (isinstance(start, Number) and start.value == 0):
+        positions = rewriter.emit(ops.Add(), [positions, start], f"{statement.result.name}_positions")
+    operands = (statement.operands[0], positions, *statement.operands[2:])
+    return rewriter.finish(replace(operation, seq=None), operands)
+
+
+_EXPANSIONS: dict[type[Operation], Callable[[_Rewriter, Let], bool]] = {
+    ops.Softmax: _softmax,
+    ops.Argmax: _argmax,
+    ops.Layernorm: _layernorm,
+    ops.Rmsnorm: _rmsnorm,
+    ops.Rotary: _rotary,
+}

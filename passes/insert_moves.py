@@ -1,0 +1,63 @@
+"""`insert-moves`: every change of layout becomes the collectives that make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.cost.resharding import plan
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.ops import Alias
+from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value, map_scoped, names_of
+from shardwright.ir.types import TensorType
+from shardwright.ir.verifier import Level
+from shardwright.passes.base import Pass
+from shardwright.passes.place import change_word
+
+
+@dataclass(frozen=True)
+class InsertMoves(Pass):
+    """Writes down the planned movements (`cost.resharding`), and nothing else.
+
+        y_partial :~ bf16 BLE_x(partialsum-yz) = h @[F] w_out
+        y: bf16 BLE_xyz = y_partial
+
+    becomes
+
+        y_partial :~ bf16 BLE_x(partialsum-yz) = h @[F] w_out
+        y: bf16 BLE_xyz = reduce_scatter[yz -> E](y_partial)
+    """
+
+    name: ClassVar[str] = "insert-moves"
+    leaves: ClassVar[Level] = Level.EXPLICIT
+
+    def run(self, program: Program) -> Program:
+        return replace(program, funcs=tuple(_with_moves(program, func) for func in program.funcs))
+
+
+def _with_moves(program: Program, func: Func) -> Func:
+    orders = orders_in(program, func)
+    namer = Namer(names_of(func) | set(program.globals))
+
+    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+        if not isinstance(statement, Let) or not isinstance(statement.operation, Alias):
+            return (statement,)
+        (name,) = statement.operands
+        assert isinstance(name, str)
+        source, target = scope.type_of(name), statement.result.concrete
+        if source == target or not isinstance(source, TensorType):
+            return (statement,)
+        made: list[Statement] = []
+        kind = source
+        steps = plan(source, target, program.mesh, orders).steps
+        for i, step in enumerate(steps):
+            if i + 1 == len(steps):
+                value = statement.result
+            else:
+                wish = f"{statement.result.name}_{change_word(kind, step.type)}"
+                value = Value(namer.fresh(wish), step.type, Marking.FOUND, statement.span)
+            made.append(Let((value,), step.operation, (name,), statement.span))
+            name, kind = value.name, step.type
+        return tuple(made)
+
+    return map_scoped(program, func, rewrite)

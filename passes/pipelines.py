@@ -1,0 +1,136 @@
+"""Pipelines: passes by name, in order, with verification between them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardwright.ir.completion import complete
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.program import Program
+from shardwright.ir.verifier import Level, verify
+from shardwright.passes.base import Pass
+from shardwright.passes.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.insert_moves import InsertMoves
+from shardwright.passes.place import Place
+
+PASSES: dict[str, type[Pass]] = {p.name: p for p in (Decompose, Place, ChooseDigitOrder, InsertMoves, Cleanup)}
+"""Every pass by name."""
+
+EXPLICIT: tuple[Pass, ...] = (Decompose(), Cleanup(), Place(), ChooseDigitOrder(), InsertMoves(), Cleanup())
+"""From a surface program to one in which every movement is a statement."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one pass did: the program after it, and the seconds that it took."""
+
+    applied: Pass
+    program: Program
+    seconds: float
+
+
+class CompilerError(Exception):
+    """A pass left a program that does not verify: a fault of the compiler, not of its input."""
+
+
+def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
+    """The program after the passes. Verifies before the first and after each; `observe` sees every step.
+
+    Raises a `DiagnosticError` where the input is at fault, a `CompilerError` where a pass is.
+    """
+    verify(program, Level.SURFACE)
+    level = Level.SURFACE
+    for applied in passes:
+        if applied.takes is Level.EXPLICIT and level is Level.SURFACE:
+            program = complete(program)
+            verify(program, Level.EXPLICIT)
+        began = time.perf_counter()
+        program = applied.run(program)
+        seconds = time.perf_counter() - began
+        level = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
+        try:
+            verify(program, level)
+        except DiagnosticError as error:
+            raise CompilerError(f"{applied.name} left an ill-typed program: {error}") from error
+        if observe is not None:
+            observe(Trace(applied, program, seconds))
+    return program
+
+
+def explicit(program: Program) -> Program:
+    """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip."""
+    return run_passes(program, EXPLICIT)
+
+
+_ITEM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\{([^{}]*)\})?\s*")
+
+
+def parse_pipeline(text: str) -> tuple[Pass, ...]:
+    """`'decompose,place{objective=bytes}'` as passes. Raises a `DiagnosticError` that names the known ones."""
+    passes: list[Pass] = []
+    at = 0
+    while at < len(text):
+        found = _ITEM.match(text, at)
+        if not found or (found.end() < len(text) and text[found.end()] != ","):
+            raise fault(
+                "bad-pipeline",
+                f"cannot read the passes from {text[at:]!r} on",
+                NOWHERE,
+                "write them as in: decompose,place,insert-moves",
+            )
+        passes.append(_made(found[1], _options(found[1], found[2] or "")))
+        at = found.end() + 1
+    if not passes:
+        raise fault("bad-pipeline", "no passes are named", NOWHERE, f"the passes are {', '.join(PASSES)}")
+    return tuple(passes)
+
+
+def _options(name: str, text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise fault(
+                "bad-pipeline", f"{name}: the option {item!r} has no value", NOWHERE, f"write {name}{{{item}=...}}"
+            )
+        options[key.strip()] = value.strip()
+    return options
+
+
+def _made(name: str, options: Mapping[str, str]) -> Pass:
+    if name not in PASSES:
+        near = did_you_mean(name, list(PASSES))
+        raise fault(
+            "unknown-pass",
+            f"there is no pass {name}",
+            NOWHERE,
+            f"did you mean {near}?" if near else f"the passes are {', '.join(PASSES)}",
+        )
+    made = PASSES[name]
+    known = {field.name.replace("_", "-"): field for field in fields(made)}
+    values: dict[str, Any] = {}
+    for key, text in options.items():
+        field = known.get(key.replace("_", "-"))
+        if field is None:
+            listed = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise fault("unknown-option", f"{name} has no option {key}", NOWHERE, listed)
+        values[field.name] = _value(name, key, text, field.default)
+    return made(**values)
+
+
+def _value(name: str, key: str, text: str, default: object) -> object:
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise fault("bad-option", f"{name}: {key} is true or false, not {text}", NOWHERE)
+        return text == "true"
+    if isinstance(default, int):
+        if not text.isdigit():
+            raise fault("bad-option", f"{name}: {key} is a whole number, not {text}", NOWHERE)
+        return int(text)
+    return text

@@ -1,0 +1,159 @@
+"""`place`: every layout that the author left open is chosen, all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.cost.placement import Node, Placement, UseKey, place_layouts
+from shardwright.ir.operation import Number, Operand
+from shardwright.ir.ops import Alias
+from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
+from shardwright.ir.types import OpenType, TensorType
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Place(Pass):
+    """Fills the holes so that the fewest bytes are received per chip, then the fewest collectives are run.
+
+        x: bf16 BLE_xyz, w_in: bf16 E_xF_yz
+        h: bf16 BLF? = x @[E] w_in
+
+    becomes
+
+        x_gathered :~ bf16 BLE_x = x
+        h :~ bf16 BLF_yz(partialsum-x) = x_gathered @[E] w_in
+
+    The choice is exact (`cost.placement`). A change of layout is left as a statement that gives a value a
+    second name with another type; `insert-moves` writes the collectives for it. A layout that several uses
+    need is named once, before the first of them; inside a loop only where the value differs from trip to trip.
+    """
+
+    name: ClassVar[str] = "place"
+
+    def run(self, program: Program) -> Program:
+        placement = place_layouts(program)
+        weights = tuple(_filled(value, placement) for value in program.weights)
+        state = tuple(_filled(value, placement) for value in program.state)
+        funcs = tuple(_Writer(program, func, placement).rewritten() for func in program.funcs)
+        return replace(program, weights=weights, state=state, funcs=funcs)
+
+
+def _filled(value: Value, placement: Placement) -> Value:
+    """A weight or a state value with its holes filled."""
+    if isinstance(value.type, TensorType):
+        return value
+    node = next(node for node in placement.nodes if node.func is None and node.name == value.name)
+    return replace(value, type=placement.kinds[node.home])
+
+
+class _Writer:
+    """Writes one function down with the types that were chosen."""
+
+    def __init__(self, program: Program, func: Func, placement: Placement) -> None:
+        self.func = func
+        self.placement = placement
+        self.namer = Namer(names_of(func) | set(program.globals))
+        self.blocks: list[list[Statement]] = []
+        self.copies: dict[tuple[int, TensorType], str] = {}
+
+    def rewritten(self) -> Func:
+        func = self.func
+        params = tuple(
+            replace(value, type=self.placement.kinds[self.placement.defined[id(func), value.name].home])
+            for value in func.params
+        )
+        self.blocks.append([])
+        self.block(func.body)
+        returns = tuple(self.operand(name, (id(func), i)) for i, name in enumerate(func.returns))
+        results = tuple(self.placement.kinds[self.placement.by_use[id(func), i][1]] for i in range(len(returns)))
+        return replace(func, params=params, body=tuple(self.blocks.pop()), returns=returns, results=results)
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            match statement:
+                case Let():
+                    self.let(statement)
+                case SetState():
+                    operand = self.operand(statement.operand, (id(statement), 0))
+                    self.blocks[-1].append(replace(statement, operand=operand))
+                case Loop():
+                    self.loop(statement)
+
+    def let(self, statement: Let) -> None:
+        operands: list[Operand] = []
+        for i, operand in enumerate(statement.operands):
+            operands.append(operand if isinstance(operand, Number) else self.operand(operand, (id(statement), i)))
+        value = statement.result
+        node = self.placement.defined[id(statement), value.name]
+        home, made = self.placement.kinds[node.home], self.placement.kinds[node.made]
+        chosen = replace(value, type=home, marking=_marking(value))
+        if home == made:
+            self.blocks[-1].append(replace(statement, results=(chosen,), operands=tuple(operands)))
+            return
+        raw = Value(self.namer.fresh(f"{value.name}_{_made_word(made)}"), made, Marking.FOUND, value.span)
+        self.blocks[-1].append(replace(statement, results=(raw,), operands=tuple(operands)))
+        self.blocks[-1].append(Let((chosen,), Alias(), (raw.name,), statement.span))
+
+    def loop(self, statement: Loop) -> None:
+        n = len(statement.carries)
+        initial = [self.operand(carry.initial, (id(statement), i)) for i, carry in enumerate(statement.carries)]
+        carries = tuple(
+            replace(carry, initial=name, value=self.chosen(carry.value, statement))
+            for carry, name in zip(statement.carries, initial, strict=True)
+        )
+        self.blocks.append([])
+        self.block(statement.body)
+        following = tuple(self.operand(name, (id(statement), n + i)) for i, name in enumerate(statement.following))
+        body = tuple(self.blocks.pop())
+        results = tuple(self.chosen(value, statement) for value in statement.results)
+        self.blocks[-1].append(replace(statement, carries=carries, body=body, following=following, results=results))
+
+    def chosen(self, value: Value, by: Statement) -> Value:
+        node = self.placement.defined[id(by), value.name]
+        return replace(value, type=self.placement.kinds[node.home], marking=_marking(value))
+
+    # ------------------------------------------------------------ uses
+
+    def operand(self, name: str, key: UseKey) -> str:
+        """The name of the value in the layout that this use takes, written down before it if it is not yet."""
+        node, variable = self.placement.by_use[key]
+        return self.copy(node, name, self.placement.kinds[variable])
+
+    def copy(self, node: Node, name: str, kind: TensorType) -> str:
+        if kind == self.placement.kinds[node.home]:
+            return name
+        known = self.copies.get((id(node), kind))
+        if known is not None:
+            return known
+        parent = next(a for a, b in self.placement.trees[id(node)] if b == kind)
+        source = self.copy(node, name, parent)
+        value = Value(self.namer.fresh(f"{name}_{change_word(parent, kind)}"), kind, Marking.FOUND)
+        self.blocks[len(node.loops)].append(Let((value,), Alias(), (source,)))
+        self.copies[id(node), kind] = value.name
+        return value.name
+
+
+def _marking(value: Value) -> Marking:
+    return Marking.FOUND if isinstance(value.type, OpenType) else value.marking
+
+
+def _made_word(kind: TensorType) -> str:
+    return "partial" if kind.partial else "local"
+
+
+def change_word(source: TensorType, target: TensorType) -> str:
+    """What a value is called after it has gone from one layout to another."""
+    if source.partial and source.partial != target.partial:
+        return "reduced" if set(source.partial_axes) <= _freed(source, target) else "scattered"
+    before, after = set(source.split_axes), set(target.split_axes)
+    if target.partial and not source.partial:
+        return "addend"
+    if before - after:
+        return "gathered"
+    return "sliced" if after - before else "moved"
+
+
+def _freed(source: TensorType, target: TensorType) -> set[str]:
+    return {axis for axis in source.partial_axes if axis not in target.split_axes and axis not in target.partial_axes}
