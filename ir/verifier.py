@@ -86,16 +86,20 @@ class _Checker:
                     self.statement(statement, scope)
             except DiagnosticError as error:
                 self.diagnostics.extend(error.diagnostics)
+            if isinstance(statement, Let | Loop):  # also after a fault, which hides none of those that follow
+                for value in statement.results:
+                    scope.define(value)
         if not scope.loops and self.level is Level.EXPLICIT:
             for name, kind in zip(self.func.returns, self.func.results, strict=True):
-                self.same(scope.type_of(name), kind, f"{self.func.name} returns {name}", self.func)
+                try:
+                    self.same(scope.type_of(name), kind, f"{self.func.name} returns {name}", self.func)
+                except DiagnosticError as error:
+                    self.diagnostics.extend(error.diagnostics)
 
     def statement(self, statement: Statement, scope: Scope) -> None:
         match statement:
             case Let():
                 self.let(statement, scope)
-                for value in statement.results:
-                    scope.define(value)
             case SetState():
                 if self.level is Level.EXPLICIT:
                     self.same(
@@ -122,8 +126,6 @@ class _Checker:
                             f"{carry.value.name} is carried, and next gives {following}",
                             statement,
                         )
-                for value in statement.results:
-                    scope.define(value)
 
     def same(self, found: ValueType, wanted: ValueType, what: str, where: Statement | Func) -> None:
         if found != wanted:
