@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, fault
 from shardwright.ir.digit_orders import orders_in, splitting_axes
 from shardwright.ir.digits import Order
 from shardwright.ir.elaborate import placed
-from shardwright.ir.operation import Arg, Context, Number, Operand
+from shardwright.ir.operation import Arg, Context, Number, Operand, misuse
 from shardwright.ir.ops import Concat, Contract, Elementwise, Take
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, digits_fit
@@ -159,6 +160,22 @@ class _Checker:
             raise fault(
                 "wrong-dimensions", f"{statement.result.name}: {declared}, but the value is {found}", statement.span
             )
+        if isinstance(statement.operation, Take | Concat):
+            self.blocks(statement.operation, args)
+
+    def blocks(self, operation: Take | Concat, args: Sequence[Arg]) -> None:
+        """Taking and concatenating block by block wants equal blocks."""
+        n = self.program.mesh.product(operation.by)
+        bounds = [arg.tensor.size(operation.dim) for arg in args]
+        if isinstance(operation, Take):
+            bounds += [operation.start, operation.stop or 0]
+        for bound in bounds:
+            if bound % n:
+                raise misuse(
+                    "not-divisible",
+                    f"{operation.keyword}: {bound} elements of {operation.dim} are not divisible"
+                    f" by the {n} blocks of {' '.join(operation.by)}",
+                )
 
     def concrete(self, operand: Operand, scope: Scope) -> TensorType | None:
         if isinstance(operand, Number):

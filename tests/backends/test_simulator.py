@@ -219,3 +219,17 @@ def test_random_inputs_make_sense() -> None:
     again = random_inputs(made, made.func("step"), 3)
     np.testing.assert_array_equal(again.weights["wq"], given.weights["wq"])
     assert not np.array_equal(random_inputs(made, "step", 4).weights["wq"], given.weights["wq"])
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("take[F 0:3, by=xy](p)", "take: 3 elements of F are not divisible by the 4 blocks of x y"),
+        ("concat[F, by=xy](p, take[F 0:6](p))", "concat: 6 elements of F are not divisible by the 4 blocks of x y"),
+    ],
+)
+def test_blocks_are_equal(statement: str, message: str) -> None:
+    made = program(f"mesh x=2 y=2\ndim F=8\nfunc f(p: f32 F) -> f32 F {{\n  c = {statement}\n  return p\n}}\n")
+    with pytest.raises(DiagnosticError) as error:
+        simulate(made, "f", {"p": np.zeros(8)})
+    assert [d.message for d in error.value.diagnostics] == [message]
