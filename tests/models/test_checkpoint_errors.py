@@ -1,0 +1,366 @@
+"""What is said where a checkpoint's files, or the mapping of its weights, are at fault."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.checkpoints import config_of
+from safetensors.numpy import load_file, save_file
+
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.types import DType
+from shardwright.models.architectures import describe
+from shardwright.models.checkpoint import load_weights
+from shardwright.models.config import Config, read_config
+from shardwright.models.importing import import_model
+from shardwright.models.weight_map import WeightMap, check_map, read_map, to_json, weight_map
+
+Q1 = "model.layers.1.self_attn.q_proj.weight"
+
+
+def mapping_of(name: str) -> WeightMap:
+    return weight_map(describe(Config(config_of(name))))
+
+
+def said(folder: Path, mapping: WeightMap | None = None) -> str:
+    """The diagnostics of loading, with FOLDER for the folder."""
+    made = mapping or mapping_of("llama-grouped")
+    with pytest.raises(DiagnosticError) as caught:
+        load_weights(folder, made, dict.fromkeys(made.entries, DType.F32))
+    return caught.value.render().replace(str(folder), "FOLDER")
+
+
+@pytest.fixture
+def copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint("llama-grouped"), tmp_path / "copy"))
+
+
+def change(folder: Path, tensors: dict[str, np.ndarray | None]) -> None:
+    """Rewrites the weights with some replaced, or left out where None."""
+    file = folder / "model.safetensors"
+    merged = {**load_file(file), **tensors}
+    save_file({name: array for name, array in merged.items() if array is not None}, file)
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def test_missing_tensor(copy: Path) -> None:
+    change(copy, {Q1: None})
+    assert said(copy) == (
+        f"FOLDER: error: tensor {Q1}, for wq, is not in model.safetensors [missing-tensor]\n"
+        "note: did you mean model.layers.1.self_attn.v_proj.weight?"
+    )
+
+
+def test_many_missing_tensors(copy: Path) -> None:
+    save_file({}, copy / "model.safetensors")
+    text = said(copy)
+    assert text.startswith("FOLDER: error: tensor model.embed_tokens.weight, for embed, is not in any file [missing-")
+    assert text.count("error: ") == 5
+    assert ", and so on: 21 such tensors [missing-tensor]" in text
+
+
+def test_superfluous_tensor(copy: Path) -> None:
+    change(copy, {"model.extra.weight": np.zeros(3, np.float32)})
+    assert said(copy) == (
+        "FOLDER: error: tensor model.extra.weight in model.safetensors is no weight of the program"
+        " [superfluous-tensor]\n"
+        "note: the config does not describe this checkpoint, or it was changed since the import"
+    )
+
+
+def test_known_buffers_are_left_out(copy: Path) -> None:
+    made = mapping_of("llama-grouped")
+    before = load_weights(copy, made, dict.fromkeys(made.entries, DType.F32))
+    change(copy, {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)})
+    after = load_weights(copy, made, dict.fromkeys(made.entries, DType.F32))
+    assert all((before[name] == after[name]).all() for name in made.entries)
+
+
+def test_a_tied_copy_of_the_embeddings_is_left_out(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama-multihead-tied"), tmp_path / "copy"))
+    change(folder, {"lm_head.weight": np.zeros((96, 32), np.float32)})
+    made = mapping_of("llama-multihead-tied")
+    assert load_weights(folder, made, {"embed": DType.F32})["embed"].any()
+
+
+def test_wrong_shape(copy: Path) -> None:
+    change(copy, {Q1: np.zeros((32, 16), np.float32)})
+    assert said(copy) == (
+        f"FOLDER: error: tensor {Q1} in model.safetensors has the shape [32, 16], not [32, 32] [wrong-tensor]"
+    )
+
+
+def test_wrong_number_format(copy: Path) -> None:
+    change(copy, {Q1: np.zeros((32, 32), np.int8)})
+    assert said(copy) == (
+        f"FOLDER: error: tensor {Q1} in model.safetensors is I8, not one of F64, F32, BF16, F16 [wrong-tensor]"
+    )
+
+
+def test_a_tensor_in_two_files(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "a.safetensors")
+    save_file({Q1: np.zeros((32, 32), np.float32)}, copy / "b.safetensors")
+    assert said(copy) == f"FOLDER/b.safetensors: error: tensor {Q1} is also in a.safetensors [duplicate-tensor]"
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [(0, "header too small"), (20, "invalid header length"), (-7, "incomplete metadata, file not fully covered")],
+)
+def test_truncated_file(copy: Path, kept: int, reason: str) -> None:
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: kept or 0])
+    size = file.stat().st_size
+    assert said(copy) == (
+        f"FOLDER/model.safetensors: error: the file is truncated or corrupt: {reason} [corrupt-file]\n"
+        f"note: it has {size} bytes; fetch it again"
+    )
+
+
+def test_corrupt_file(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"\xff" * 4096)
+    assert said(copy) == (
+        "FOLDER/model.safetensors: error: the file is truncated or corrupt: header too large [corrupt-file]\n"
+        "note: it has 4096 bytes; fetch it again"
+    )
+
+
+def test_no_files(tmp_path: Path) -> None:
+    assert said(tmp_path) == "FOLDER: error: the folder holds no *.safetensors [no-weights]"
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert said(tmp_path) == (
+        "FOLDER: error: the folder holds no *.safetensors; pytorch_model.bin is a pickle, which could run code and"
+        " is not read [no-weights]\n"
+        "note: save it as safetensors: model.save_pretrained(FOLDER)"
+    )
+    assert said(tmp_path / "pytorch_model.bin").endswith(
+        "error: this is not a folder; weights are read from a folder with *.safetensors files [no-weights]"
+    )
+
+
+def test_index(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama-grouped", shard="20KB"), tmp_path / "copy"))
+    index = folder / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    first, second = sorted(set(good["weight_map"].values()))[:2]
+    at_home = f"FOLDER/{index.name}"
+
+    def with_place(tensor: str, file: object) -> str:
+        index.write_text(json.dumps({"weight_map": {**good["weight_map"], tensor: file}}))
+        return said(folder)
+
+    assert with_place(Q1, "../other.safetensors") == (
+        f'{at_home}: error: tensor {Q1}: "../other.safetensors" is not the name of a file in this folder [bad-index]'
+    )
+    assert with_place(Q1, "gone.safetensors") == (
+        f"{at_home}: error: tensor {Q1} is in gone.safetensors, and there is no such file [missing-file]"
+    )
+    away = next(file for file in (first, second) if file != good["weight_map"][Q1])
+    assert with_place(Q1, away) == (
+        f"FOLDER/{away}: error: tensor {Q1} is missing; {index.name} says that it is here [missing-tensor]"
+    )
+    index.write_text("[1]")
+    assert said(folder) == (f"{at_home}: error: the index has no weight_map, an object from tensor to file [bad-index]")
+    index.write_text("{")
+    assert said(folder) == f"{at_home}: error: this is not a JSON text [bad-index]"
+
+
+# ---------------------------------------------------------------- the mapping's file
+
+
+def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
+    for name in ("cohere-grouped-normed", "cohere-multiquery", "llama-biased", "llama3"):
+        made = mapping_of(name)
+        (tmp_path / "a.weights.json").write_text(to_json(made))
+        assert read_map(tmp_path / "a.weights.json") == made
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda m: m.update(format="other"), 'the format is "other", not "shardwright weights 1"'),
+        (lambda m: m["sizes"].update(E=0), "sizes: E is 0, not a whole number from 1 up"),
+        (lambda m: m["sizes"].update({"E x": 2}), 'sizes: "E x" is not the name of a dimension'),
+        (lambda m: m["sizes"].pop("E"), "embed: dimension E has no size"),
+        (
+            lambda m: m["weights"].update({"print": m["weights"]["wq"]}),
+            'weights: "print" cannot be the name of a weight',
+        ),
+        (lambda m: m["weights"].update(wq=3), "wq is 3, not an object"),
+        (lambda m: m["weights"]["wq"].update(dims="NEKGD"), 'wq: dims is "NEKGD", not a list of texts'),
+        (lambda m: m["weights"]["wq"].update(stored=None), "wq: stored is null, not a list of lists"),
+        (
+            lambda m: m["weights"]["wq"].update(stored=[["K"], ["E"]]),
+            "wq: stored has K E, and dims, but for N, N E K G D",
+        ),
+        (lambda m: m["weights"]["wq"].update(tensor=1), "wq: tensor is 1, not a name"),
+        (
+            lambda m: m["weights"]["wq"].update(tensor="q"),
+            "wq: {layer} stands in the tensor's name where dims have N, and only there",
+        ),
+        (lambda m: m.update(architecture=None), "architecture is null, not a text"),
+        (lambda m: m.update(ignored=[1]), "ignored is [1], not a list of texts"),
+    ],
+)
+def test_faults_of_the_mapping(tmp_path: Path, change: Callable[[dict], object], what: str) -> None:
+    value = json.loads(to_json(mapping_of("llama-grouped")))
+    change(value)
+    assert refused(tmp_path, json.dumps(value)) == what
+
+
+def test_a_mapping_that_is_not_json(tmp_path: Path) -> None:
+    assert refused(tmp_path, "{") == "line 1: not JSON: expecting property name enclosed in double quotes"
+    assert refused(tmp_path, "[]") == "the file is [], not an object"
+    assert refused(tmp_path, b"\xff") == "not a JSON text"
+
+
+def refused(folder: Path, content: str | bytes) -> str:
+    path = folder / "a.weights.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DiagnosticError) as caught:
+        read_map(path)
+    (only,) = caught.value.diagnostics
+    assert caught.value.render().startswith(f"{path}: error: ")
+    assert (only.code, only.notes[0].message) == ("bad-weight-map", "write it anew with shardwright import")
+    return only.message
+
+
+def test_a_mapping_of_another_program() -> None:
+    made = mapping_of("llama-grouped")
+
+    def check(declaration: str) -> str:
+        text = f"dim N=2 E=32 D=4 K=2 G=4\nweights {{ {declaration} }}\nfunc f(x: f32 E) -> f32 E {{\n  return x\n}}\n"
+        source = Source("p.shard", text)
+        with pytest.raises(DiagnosticError) as caught:
+            check_map(made, elaborate(parse(source)))
+        (only,) = caught.value.diagnostics
+        return "\n".join([only.message, *(note.message for note in only.notes)])
+
+    assert check("wqq: f32 NEKGD") == "the checkpoint's mapping has no weight wqq\ndid you mean wq?"
+    assert check("wq: f32 NEGKD") == (
+        "wq is N=2 E=32 G=4 K=2 D=4 in the program, and N=2 E=32 K=2 G=4 D=4 in the checkpoint\n"
+        "--dim may change B and L of an imported program, not the sizes of its weights"
+    )
+    assert check("wq: int8 NEKGD") == "wq is int8, and checkpoints give f32, bf16 or f16"
+
+
+# ---------------------------------------------------------------- configs
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_config(tmp_path)
+    assert caught.value.render() == (
+        f"{tmp_path}: error: the folder holds no config.json [no-config]\n"
+        "note: a checkpoint is a folder with config.json and, for its weights, *.safetensors"
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        read_config(tmp_path / "none")
+    assert caught.value.render() == (
+        f"{tmp_path}/none: error: there is no such file or folder [no-file]\n"
+        "note: name a checkpoint on this machine: a folder with config.json, or that file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"{", "line 1: not JSON: expecting property name enclosed in double quotes"),
+        (b"[1]", "the config is [1], not an object"),
+        (b"\xff", "this is not a text file in UTF-8"),
+        (b"[" * 100_000, "not JSON that can be read: it is nested too deeply"),
+    ],
+)
+def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(DiagnosticError) as caught:
+        read_config(tmp_path)
+    assert caught.value.render() == f"{tmp_path}/config.json: error: {what} [bad-config]"
+
+
+KNOWN = "CohereForCausalLM, LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"architectures": ["LlamaForCausalML"]},
+            f"the architecture LlamaForCausalML is not known; known are {KNOWN}\ndid you mean LlamaForCausalLM?",
+        ),
+        (
+            {"architectures": ["T5ForConditionalGeneration"]},
+            f"the architecture T5ForConditionalGeneration is not known; known are {KNOWN}",
+        ),
+        ({"architectures": "Llama"}, 'architectures is "Llama" in the config, not a list of names'),
+        (
+            {"architectures": None, "model_type": None},
+            "the config names no architecture: it has neither architectures nor model_type",
+        ),
+        ({"architectures": None, "model_type": "bert"}, f"the architecture bert is not known; known are {KNOWN}"),
+        ({"hidden_size": None}, "the config has no hidden_size"),
+        ({"hidden_size": "32"}, 'hidden_size is "32" in the config, not a whole number from 1 up'),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0 in the config, not a whole number from 1 up"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1 in the config, not a number above 0"),
+        ({"attention_bias": 1}, "attention_bias is 1 in the config, not true or false"),
+        (
+            {"hidden_act": "gelu_fst"},
+            'hidden_act "gelu_fst" is not known; known are silu, swish, gelu, gelu_new,'
+            " gelu_pytorch_tanh, relu\ndid you mean gelu?",
+        ),
+        ({"num_key_value_heads": 3}, "num_attention_heads=8 is not a multiple of num_key_value_heads=3"),
+        (
+            {"hidden_size": 36, "head_dim": None},
+            "hidden_size=36 is not a multiple of num_attention_heads=8, and there is no head_dim",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            'rotary embeddings of rope_type "yarn" are not supported; default, linear and llama3 are',
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "the config has no rope_parameters.factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor other than 1 is not supported here",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            "the checkpoint is quantized (quantization_config), and only f32, bf16 and f16 weights are read\n"
+            "import the checkpoint that it was quantized from",
+        ),
+        (
+            {"max_position_embeddings": 16},
+            "the length is 40, and the model has max_position_embeddings=16\ngive --length 16 or less",
+        ),
+    ],
+)
+def test_configs_at_fault(changes: dict[str, object], what: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(config_of("llama-grouped", **changes), "ws1d", Mesh.of(x=2), 2, 40)
+    (only,) = caught.value.diagnostics
+    assert "\n".join([only.message, *(note.message for note in only.notes)]) == what
+
+
+def test_unknown_layout() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(config_of("llama-grouped"), "ws3d", Mesh.of(x=2), 2, 40)
+    (only,) = caught.value.diagnostics
+    assert only.message == "there is no layout ws3d; there are ws1d, ws2d"
+    assert only.notes[0].message in {"did you mean ws1d?", "did you mean ws2d?"}
+
+
+def test_a_model_type_alone_names_the_architecture() -> None:
+    named = import_model(config_of("llama-grouped"), "ws1d", Mesh.of(x=2), 2, 40)
+    assert import_model(config_of("llama-grouped", architectures=None), "ws1d", Mesh.of(x=2), 2, 40) == named
