@@ -100,6 +100,8 @@ CASES = (
     Case(ops.Lookup("V"), (("VD", F), ("AB", I)), int_bounds=(-1, 14)),
     Case(ops.Lookup("V"), (("VAD", F), ("AB", I)), int_bounds=(0, 12)),
     Case(ops.Lookup("V"), (("VA", I), ("B", I)), int_bounds=(0, 12)),
+    Case(ops.Lookup("V"), (("VA", N), ("B", I)), int_bounds=(0, 12)),
+    Case(ops.Alias(), (("AB", N),)),
     Case(ops.Iota("T")),
     Case(ops.Full(("A", "B"), F), (Number("0"),)),
     Case(ops.Full(("A", "B"), F), (TWO,)),
