@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardwright.backends.kernels import Local, Setting, fitting_order
+from shardwright.backends.local_values import Local, Setting, fitting_order
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir.digits import Order, local_digits
 from shardwright.ir.mesh import Mesh

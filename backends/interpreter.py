@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.kernels import Argument, Local, Setting, compute
+from shardwright.backends.kernels import compute
+from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Array
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand

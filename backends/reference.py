@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from shardwright.backends.interpreter import Arrays, Interpreter
-from shardwright.backends.kernels import Local, Setting
+from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Let, Program

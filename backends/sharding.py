@@ -54,7 +54,8 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
     elif kind.partial.kind is Reduction.MAX:
         parts = np.repeat(array[None], n, axis=0)
         if addends is not None:
-            lower = parts - addends.integers(0, 5, parts.shape).astype(array.dtype)
+            steps = addends.integers(0, 5, parts.shape)
+            lower = parts & (steps < 2) if kind.dtype is DType.BOOL else parts - steps.astype(array.dtype)
             if kind.dtype.is_integer:
                 lower = np.maximum(lower, integer_range(kind.dtype)[0])
             winner = addends.integers(0, n, array.shape)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardwright.backends.collectives import move, received_bytes
 from shardwright.backends.interpreter import Arrays, Interpreter
-from shardwright.backends.kernels import Local, Setting
+from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.backends.sharding import ReplicaError, shard, unshard
 from shardwright.ir.completion import complete

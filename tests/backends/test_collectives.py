@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.backends.collectives import move, received_bytes
-from shardwright.backends.kernels import Local, Setting
+from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Formats
 from shardwright.backends.sharding import ReplicaError, shard, unshard
 from shardwright.ir import ops

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright.backends.collectives import move
-from shardwright.backends.kernels import KERNELS, Argument, Local, Setting, compute
+from shardwright.backends.kernels import KERNELS, compute
+from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Formats
 from shardwright.backends.sharding import shard, unshard
 from shardwright.ir import ops
