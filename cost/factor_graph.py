@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 Costs = NDArray[np.float64]
 
-FORBIDDEN = 1e18
-"""The cost of what cannot be; sums of real costs stay far below it."""
+FORBIDDEN = 1e30
+"""The cost of what cannot be. It never enters the shifted costs, only minima over them."""
 
 
 @dataclass
@@ -68,67 +68,65 @@ class TableFactor:
 class TreeFactor:
     """A value's home (the first variable) and the layouts that its uses take, with the costs of moving between layouts.
 
-    `rigid` uses take the value as it lies at home (movements that the author wrote). The others are the leaves
-    of an arborescence rooted at home; by dynamic programming over subsets of them (Dreyfus and Wagner 1971).
+    `moves` is over all layouts that may occur on the way; `places[i]` says which of them the choices of the
+    i-th variable are. `rigid` uses take the value as it lies at home (movements that the author wrote). The
+    others are the leaves of an arborescence rooted at home; by dynamic programming over subsets of them
+    (Dreyfus and Wagner 1971).
     """
 
     variables: tuple[int, ...]
     moves: Costs
+    places: tuple[NDArray[np.int64], ...]
     rigid: tuple[bool, ...]
 
-    def _split(self, theta: Sequence[Costs]) -> tuple[Costs, list[Costs]]:
-        root = theta[0].copy()
-        leaves: list[Costs] = []
-        for costs, stays in zip(theta[1:], self.rigid, strict=True):
-            if stays:
-                root += costs
-            else:
-                leaves.append(costs)
-        return root, leaves
-
-    def subtrees(self, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
-        """`served[S][l]`: the leaves S from a copy at l; `reached[S][h]`: the same with one move from h first."""
-        n = 1 << len(leaves)
-        served: list[Costs] = [np.zeros(len(self.moves))] * n
-        reached: list[Costs] = [np.zeros(len(self.moves))] * n
-        for subset in range(1, n):
-            if subset & (subset - 1) == 0:
-                served[subset] = leaves[subset.bit_length() - 1]
-            else:
-                served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in _halves(subset)])
-            reached[subset] = (self.moves + served[subset][None, :]).min(axis=1)
-        return served, reached
+    def spread(self, slot: int, costs: Costs) -> Costs:
+        """Costs of a variable's choices as costs of layouts."""
+        spread = np.full(len(self.moves), FORBIDDEN)
+        spread[self.places[slot]] = costs
+        return spread
 
     def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
         """For each variable and each of its choices, the least cost of the factor with that choice."""
-        root, leaves = self._split(theta)
-        _, reached = self.subtrees(leaves)
+        root = self.spread(0, theta[0])
+        leaves: list[Costs] = []
+        for slot, stays in enumerate(self.rigid, 1):
+            if stays:
+                root = root + self.spread(slot, theta[slot])
+            else:
+                leaves.append(self.spread(slot, theta[slot]))
+        _, reached = subtrees(self.moves, leaves)
+        home = root + reached[-1] if leaves else root
+        marginals = iter(self._leaf_marginals(root, leaves, reached))
+        by_slot = [home, *(home if stays else next(marginals) for stays in self.rigid)]
+        return [marginal[place] for marginal, place in zip(by_slot, self.places, strict=True)]
+
+    def _leaf_marginals(self, root: Costs, leaves: Sequence[Costs], reached: Sequence[Costs]) -> list[Costs]:
+        """The least cost for each layout of each leaf: what lies outside its branch, and the leaf itself."""
         full = len(reached) - 1
-        home = root + reached[full] if leaves else root
-        made: list[Costs] = [home]
-        marginals: list[Costs] = []
-        if leaves:
-            outside_reached: list[Costs] = [np.full(len(root), FORBIDDEN)] * (full + 1)
-            outside_served = list(outside_reached)
-            outside_reached[full] = root
-            for subset in range(full, 0, -1):
-                outside_served[subset] = (outside_reached[subset][:, None] + self.moves).min(axis=0)
-                if subset & (subset - 1):
-                    for part in _halves(subset):
-                        for a in (part, subset ^ part):
-                            rest = outside_served[subset] + reached[subset ^ a]
-                            outside_reached[a] = np.minimum(outside_reached[a], rest)
-            marginals = [outside_served[1 << i] + leaf for i, leaf in enumerate(leaves)]
-        moving = iter(marginals)
-        made.extend(home if stays else next(moving) for stays in self.rigid)
-        return made
+        outside_reached: list[Costs] = [np.full(len(root), FORBIDDEN)] * (full + 1)
+        outside_served = list(outside_reached)
+        outside_reached[full] = root
+        for subset in range(full, 0, -1):
+            outside_served[subset] = (outside_reached[subset][:, None] + self.moves).min(axis=0)
+            if subset & (subset - 1):
+                for part in _halves(subset):
+                    for a in (part, subset ^ part):
+                        rest = outside_served[subset] + reached[subset ^ a]
+                        outside_reached[a] = np.minimum(outside_reached[a], rest)
+        return [outside_served[1 << i] + leaf for i, leaf in enumerate(leaves)]
+
+    def restricted(self, masks: Sequence[NDArray[np.bool_]]) -> TreeFactor:
+        """The factor with fewer choices; layouts on the way stay."""
+        places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
+        return TreeFactor(self.variables, self.moves, places, self.rigid)
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of the cheapest arborescence for one choice of home and uses."""
-        if any(stays and use != choice[0] for use, stays in zip(choice[1:], self.rigid, strict=True)):
+        layouts = [int(place[c]) for place, c in zip(self.places, choice, strict=True)]
+        if any(stays and use != layouts[0] for use, stays in zip(layouts[1:], self.rigid, strict=True)):
             return FORBIDDEN
-        targets = [use for use, stays in zip(choice[1:], self.rigid, strict=True) if not stays]
-        return arborescence(self.moves, choice[0], targets)[0]
+        targets = [use for use, stays in zip(layouts[1:], self.rigid, strict=True) if not stays]
+        return arborescence(self.moves, layouts[0], targets)[0]
 
 
 Factor = TableFactor | TreeFactor
@@ -146,6 +144,20 @@ def _halves(subset: int) -> list[int]:
     return parts
 
 
+def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
+    """`served[S][l]`: the least cost of the leaves S from a copy at l; `reached[S][h]`: with one move from h first."""
+    n = 1 << len(leaves)
+    served: list[Costs] = [np.zeros(len(moves))] * n
+    reached: list[Costs] = [np.zeros(len(moves))] * n
+    for subset in range(1, n):
+        if subset & (subset - 1) == 0:
+            served[subset] = leaves[subset.bit_length() - 1]
+        else:
+            served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in _halves(subset)])
+        reached[subset] = (moves + served[subset][None, :]).min(axis=1)
+    return served, reached
+
+
 def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float, list[tuple[int, int]]]:
     """The cheapest way to reach all targets from home: its cost, and its moves (from, to), parents first."""
     wanted = list(dict.fromkeys(t for t in targets if t != home))
@@ -156,8 +168,7 @@ def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float
         leaf = np.full(len(moves), FORBIDDEN)
         leaf[target] = 0.0
         leaves.append(leaf)
-    tree = TreeFactor((), moves, (False,) * len(wanted))
-    served, reached = tree.subtrees(leaves)
+    served, reached = subtrees(moves, leaves)
     edges: list[tuple[int, int]] = []
 
     def descend(subset: int, at: int) -> None:
@@ -197,133 +208,221 @@ class FactorGraph:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def minimize(self, tolerance: float, max_nodes: int = 400) -> Solution:
+    def minimize(self, tolerance: float, max_nodes: int = 2000) -> Solution:
         """The least cost, proved to within `tolerance` unless `max_nodes` branches were not enough.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
-        return _Search(self, tolerance, max_nodes).run()
+        search = _Search(self, tolerance, max_nodes)
+        theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in self.factors]
+        values = [np.arange(size, dtype=np.int64) for size in self.sizes]
+        bound = search.explore(_Problem(list(self.factors), theta, values))
+        return Solution(search.best, search.best_cost, min(bound, search.best_cost), search.nodes)
+
+
+@dataclass
+class _Problem:
+    """What is left of the graph at a node of the search tree.
+
+    `theta[f][slot]` are the costs shifted into factor f at one of its variables; `values[v]` are the original
+    numbers of the choices that variable v still has. `constant` has been paid by factors that are decided.
+    """
+
+    factors: list[Factor]
+    theta: list[list[Costs]]
+    values: list[NDArray[np.int64]]
+    constant: float = 0.0
+    neighbours: list[list[tuple[int, int]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.neighbours = [[] for _ in self.values]
+        for f, factor in enumerate(self.factors):
+            for slot, variable in enumerate(factor.variables):
+                self.neighbours[variable].append((f, slot))
+
+    def least(self, f: int) -> float:
+        factor = self.factors[f]
+        if isinstance(factor, TableFactor):
+            return float(factor.totals(self.theta[f]).min())
+        return float(factor.min_marginals(self.theta[f])[0].min())
+
+    def bound(self) -> float:
+        return self.constant + sum(self.least(f) for f in range(len(self.factors)))
+
+    def sweep(self, *, forward: bool) -> None:
+        """Pushes each factor's costs on to the factors after it (or before it); the bound does not fall."""
+        indices = range(len(self.factors))
+        for f in indices if forward else reversed(indices):
+            factor = self.factors[f]
+            ahead = [
+                (slot, g, other)
+                for slot, variable in enumerate(factor.variables)
+                for g, other in self.neighbours[variable]
+                if ((g > f) if forward else (g < f))
+            ]
+            if not ahead:
+                continue
+            marginals = factor.min_marginals(self.theta[f])
+            for slot, g, other in ahead:
+                shift = (marginals[slot] - marginals[slot].min()) / len(ahead)
+                self.theta[f][slot] = self.theta[f][slot] - shift
+                self.theta[g][other] = self.theta[g][other] + shift
+
+    def decode(self, *, forward: bool) -> tuple[int, ...]:
+        """A choice (in original numbers) made factor by factor, each the best given those before.
+
+        Backward after a forward sweep it is exact on trees: each factor then knows the costs of all before it.
+        """
+        choice = [-1] * len(self.values)
+        indices = range(len(self.factors))
+        for f in indices if forward else reversed(indices):
+            factor = self.factors[f]
+            fixed = [costs.copy() for costs in self.theta[f]]
+            for slot, variable in enumerate(factor.variables):
+                if choice[variable] >= 0:
+                    _fix(fixed[slot], choice[variable])
+            if isinstance(factor, TableFactor):
+                row = factor.rows[int(np.argmin(factor.totals(fixed)))]
+                for variable, chosen in zip(factor.variables, row, strict=True):
+                    if choice[variable] < 0:
+                        choice[variable] = int(chosen)
+                continue
+            for slot, variable in enumerate(factor.variables):
+                if choice[variable] < 0:
+                    choice[variable] = int(np.argmin(factor.min_marginals(fixed)[slot]))
+                    _fix(fixed[slot], choice[variable])
+        choice = [max(c, 0) for c in choice]
+        return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
+
+    def restricted(self, keep: list[NDArray[np.bool_]], slack: float) -> _Problem | None:
+        """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty."""
+        masks = [mask.copy() for mask in keep]
+        rows_left: list[NDArray[np.bool_] | None] = []
+        for factor, theta in zip(self.factors, self.theta, strict=True):
+            marginals = factor.min_marginals(theta)
+            least = float(marginals[0].min())
+            for marginal, variable in zip(marginals, factor.variables, strict=True):
+                masks[variable] &= marginal <= least + slack
+            rows_left.append(factor.totals(theta) <= least + slack if isinstance(factor, TableFactor) else None)
+        if not _consistent(self.factors, masks, rows_left):
+            return None
+        number = [np.cumsum(mask) - 1 for mask in masks]
+        values = [v[mask] for v, mask in zip(self.values, masks, strict=True)]
+        factors: list[Factor] = []
+        shifted: list[list[Costs]] = []
+        constant = self.constant
+        for factor, theta, rows in zip(self.factors, self.theta, rows_left, strict=True):
+            kept = [costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
+            if isinstance(factor, TableFactor):
+                columns = [number[v][factor.rows[rows, k]] for k, v in enumerate(factor.variables)]
+                smaller: Factor = TableFactor(
+                    factor.variables, np.stack(columns, axis=1).astype(np.int64), factor.costs[rows]
+                )
+            else:
+                smaller = factor.restricted([masks[v] for v in factor.variables])
+            if all(len(costs) == 1 for costs in kept):
+                constant += float(smaller.min_marginals(kept)[0][0])
+                continue
+            factors.append(smaller)
+            shifted.append(kept)
+        return _Problem(factors, shifted, values, constant)
+
+
+def _consistent(
+    factors: Sequence[Factor], masks: list[NDArray[np.bool_]], rows_left: list[NDArray[np.bool_] | None]
+) -> bool:
+    """Drops rows without support and choices without rows until nothing changes; False if a variable is left empty."""
+    changed = True
+    while changed:
+        changed = False
+        for f, factor in enumerate(factors):
+            rows = rows_left[f]
+            if not isinstance(factor, TableFactor) or rows is None:
+                continue
+            kept = rows.copy()
+            for k, variable in enumerate(factor.variables):
+                kept &= masks[variable][factor.rows[:, k]]
+            rows_left[f] = kept
+            for k, variable in enumerate(factor.variables):
+                supported = np.zeros_like(masks[variable])
+                supported[factor.rows[kept, k]] = True
+                supported &= masks[variable]
+                if supported.sum() < masks[variable].sum():
+                    masks[variable] = supported
+                    changed = True
+                if not supported.any():
+                    return False
+    return all(bool(mask.any()) for mask in masks)
 
 
 class _Search:
+    """Depth-first branch and bound; every node shrinks the problem by what cannot be in a better solution."""
+
     def __init__(self, graph: FactorGraph, tolerance: float, max_nodes: int) -> None:
         self.graph = graph
         self.tolerance = tolerance
         self.max_nodes = max_nodes
         self.nodes = 0
         self.best: tuple[int, ...] = ()
-        self.best_cost = float("inf")
-        self.places: list[list[tuple[int, int]]] = [[] for _ in graph.sizes]
-        for f, factor in enumerate(graph.factors):
-            for slot, variable in enumerate(factor.variables):
-                self.places[variable].append((f, slot))
+        self.best_cost = 2 * FORBIDDEN
 
-    def run(self) -> Solution:
-        theta = [[np.zeros(self.graph.sizes[v]) for v in factor.variables] for factor in self.graph.factors]
-        bound = self.node(theta)
-        return Solution(self.best, self.best_cost, min(bound, self.best_cost), self.nodes)
-
-    def node(self, theta: list[list[Costs]]) -> float:
-        """Explores one node of the tree; returns a lower bound on everything beneath it."""
+    def explore(self, problem: _Problem) -> float:
+        """Searches beneath a node; returns a lower bound on everything there."""
         self.nodes += 1
-        bound = -float("inf")
-        for sweep in range(60):
-            self.sweep(theta, forward=True)
-            self.decode(theta, forward=False)
-            self.sweep(theta, forward=False)
-            self.decode(theta, forward=True)
-            new = self.bound(theta)
-            if self.best_cost - new <= self.tolerance:
-                return new
-            stalled = new - bound <= max(self.tolerance, 1e-3 * (self.best_cost - new))
-            bound = max(bound, new)
-            if stalled and sweep >= 2:
+        bound = problem.bound()
+        for sweep in range(40):
+            if self.best_cost - bound <= self.tolerance:
+                return bound
+            problem.sweep(forward=True)
+            self.consider(problem, forward=False)
+            problem.sweep(forward=False)
+            self.consider(problem, forward=True)
+            before, bound = bound, problem.bound()
+            gap = self.best_cost - bound
+            if gap <= self.tolerance:
+                return bound
+            everything = [np.ones(len(values), np.bool_) for values in problem.values]
+            smaller = problem.restricted(everything, gap)
+            if smaller is None:
+                return self.best_cost
+            problem = smaller
+            if sweep >= 2 and bound - before < 0.05 * gap:
                 break
         if self.nodes >= self.max_nodes:
             return bound
-        variable = self.branching_variable(theta)
-        if variable is None:
+        variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
+        if self.ambiguity(problem, variable) <= 0:
             return bound
-        pivot = self.best[variable]
-        results: list[float] = []
-        for keep in (True, False):
-            child = [[costs.copy() for costs in slots] for slots in theta]
-            f, slot = self.places[variable][0]
-            penalty = np.full(self.graph.sizes[variable], FORBIDDEN if keep else 0.0)
-            penalty[pivot] = 0.0 if keep else FORBIDDEN
-            child[f][slot] += penalty
-            results.append(self.node(child) if self.best_cost - bound > self.tolerance else bound)
-        return max(bound, min(results))
+        pivot = int(np.argmin(self.local_costs(problem, variable)))
+        beneath: list[float] = []
+        for keep_pivot in (True, False):
+            keep = [np.ones(len(values), np.bool_) for values in problem.values]
+            keep[variable][:] = not keep_pivot
+            keep[variable][pivot] = keep_pivot
+            child = problem.restricted(keep, self.best_cost - bound)
+            beneath.append(self.best_cost if child is None else self.explore(child))
+        return max(bound, min(beneath))
 
-    def sweep(self, theta: list[list[Costs]], *, forward: bool) -> None:
-        """Pushes each factor's costs on to the factors after it (or before it)."""
-        indices = range(len(theta))
-        for f in indices if forward else reversed(indices):
-            factor = self.graph.factors[f]
-            ahead: list[tuple[int, int, int]] = []
-            for slot, variable in enumerate(factor.variables):
-                for g, other in self.places[variable]:
-                    if (g > f) if forward else (g < f):
-                        ahead.append((slot, g, other))
-            if not ahead:
-                continue
-            marginals = factor.min_marginals(theta[f])
-            for slot, g, other in ahead:
-                shift = (marginals[slot] - marginals[slot].min()) / len(ahead)
-                theta[f][slot] -= shift
-                theta[g][other] += shift
-
-    def bound(self, theta: list[list[Costs]]) -> float:
-        total = 0.0
-        for factor, slots in zip(self.graph.factors, theta, strict=True):
-            if isinstance(factor, TableFactor):
-                total += float(factor.totals(slots).min())
-            else:
-                total += float(factor.min_marginals(slots)[0].min())
+    def local_costs(self, problem: _Problem, variable: int) -> Costs:
+        """What the factors around a variable say of its choices."""
+        total = np.zeros(len(problem.values[variable]))
+        for f, slot in problem.neighbours[variable]:
+            total = total + problem.factors[f].min_marginals(problem.theta[f])[slot]
         return total
 
-    def decode(self, theta: list[list[Costs]], *, forward: bool) -> None:
-        """A choice made factor by factor, each the best given those before; kept if it is the best so far.
+    def ambiguity(self, problem: _Problem, variable: int) -> float:
+        """How much deciding a variable would decide: the number of factors around it, if it has a choice left."""
+        return len(problem.neighbours[variable]) if len(problem.values[variable]) > 1 else 0.0
 
-        Backward after a forward sweep it is exact on trees: each factor then knows the costs of all before it.
-        """
-        choice: dict[int, int] = {}
-        indices = range(len(theta))
-        for f in indices if forward else reversed(indices):
-            factor, slots = self.graph.factors[f], theta[f]
-            fixed = [costs.copy() for costs in slots]
-            for slot, variable in enumerate(factor.variables):
-                if variable in choice:
-                    _fix(fixed[slot], choice[variable])
-            if isinstance(factor, TableFactor):
-                row = factor.rows[int(np.argmin(factor.totals(fixed)))]
-                for variable, chosen in zip(factor.variables, row, strict=True):
-                    choice.setdefault(variable, int(chosen))
-                continue
-            for slot, variable in enumerate(factor.variables):
-                if variable not in choice:
-                    choice[variable] = int(np.argmin(factor.min_marginals(fixed)[slot]))
-                    _fix(fixed[slot], choice[variable])
-        complete = tuple(choice.get(v, 0) for v in range(len(self.graph.sizes)))
-        cost = sum(factor.evaluate([complete[v] for v in factor.variables]) for factor in self.graph.factors)
+    def consider(self, problem: _Problem, *, forward: bool) -> None:
+        """Keeps a decoded solution if it is better than the best."""
+        choice = problem.decode(forward=forward)
+        cost = sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in self.graph.factors)
         if cost < self.best_cost:
-            self.best, self.best_cost = complete, cost
-
-    def branching_variable(self, theta: list[list[Costs]]) -> int | None:
-        """The variable whose two factors disagree most about the best choice found."""
-        worst, chosen = self.tolerance * 1e-3, None
-        regrets = [0.0] * len(self.graph.sizes)
-        for factor, slots in zip(self.graph.factors, theta, strict=True):
-            for slot, marginal in enumerate(factor.min_marginals(slots)):
-                variable = factor.variables[slot]
-                regrets[variable] += float(marginal[self.best[variable]] - marginal.min())
-        for variable, regret in enumerate(regrets):
-            if regret > worst and len(self.places[variable]) > 0:
-                worst, chosen = regret, variable
-        return chosen
+            self.best, self.best_cost = choice, cost
 
 
 def _fix(costs: Costs, choice: int) -> None:
     kept = costs[choice]
-    costs += FORBIDDEN
+    costs[:] = FORBIDDEN
     costs[choice] = kept

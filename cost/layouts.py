@@ -99,7 +99,6 @@ def local_elements(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.flo
 def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bytes received per chip, and communicating steps, from each layout (rows) to each other (columns).
 
-    An all-reduce is two steps, a reduction and a gather (Pope et al. 2022, section 3.1).
 
     Infinite where there is no movement: into partial maxima.
     """
@@ -123,7 +122,11 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     k_reduced, k_moved, k_gathered = factor(reduced), factor(moved), factor(gathered)
     scattered = volume / k_reduced
     received = volume * (1 - 1 / k_reduced) + scattered * (1 - 1 / k_moved) + scattered * (k_gathered - 1)
+    lone = reduced & (target == WHOLE)
+    one_all_reduce = lone.any(axis=2) & (reduced == lone).all(axis=2) & (gathered == lone).all(axis=2)
+    one_all_reduce &= ~moved.any(axis=2)
     steps = reduced.any(axis=2).astype(np.float64) + moved.any(axis=2) + gathered.any(axis=2)
+    steps = np.where(one_all_reduce, 1.0, steps)
     impossible = ((target == MAX) & changes).any(axis=2) | ((source == MAX) & is_partial & changes).any(axis=2)
     received[impossible] = np.inf
     received[np.arange(n), np.arange(n)] = 0.0

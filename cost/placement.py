@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from shardwright.cost.factor_graph import (
     FORBIDDEN,
-    Factor,
     FactorGraph,
     Solution,
     TableFactor,
@@ -31,6 +30,9 @@ from shardwright.ir.ops import Contract, Max
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Shape, TensorType, ValueType
+
+TIE = 2.0**-13
+"""What a communicating step weighs against the least difference in bytes: thousands of steps stay below it."""
 
 UseKey = tuple[int, int]
 """The statement (by identity) and the number of the operand within it."""
@@ -248,6 +250,8 @@ class _Builder:
         self.by_use: dict[UseKey, tuple[Node, int]] = {}
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
+        made = [s.result.shape.elements for f in program.funcs for s, _ in f.walk() if isinstance(s, Let)]
+        self.step_worth = max(made, default=1) / program.mesh.n_chips / 2
         self.has_max = any(
             isinstance(s, Let) and isinstance(s.operation, Max) for func in program.funcs for s, _ in func.walk()
         ) or any("partialmax" in str(v.type) for func in program.funcs for v in func.params)
@@ -474,17 +478,21 @@ class _Builder:
         return _Table(nodes, variables, codes, self.work(statement, nodes, codes))
 
     def work(self, statement: Let, nodes: list[Node], codes: list[Codes]) -> NDArray[np.float64]:
-        """The share of an operation that each chip computes, between 1/chips and 1: least where nothing is repeated."""
+        """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
+
+        A step is worth half of one chip's part of the largest value. So a collective is not split in two around
+        work on a few sums, and is around the nonlinearity of a feedforward layer, as in figure 2b of Pope et al.
+        """
         if statement.operation.is_movement:
             return np.zeros(len(codes[0]))
         result = nodes[-1].shape
-        share = local_elements(self.coding, codes[-1], result) / result.elements
+        elements = local_elements(self.coding, codes[-1], result)
         if isinstance(statement.operation, Contract):
             left, right = nodes[0].shape, nodes[1].shape
-            share = share * local_elements(self.coding, codes[0], left) / left.elements
+            share = local_elements(self.coding, codes[0], left) / left.elements
             share = share * local_elements(self.coding, codes[1], right) / right.elements
-            share = np.sqrt(share)
-        return share
+            elements = 4 * result.elements * np.sqrt(share * elements / result.elements)
+        return elements / self.step_worth
 
     def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
         """Only layouts that the written type admits."""
@@ -513,24 +521,99 @@ class _Builder:
     # ------------------------------------------------------------ solution
 
     def solve(self) -> Placement:
-        roots: dict[int, Group] = {}
         for node in self.nodes:
             group = node.group.root()
-            if id(group) not in roots:
-                roots[id(group)] = group
-                found = group.found or [np.zeros(1, np.int64)]
-                group.codes = unique_codes(found)
+            if not len(group.codes):
+                group.codes = unique_codes(group.found or [np.zeros(1, np.int64)])
         self.widen_slices()
-        for variable, node in enumerate(self.variables):
-            self.graph.sizes[variable] = len(node.group.root().codes)
+        tables = {i: self.rows(entry) for i, entry in enumerate(self.entries)}
+        domains = self.domains(tables)
+        self.graph.sizes = [len(domain) for domain in domains]
         moves: dict[int, NDArray[np.float64]] = {}
-        quantum = self.quantum(roots, moves)
-        factors = (self.factor(entry, moves, quantum) for entry in self.entries)
-        self.graph.factors.extend(factor for factor in factors if factor is not None)
+        quantum = self.quantum(moves)
+        for i, entry in enumerate(self.entries):
+            table = tables[i]
+            if table is not None:
+                variables, rows, work = table
+                columns = [np.searchsorted(domains[v], rows[:, k]) for k, v in enumerate(variables)]
+                local = np.stack(columns, axis=1).astype(np.int64)
+                self.graph.factors.append(TableFactor(tuple(variables), local, work * (quantum * TIE)))
+            elif isinstance(entry, _MadeTree | _UsesTree):
+                tree = self.tree(entry, domains, self.tree_costs(entry.node, moves, quantum))
+                if tree is not None:
+                    self.graph.factors.append(tree)
         solution = self.graph.minimize(quantum * 0.25)
-        if solution.cost >= FORBIDDEN / 2 or (not solution.choice and self.graph.sizes):
+        if solution.cost >= FORBIDDEN / 2:
             raise self.infeasible()
-        return self.placement(solution, moves, quantum)
+        chosen = tuple(int(domain[c]) for domain, c in zip(domains, solution.choice, strict=True))
+        return self.placement(replace(solution, choice=chosen), moves, quantum)
+
+    def rows(self, entry: _Entry) -> tuple[list[int], NDArray[np.int64], NDArray[np.float64]] | None:
+        """A table's variables, rows of layout numbers within their groups, and work; None for a tree."""
+        match entry:
+            case _Table():
+                columns = [
+                    np.searchsorted(node.group.root().codes, codes)
+                    for node, codes in zip(entry.nodes, entry.codes, strict=True)
+                ]
+                return entry.variables, np.stack(columns, axis=1).astype(np.int64), entry.work
+            case _Equal():
+                indices = np.arange(len(entry.node.group.root().codes), dtype=np.int64)
+                rows = np.repeat(indices[:, None], len(entry.variables), axis=1)
+                return entry.variables, rows, np.zeros(len(indices))
+            case _Slice():
+                inner, outer = entry.view.group.root().codes, self.variables[entry.outer].group.root().codes
+                shared = np.intersect1d(inner, outer)
+                dim = self.coding.number_of_dim(entry.view.loops[-1].dim)
+                shared = shared[(self.coding.digits(shared) != dim).all(axis=1)]
+                rows = np.stack([np.searchsorted(outer, shared), np.searchsorted(inner, shared)], axis=1)
+                return [entry.outer, entry.view.home], rows.astype(np.int64), np.zeros(len(rows))
+            case _:
+                return None
+
+    def domains(
+        self, tables: dict[int, tuple[list[int], NDArray[np.int64], NDArray[np.float64]] | None]
+    ) -> list[NDArray[np.int64]]:
+        """What each variable can be, by arc consistency: rows that use anything else are dropped from the tables."""
+        possible = [np.ones(len(node.group.root().codes), np.bool_) for node in self.variables]
+        changed = True
+        while changed:
+            changed = False
+            for i, table in tables.items():
+                if table is None:
+                    continue
+                variables, rows, work = table
+                keep = np.ones(len(rows), np.bool_)
+                for k, variable in enumerate(variables):
+                    keep &= possible[variable][rows[:, k]]
+                if not keep.any():
+                    raise self.infeasible()
+                if not keep.all():
+                    rows, work = rows[keep], work[keep]
+                    tables[i] = (variables, rows, work)
+                for k, variable in enumerate(variables):
+                    left = np.zeros_like(possible[variable])
+                    left[rows[:, k]] = True
+                    left &= possible[variable]
+                    if left.sum() < possible[variable].sum():
+                        possible[variable] = left
+                        changed = True
+        return [np.flatnonzero(mask).astype(np.int64) for mask in possible]
+
+    def tree(
+        self, entry: _MadeTree | _UsesTree, domains: list[NDArray[np.int64]], costs: NDArray[np.float64]
+    ) -> TreeFactor | None:
+        node = entry.node
+        if isinstance(entry, _MadeTree):
+            variables, rigid = (node.made, node.home), (False,)
+        elif node.uses:
+            variables = (node.home, *(variable for _, variable, _ in node.uses))
+            rigid = tuple(stays for _, _, stays in node.uses)
+        else:
+            return None
+        layouts = np.unique(np.concatenate([domains[v] for v in variables]))
+        places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
+        return TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, rigid)
 
     def widen_slices(self) -> None:
         """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole."""
@@ -538,54 +621,27 @@ class _Builder:
             if isinstance(entry, _Slice):
                 inner, outer = entry.view.group.root(), self.variables[entry.outer].group.root()
                 digits = self.coding.digits(outer.codes)
-                whole = (digits != self.coding.number(entry.view.loops[-1].dim)).all(axis=1)
+                whole = (digits != self.coding.number_of_dim(entry.view.loops[-1].dim)).all(axis=1)
                 inner.codes = unique_codes([inner.codes, outer.codes[whole]])
                 outer.codes = unique_codes([outer.codes, inner.codes])
 
-    def quantum(self, roots: dict[int, Group], moves: dict[int, NDArray[np.float64]]) -> float:
+    def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""
         least = 1 << 40
-        for key, group in roots.items():
-            received, steps = moving_costs(self.coding, group.codes, group.shape)
-            whole = received[np.isfinite(received)].astype(np.int64)
-            if len(whole):
+        for node in self.nodes:
+            group = node.group.root()
+            if id(group) not in moves:
+                received, steps = moving_costs(self.coding, group.codes, group.shape)
+                whole = received[np.isfinite(received)].astype(np.int64)
                 least = int(np.gcd.reduce(np.append(whole, least)))
-            moves[key] = np.stack([received, steps])
+                moves[id(group)] = np.stack([received, steps])
         return float(max(least, 1))
-
-    def factor(self, entry: _Entry, moves: dict[int, NDArray[np.float64]], quantum: float) -> Factor | None:
-        match entry:
-            case _Table():
-                columns = [
-                    np.searchsorted(node.group.root().codes, codes)
-                    for node, codes in zip(entry.nodes, entry.codes, strict=True)
-                ]
-                rows = np.stack(columns, axis=1).astype(np.int64)
-                return TableFactor(tuple(entry.variables), rows, entry.work * (quantum * 2.0**-22))
-            case _Equal():
-                indices = np.arange(len(entry.node.group.root().codes), dtype=np.int64)
-                rows = np.repeat(indices[:, None], len(entry.variables), axis=1)
-                return TableFactor(tuple(entry.variables), rows, np.zeros(len(indices)))
-            case _Slice():
-                inner, outer = entry.view.group.root().codes, self.variables[entry.outer].group.root().codes
-                shared = np.intersect1d(inner, outer)
-                dim = self.coding.number(entry.view.loops[-1].dim)
-                shared = shared[(self.coding.digits(shared) != dim).all(axis=1)]
-                rows = np.stack([np.searchsorted(outer, shared), np.searchsorted(inner, shared)], axis=1)
-                return TableFactor((entry.outer, entry.view.home), rows.astype(np.int64), np.zeros(len(rows)))
-            case _MadeTree(node):
-                return TreeFactor((node.made, node.home), self.tree_costs(node, moves, quantum), (False,))
-            case _UsesTree(node):
-                if not node.uses:
-                    return None
-                variables = (node.home, *(variable for _, variable, _ in node.uses))
-                rigid = tuple(stays for _, _, stays in node.uses)
-                return TreeFactor(variables, self.tree_costs(node, moves, quantum), rigid)
 
     def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
         received, steps = moves[id(node.group.root())]
-        costs = received * node.weight + steps * (quantum * 2.0**-10)
-        return np.where(np.isfinite(costs), costs, FORBIDDEN / 1e3)
+        finite = np.isfinite(received)
+        costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
+        return np.where(finite, costs, 16 * float(costs.max()) + quantum)
 
     def infeasible(self) -> DiagnosticError:
         return fault(

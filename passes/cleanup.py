@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.operation import Number, Operand
+from shardwright.ir.operation import Number, Operand, Operation
 from shardwright.ir.ops import Alias, Movement
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, map_bodies, rename_operands
-from shardwright.ir.types import TensorType
+from shardwright.ir.types import TensorType, ValueType
 from shardwright.passes.base import Pass
 
 
@@ -33,7 +33,7 @@ class Cleanup(Pass):
     name: ClassVar[str] = "cleanup"
 
     def run(self, program: Program) -> Program:
-        funcs = []
+        funcs: list[Func] = []
         for func in program.funcs:
             cleaned = func
             while True:
@@ -149,12 +149,23 @@ def _without_aliases(func: Func) -> Func:
     return replace(map_bodies(made, settle), returns=tuple(final(name) for name in made.returns))
 
 
+@dataclass(frozen=True)
+class _Expression:
+    """What makes two statements compute the same; operands carry the version of a state."""
+
+    operation: Operation
+    operands: tuple[tuple[str, int] | Number, ...]
+    type: ValueType
+
+
 def _without_duplicates(program: Program, func: Func) -> Func:
     """The same operation on the same values in the same type is computed once (state is another value once set)."""
     state = program.state_names
     renamed: dict[str, str] = {}
 
-    def visit(body: tuple[Statement, ...], outer: dict[object, str], versions: dict[str, int]) -> tuple[Statement, ...]:
+    def visit(
+        body: tuple[Statement, ...], outer: dict[_Expression, str], versions: dict[str, int]
+    ) -> tuple[Statement, ...]:
         seen = dict(outer)
         made: list[Statement] = []
         set_inside = {s.state for s in _deep(body) if isinstance(s, SetState)}
@@ -163,7 +174,7 @@ def _without_duplicates(program: Program, func: Func) -> Func:
             statement = rename_operands(original, renamed)
             match statement:
                 case Let():
-                    key = (
+                    key = _Expression(
                         statement.operation,
                         tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands),
                         statement.result.type,
@@ -181,7 +192,7 @@ def _without_duplicates(program: Program, func: Func) -> Func:
                     sliced = {
                         key: name
                         for key, name in seen.items()
-                        if not _mentions(key, state) and not _carries(key, statement)
+                        if not _mentions(key, state) and statement.dim not in key.type.names
                     }
                     body_made = visit(statement.body, sliced, versions)
                     following = tuple(renamed.get(n, n) for n in statement.following)
@@ -195,17 +206,8 @@ def _without_duplicates(program: Program, func: Func) -> Func:
     return replace(func, body=body, returns=tuple(renamed.get(n, n) for n in func.returns))
 
 
-def _mentions(key: object, names: set[str] | frozenset[str]) -> bool:
-    assert isinstance(key, tuple)
-    return any(isinstance(operand, tuple) and operand[0] in names for operand in key[1])
-
-
-def _carries(key: object, loop: Loop) -> bool:
-    """Whether a value known outside is another one inside the loop, since the loop slices it or its operands."""
-    assert isinstance(key, tuple)
-    kind = key[2]
-    assert isinstance(kind, TensorType) or kind is not None
-    return loop.dim in kind.names
+def _mentions(key: _Expression, names: set[str] | frozenset[str]) -> bool:
+    return any(isinstance(operand, tuple) and operand[0] in names for operand in key.operands)
 
 
 def _with_merged_movements(program: Program, func: Func) -> Func:
