@@ -111,5 +111,11 @@ def type_after(operation: Movement, operand: TensorType) -> TensorType:
     return TensorType(operand.dtype, operand.dims, splits, Partial(kind, axes) if axes else None, placement)
 
 
+def duration_text(seconds: float) -> str:
+    """`3.2 ms`, to three digits."""
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= s)
+    return f"{seconds / (scale or 1e-6):.3g} {unit}"
+
+
 def _chips(operation: Movement, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in operation.named_axes)

@@ -37,6 +37,7 @@ from shardwright.cost.movements import (
     collective_bytes,
     collective_kind,
     communicates,
+    duration_text,
     movement_time,
     received_bytes,
     received_elements,
@@ -434,19 +435,14 @@ def _joint_or_apart(
     still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
     parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]
     remark = (
-        f"{_a(collective)} over {' then '.join(steps.order)} takes {_duration(steps.sequential_s)} on"
-        f" {topology.chip.name}, a joint one {_duration(steps.joint_s)}"
+        f"{_a(collective)} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
+        f" {topology.chip.name}, a joint one {duration_text(steps.joint_s)}"
     )
     return parts, steps.sequential_s, remark
 
 
 def _a(collective: CollectiveKind) -> str:
     return f"{'a' if collective is CollectiveKind.REDUCE_SCATTER else 'an'} {collective}"
-
-
-def _duration(seconds: float) -> str:
-    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= s)
-    return f"{seconds / (scale or 1e-6):.3g} {unit}"
 
 
 def _restricted(operation: Movement, axes: set[str]) -> Movement:

@@ -1,0 +1,74 @@
+"""Hand-written explicit programs run under JAX on eight virtual devices and compared with their unsharded meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardwright.backends.jax.run import run_program
+from shardwright.backends.number_formats import numpy_dtype
+from shardwright.backends.reference import evaluate
+from shardwright.ir.completion import complete
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+from shardwright.ir.types import DType, ValueType
+from shardwright.ir.verifier import Level, verify
+
+
+def explicit(text: str) -> Program:
+    """The verified explicit program that a text is."""
+    program = complete(elaborate(parse(Source("test.shard", text))))
+    verify(program, Level.EXPLICIT)
+    return program
+
+
+def random_array(kind: ValueType, rng: np.random.Generator, high: int = 4) -> np.ndarray:
+    """Random numbers of a type: floats around 0, integers from 0 up to `high`."""
+    shape = tuple(dim.size for dim in kind.dims)
+    if kind.dtype is DType.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.dtype.is_integer:
+        return rng.integers(0, high, shape).astype(numpy_dtype(kind.dtype))
+    return (2 * rng.standard_normal(shape)).astype(np.float32).astype(numpy_dtype(kind.dtype))
+
+
+def tolerance(dtype: DType) -> float:
+    return {DType.F32: 2e-5, DType.BF16: 2e-2, DType.F16: 2e-3}.get(dtype, 0.0)
+
+
+def agree(found: np.ndarray, wanted: np.ndarray, dtype: DType, what: str) -> None:
+    """Equal for integers, and within a few roundings of the format for floats, relative to the largest number."""
+    assert found.dtype == numpy_dtype(dtype), what
+    assert found.shape == wanted.shape, what
+    if not dtype.is_float:
+        np.testing.assert_array_equal(found.astype(np.int64), wanted.astype(np.int64), what)
+        return
+    finite = np.isfinite(wanted)
+    scale = max(1.0, float(np.abs(wanted[finite]).max(initial=0.0)))
+    np.testing.assert_allclose(
+        found.astype(np.float64), wanted.astype(np.float64), rtol=0, atol=tolerance(dtype) * scale, err_msg=what
+    )
+
+
+def check(text: str, func: str = "f", *, high: int = 4, seed: int = 0, **given: Any) -> Program:
+    """Runs a function on random arrays (or those given) and compares results and state with the reference."""
+    program = explicit(text)
+    rng = np.random.default_rng(seed)
+    made = {
+        value.name: np.asarray(given[value.name]) if value.name in given else random_array(value.type, rng, high)
+        for value in (*program.func(func).params, *program.weights, *program.state)
+    }
+    args = {value.name: made[value.name] for value in program.func(func).params}
+    weights = {value.name: made[value.name] for value in program.weights}
+    state = {value.name: made[value.name] for value in program.state}
+    results, new = run_program(program, func, args, weights, state)
+    wanted, wanted_state = evaluate(program, func, args, weights, state, "declared")
+    for found, expected, kind in zip(results, wanted, program.func(func).results, strict=True):
+        agree(found, expected, kind.dtype, f"result: {kind}")
+    assert set(new) == set(wanted_state)
+    for value in program.state:
+        agree(new[value.name], wanted_state[value.name], value.type.dtype, f"state {value.name}")
+    return program
