@@ -1,0 +1,1 @@
+"""Lowers explicit programs to stand-alone JAX source, and runs such source."""

@@ -1,0 +1,295 @@
+"""Contraction, elementwise operations, reductions and reshapes as JAX expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardwright.backends.jax.indexing import (
+    lower_concat,
+    lower_lookup,
+    lower_rotary,
+    lower_take,
+    lower_update,
+)
+from shardwright.backends.jax.movements import lower_movement, reshaped, transposed
+from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, check_dimension, number_text
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axes_of, axis_of, cast, literal, spread
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.operation import Operation
+from shardwright.ir.types import DType, TensorType
+
+
+def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """The expression that computes one chip's array of the result. Raises `unsupported` where JAX has no such thing."""
+    if isinstance(operation, ops.Movement):
+        return lower_movement(operation, terms[0].code, terms[0].tensor, result, lowering.digits)
+    lowered = LOWERINGS.get(type(operation))
+    if lowered is None:
+        raise fault("unsupported", f"there is no JAX source for {operation.keyword}", NOWHERE)
+    return lowered(operation, terms, result, lowering)
+
+
+Rule = Callable[..., str]
+
+
+# ---------------------------------------------------------------- contraction
+
+
+def einsum_letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each dimension: its own in lower case where that is free, else in upper case, else any."""
+    letters: dict[str, str] = {}
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    for name in names:
+        own = check_dimension(name)[0]
+        free = [c for c in (own.lower(), own.upper(), *alphabet, *alphabet.upper()) if c not in letters.values()]
+        letters.setdefault(name, free[0])
+    return letters
+
+
+def _contract(_operation: ops.Contract, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    left, right = terms[0].tensor, terms[1].tensor
+    letters = einsum_letters(list(dict.fromkeys((*left.names, *right.names))))
+    subscripts = ["".join(letters[name] for name in kind.names) for kind in (left, right, result)]
+    spec = f"'{subscripts[0]},{subscripts[1]}->{subscripts[2]}'"
+    codes = [term.code for term in terms]
+    if left.dtype.is_float:
+        wide = DType.F32
+        options = f"preferred_element_type={JAX_DTYPES[wide]}"
+        if left.dtype is DType.F32:
+            options = "precision='highest'"
+    else:
+        wide = DType.INT32
+        options = f"preferred_element_type={JAX_DTYPES[wide]}"
+        if left.dtype is not DType.INT8:
+            codes = [cast(code, left.dtype, DType.INT8 if left.dtype is DType.INT4 else wide) for code in codes]
+            options = options if left.dtype is DType.INT4 else ""
+    call = ", ".join([spec, *codes, *([options] if options else [])])
+    if result.dtype is DType.BOOL:
+        return f"jnp.einsum({call}) != 0"
+    return cast(f"jnp.einsum({call})", wide, result.dtype)
+
+
+# ---------------------------------------------------------------- elementwise
+
+
+def _operands(terms: Sequence[Term], result: TensorType) -> list[str]:
+    dtype = _dtype(terms)
+    return [aligned(term, result.names, dtype) for term in terms]
+
+
+def _dtype(terms: Sequence[Term]) -> DType:
+    return next(term.tensor.dtype for term in terms if term.number is None)
+
+
+def _operator(sign: str, on_bool: str) -> Rule:
+    """An infix operator; arithmetic on bool is that of 0 and 1, where what is not 0 is true.
+
+    XLA's int4 arithmetic does not wrap around on every backend, so it is done in int8.
+    """
+
+    def rule(_operation: Operation, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+        left, right = _operands(terms, result)
+        dtype = _dtype(terms)
+        if dtype is DType.INT4 and result.dtype is DType.INT4:
+            wide = [c if t.number else cast(c, dtype, DType.INT8) for c, t in zip((left, right), terms, strict=True)]
+            return cast(f"({wide[0]} {sign} {wide[1]})", DType.INT8, DType.INT4)
+        return f"{left} {on_bool if dtype is DType.BOOL else sign} {right}"
+
+    return rule
+
+
+def _divide(_operation: ops.Div, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    left, right = _operands(terms, result)
+    dtype = _dtype(terms)
+    if dtype.is_float:
+        return f"{left} / {right}"
+    if dtype is DType.BOOL:
+        return f"{left} & {right}"
+    if dtype is DType.INT4:
+        left, right = (c if t.number else cast(c, dtype, DType.INT8) for c, t in zip((left, right), terms, strict=True))
+    if terms[1].number is not None and right != "0":
+        made = f"{left} // {right}"
+    else:
+        lowering.use_helper("floor_divide")
+        made = f"floor_divide({left}, {right})"
+    return cast(f"({made})", DType.INT8, DType.INT4) if dtype is DType.INT4 else made
+
+
+def _call(function: str, *, wide: bool = False, options: str = "") -> Rule:
+    """A function of the operands; `wide` ones are computed in f32 and rounded."""
+
+    def rule(_operation: Operation, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+        codes = _operands(terms, result)
+        dtype = _dtype(terms)
+        if wide:
+            codes = [cast(code, dtype, DType.F32) for code in codes]
+        made = f"{function}({', '.join(codes)}{options})"
+        return cast(made, DType.F32, dtype) if wide else made
+
+    return rule
+
+
+def _gelu(operation: ops.Gelu, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    options = f", approximate={operation.form == 'tanh'}"
+    return _call("jax.nn.gelu", wide=True, options=options)(operation, terms, result, lowering)
+
+
+def _negate(_operation: ops.Neg, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    (code,) = _operands(terms, result)
+    if _dtype(terms) is DType.INT4:
+        return cast(f"(-{cast(code, DType.INT4, DType.INT8)})", DType.INT8, DType.INT4)
+    return code if _dtype(terms) is DType.BOOL else f"-{code}"
+
+
+def _not(_operation: ops.LogicalNot, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    return f"~{_operands(terms, result)[0]}"
+
+
+def _where(_operation: ops.Where, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    mask = aligned(terms[0], result.names)
+    left, right = (aligned(term, result.names, result.dtype) for term in terms[1:])
+    return f"jnp.where({mask}, {left}, {right})"
+
+
+def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    """From floats to integers towards zero, saturating; between integers modulo the range; to bool not 0."""
+    code, source, target = aligned(terms[0], result.names), terms[0].tensor.dtype, operation.dtype
+    if source is target:
+        return code
+    if target is DType.BOOL:
+        return f"{code} != 0"
+    if source.is_float and target in (DType.INT8, DType.INT4):
+        low, high = -(2 ** (target.bits - 1)), 2 ** (target.bits - 1) - 1
+        wide = cast(code, source, DType.F32)
+        return cast(f"jnp.clip({wide}, {low}, {high})", DType.F32, target)
+    return cast(code, source, target)
+
+
+def _full(operation: ops.Full, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    number = terms[0].number
+    assert number is not None
+    shape = ", ".join(map(str, result.local_shape(lowering.mesh)))
+    shape = f"({shape},)" if len(result.dims) == 1 else f"({shape})"
+    made = f"jnp.full({shape}, {literal(number, operation.dtype)}, {JAX_DTYPES[operation.dtype]})"
+    axes = lowering.mesh.sorted((*result.split_axes, *result.partial_axes))
+    return f"lax.pcast({made}, {axes_text(axes)}, to='varying')" if axes else made
+
+
+def _iota(operation: ops.Iota, _terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    code = lowering.global_index(result, operation.dim)
+    return code[1:-1] if code.startswith("(") else code
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _sum(operation: ops.Sum, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    kind = terms[0].tensor
+    over = axes_of(kind, operation.dims)
+    wide = DType.F32 if kind.dtype.is_float else DType.INT32 if kind.dtype is not DType.UINT32 else DType.UINT32
+    if kind.dtype is wide:
+        return f"jnp.sum({terms[0].code}, axis={over})"
+    return cast(f"jnp.sum({terms[0].code}, axis={over}, dtype={JAX_DTYPES[wide]})", wide, result.dtype)
+
+
+def _max(operation: ops.Max, terms: Sequence[Term], _result: TensorType, _lowering: Lowering) -> str:
+    return f"jnp.max({terms[0].code}, axis={axes_of(terms[0].tensor, operation.dims)})"
+
+
+def _argmax(operation: ops.Argmax, terms: Sequence[Term], _result: TensorType, _lowering: Lowering) -> str:
+    return f"lax.argmax({terms[0].code}, {axis_of(terms[0].tensor, operation.dim)}, jnp.int32)"
+
+
+def _norm(operation: ops.Layernorm | ops.Rmsnorm, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    lowering.use_helper(operation.keyword)
+    over = axes_of(result, operation.dims)
+    parameters = [aligned(term, result.names, result.dtype) for term in terms[1:]]
+    return f"{operation.keyword}({', '.join([terms[0].code, over, number_text(operation.eps), *parameters])})"
+
+
+def _softmax(operation: ops.Softmax, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    scores = cast(terms[0].code, result.dtype, DType.F32)
+    if operation.causal is not None:
+        t = spread(lowering.global_index(result, operation.dims[0]), operation.dims, result.names)
+        row = spread(lowering.global_index(result, operation.causal), (operation.causal,), result.names)
+        pos = f" + {aligned(terms[1], result.names, DType.INT32)}" if len(terms) > 1 else ""
+        scores = f"jnp.where({t} <= {row}{pos}, {scores}, -jnp.inf)"
+    return cast(f"jax.nn.softmax({scores}, axis={axes_of(result, operation.dims)})", DType.F32, result.dtype)
+
+
+# ---------------------------------------------------------------- the same numbers under other names
+
+
+def _same(_operation: Operation, terms: Sequence[Term], _result: TensorType, _lowering: Lowering) -> str:
+    return terms[0].code
+
+
+def _split(_operation: ops.Split, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    kind = terms[0].tensor
+    return reshaped(terms[0].code, kind.local_shape(lowering.mesh), result.local_shape(lowering.mesh))
+
+
+def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    kind = terms[0].tensor
+    names: list[str] = []
+    for name in kind.names:
+        if name == operation.parts[0]:
+            names.extend(operation.parts)
+        elif name not in operation.parts:
+            names.append(name)
+    order = [kind.names.index(name) for name in names]
+    shape = kind.local_shape(lowering.mesh)
+    return reshaped(
+        transposed(terms[0].code, order), [shape[i] for i in order], result.local_shape(lowering.mesh)
+    )  # fmt: skip
+
+
+LOWERINGS: dict[type[Operation], Rule] = {
+    ops.Contract: _contract,
+    ops.Add: _operator("+", "|"),
+    ops.Sub: _operator("-", "^"),
+    ops.Mul: _operator("*", "&"),
+    ops.Div: _divide,
+    ops.Neg: _negate,
+    ops.Maximum: _call("jnp.maximum"),
+    ops.Minimum: _call("jnp.minimum"),
+    ops.Less: _operator("<", "<"),
+    ops.LessEqual: _operator("<=", "<="),
+    ops.Equal: _operator("==", "=="),
+    ops.LogicalAnd: _operator("&", "&"),
+    ops.LogicalOr: _operator("|", "|"),
+    ops.LogicalNot: _not,
+    ops.Where: _where,
+    ops.Gelu: _gelu,
+    ops.Silu: _call("jax.nn.silu", wide=True),
+    ops.Relu: _call("jax.nn.relu"),
+    ops.Exp: _call("jnp.exp"),
+    ops.Log: _call("jnp.log"),
+    ops.Sqrt: _call("jnp.sqrt"),
+    ops.Rsqrt: _call("lax.rsqrt"),
+    ops.Tanh: _call("jnp.tanh"),
+    ops.Sigmoid: _call("jax.nn.sigmoid"),
+    ops.Cos: _call("jnp.cos"),
+    ops.Sin: _call("jnp.sin"),
+    ops.Abs: _call("jnp.abs"),
+    ops.Convert: _convert,
+    ops.Full: _full,
+    ops.Iota: _iota,
+    ops.Sum: _sum,
+    ops.Max: _max,
+    ops.Argmax: _argmax,
+    ops.Layernorm: _norm,
+    ops.Rmsnorm: _norm,
+    ops.Softmax: _softmax,
+    ops.Lookup: lower_lookup,
+    ops.Rotary: lower_rotary,
+    ops.Update: lower_update,
+    ops.Take: lower_take,
+    ops.Concat: lower_concat,
+    ops.Alias: _same,
+    ops.Rename: _same,
+    ops.Split: _split,
+    ops.Merge: _merge,
+}
+"""One rule for each operation that is no movement."""

@@ -1,0 +1,280 @@
+"""Functions of a program as nested Python functions on one chip's arrays: statements, loops and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.backends.jax.expressions import lower
+from shardwright.backends.jax.indexing import SliceOf, lower_update
+from shardwright.backends.jax.source_text import Names, bare_or_tuple, broken, commented, number_text
+from shardwright.backends.jax.terms import Lowering, Term
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.elaborate import placed
+from shardwright.ir.operation import Number, Operand
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.types import OpenType, TensorType, ValueType
+
+
+def concrete(name: str, kind: ValueType) -> TensorType:
+    """The type, which explicit programs have without holes; raises `open-type` otherwise."""
+    if isinstance(kind, OpenType):
+        raise fault(
+            "open-type",
+            f"{name}: {kind} has holes, and JAX source is made of explicit programs",
+            NOWHERE,
+            "run the passes that choose layouts and insert movements first",
+        )
+    return kind
+
+
+def names_read(body: Sequence[Statement]) -> list[str]:
+    """The names that a block reads, those of inner loops included, in order of appearance."""
+    found: dict[str, None] = {}
+    for statement in body:
+        match statement:
+            case Let():
+                found.update((o, None) for o in statement.operands if isinstance(o, str))
+            case SetState():
+                found[statement.operand] = None
+            case Loop():
+                found.update((carry.initial, None) for carry in statement.carries)
+                found.update((name, None) for name in names_read(statement.body))
+                found.update((name, None) for name in statement.following)
+    return list(found)
+
+
+def names_defined(body: Sequence[Statement]) -> set[str]:
+    """The names that a block gives to values, those of inner loops included."""
+    found: set[str] = set()
+    for statement in body:
+        match statement:
+            case Let():
+                found.update(value.name for value in statement.results)
+            case Loop():
+                found.update(value.name for value in statement.results)
+                found.update(carry.value.name for carry in statement.carries)
+                found.update(names_defined(statement.body))
+                if statement.index:
+                    found.add(statement.index)
+            case SetState():
+                pass
+    return found
+
+
+def states_set(body: Sequence[Statement]) -> list[str]:
+    """The state that a block makes new versions of, inner loops included."""
+    found: dict[str, None] = {}
+    for statement in body:
+        if isinstance(statement, SetState):
+            found[statement.state] = None
+        elif isinstance(statement, Loop):
+            found.update((name, None) for name in states_set(statement.body))
+    return list(found)
+
+
+@dataclass
+class View:
+    """How a name is read at a point: the Python name, and the slice of it where a stacked state is carried."""
+
+    python: str
+    slice: SliceOf | None = None
+
+    @property
+    def code(self) -> str:
+        return self.python + (self.slice.subscript if self.slice else "")
+
+
+class FunctionBody:
+    """Emits the statements of one function."""
+
+    def __init__(self, program: Program, func: Func, lowering: Lowering, names: Names) -> None:
+        self.program = program
+        self.func = func
+        self.lowering = lowering
+        self.names = names
+        self.lines: list[str] = []
+
+    def emit(self, views: dict[str, View], indent: str) -> dict[str, View]:
+        """Emits the body; hands back how names are read at its end."""
+        self.block(self.func.body, Scope.of(self.program, self.func), views, indent, ())
+        return views
+
+    def type_of(self, name: str, scope: Scope) -> TensorType:
+        return concrete(name, scope.type_of(name))
+
+    # ------------------------------------------------------------ statements
+
+    def block(
+        self,
+        body: Sequence[Statement],
+        scope: Scope,
+        views: dict[str, View],
+        indent: str,
+        after: Sequence[str],
+    ) -> None:
+        """Emits statements. `after` are the names that are read after the block's last statement."""
+        done: set[int] = set()
+        for i, statement in enumerate(body):
+            match statement:
+                case Let():
+                    setting = self.set_in_place(body, i, scope, views)
+                    if setting is None:
+                        self.let(statement, scope, views, indent)
+                    else:
+                        done.add(setting)
+                        later = {*names_read([s for j, s in enumerate(body) if j > i and j not in done]), *after}
+                        self.let_in_place(statement, scope, views, indent, keep=statement.result.name in later)
+                case SetState() if i not in done:
+                    self.set(statement, scope, views, indent)
+                case SetState():
+                    pass
+                case Loop():
+                    self.loop(statement, scope, views, indent)
+
+    def terms(self, operands: Sequence[Operand], scope: Scope, views: dict[str, View]) -> list[Term]:
+        made: list[Term] = []
+        for operand in operands:
+            if isinstance(operand, Number):
+                made.append(Term(number_text(operand.value), None, operand))
+            else:
+                made.append(Term(views[operand].code, self.type_of(operand, scope)))
+        return made
+
+    def let(self, statement: Let, scope: Scope, views: dict[str, View], indent: str) -> None:
+        value = statement.result
+        kind = concrete(value.name, value.type)
+        with placed(statement.span):
+            code = lower(statement.operation, self.terms(statement.operands, scope, views), kind, self.lowering)
+        python = self.names[value.name]
+        self.lines.extend(commented(f"{python} = {code}", str(kind), indent))
+        scope.define(value)
+        views[value.name] = View(python)
+
+    def set_in_place(
+        self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]
+    ) -> int | None:  # fmt: skip
+        """The statement that sets a stacked state to the update made by `body[at]`, if the old one is read no more.
+
+        Then only the written rows of the stacked array are touched.
+        """
+        statement = body[at]
+        assert isinstance(statement, Let)
+        if not isinstance(statement.operation, ops.Update):
+            return None
+        state = statement.operands[0]
+        if not isinstance(state, str) or state not in self.program.state_names or views[state].slice is None:
+            return None
+        for i in range(at + 1, len(body)):
+            later = body[i]
+            if isinstance(later, SetState) and later.state == state:
+                return i if later.operand == statement.result.name else None
+            if state in names_read([later]) or state in states_set([later]):
+                return None
+        return None
+
+    def let_in_place(
+        self, statement: Let, scope: Scope, views: dict[str, View], indent: str, *, keep: bool
+    ) -> None:  # fmt: skip
+        """The update of a stacked state, and its slice under the statement's own name where that is read."""
+        state, value = str(statement.operands[0]), statement.result
+        kind, view = concrete(value.name, value.type), views[state]
+        assert isinstance(statement.operation, ops.Update)
+        terms = self.terms(statement.operands, scope, views)
+        terms[0] = replace(terms[0], code=view.python)
+        code = lower_update(statement.operation, terms, kind, self.lowering, view.slice)
+        whole = view.slice.whole if view.slice else kind
+        self.lines.extend(commented(f"{view.python} = {code}", str(whole), indent))
+        scope.define(value)
+        if keep:
+            python = self.names[value.name]
+            self.lines.extend(commented(f"{python} = {view.code}", str(kind), indent))
+            views[value.name] = View(python)
+
+    def set(self, statement: SetState, scope: Scope, views: dict[str, View], indent: str) -> None:
+        view, new = views[statement.state], views[statement.operand].code
+        if view.slice is None:
+            kind = self.type_of(statement.state, scope)
+            self.lines.extend(commented(f"{view.python} = {new}", str(kind), indent))
+            return
+        loops = view.slice.indices
+        if len(loops) == 1:
+            ((dim, index),) = loops
+            axis = view.slice.whole.names.index(dim)
+            code = f"lax.dynamic_update_index_in_dim({view.python}, {new}, {index}, {axis})"
+        else:
+            code = f"{view.python}.at{view.slice.subscript}.set({new})"
+        self.lines.extend(commented(f"{view.python} = {code}", str(view.slice.whole), indent))
+
+    # ------------------------------------------------------------ loops
+
+    def loop(self, loop: Loop, scope: Scope, views: dict[str, View], indent: str) -> None:
+        """`lax.scan`: captured values with the loop's dimension are scanned, state that is set is carried stacked."""
+        states = states_set(loop.body)
+        defined = names_defined(loop.body) | {carry.value.name for carry in loop.carries} | {loop.index or ""}
+        read = [*names_read(loop.body), *loop.following]
+        captured = [n for n in dict.fromkeys(read) if n not in defined and n not in states]
+        scanned = [n for n in captured if loop.dim in self.type_of(n, scope).names]
+        trips = self.program.sizes(self.func)[loop.dim]
+        stacked = [n for n in states if loop.dim in self.type_of(n, scope).names]
+
+        inside, inner = scope.inside(loop), dict(views)
+        index = ""
+        if loop.index is not None and loop.index in read:
+            index = self.names[loop.index]
+            inner[loop.index] = View(index)
+        elif stacked:
+            index = self.names[loop.index] if loop.index else self.names.fresh("i")
+        carried: list[str] = []
+        initial: list[str] = []
+        for carry in loop.carries:
+            python = self.names[carry.value.name]
+            inner[carry.value.name] = View(python)
+            carried.append(python)
+            initial.append(views[carry.initial].code)
+        for state in states:
+            view = views[state]
+            carried.append(view.python)
+            initial.append(view.python)
+            if state in stacked:
+                whole = view.slice.whole if view.slice else concrete(state, self.program.globals[state].type)
+                before = view.slice.indices if view.slice else ()
+                inner[state] = View(view.python, SliceOf(whole, (*before, (loop.dim, index))))
+        elements: list[str] = [index] if index else []
+        slices: list[str] = [f"lax.iota(jnp.int32, {trips})"] if index else []
+        for name in scanned:
+            kind, python = self.type_of(name, scope), self.names[name]
+            at = kind.names.index(loop.dim)
+            elements.append(python)
+            slices.append(views[name].code if at == 0 else f"jnp.moveaxis({views[name].code}, {at}, 0)")
+            inner[name] = View(python)
+
+        body = self.names.fresh(f"over_{loop.dim.lower()}")
+        deeper = indent + "    "
+        carry_name = carried[0] if len(carried) == 1 else ("carry" if carried else "_carry")
+        xs_name = elements[0] if len(elements) == 1 else ("xs" if elements else "_")
+        self.lines.append("")
+        self.lines.append(f"{indent}def {body}({carry_name}, {xs_name}):  # one of {trips} trips along {loop.dim}")
+        if len(carried) > 1:
+            self.lines.extend(broken(f"{', '.join(carried)} = carry", deeper))
+        for name in (*(carry.value.name for carry in loop.carries), *states):
+            kind = inside.type_of(name) if name not in states else self.program.globals[name].type
+            self.lines.append(f"{deeper}# {inner[name].python}: {kind}")
+        if len(elements) > 1:
+            self.lines.extend(broken(f"{', '.join(elements)} = xs", deeper))
+        self.lines.extend(f"{deeper}# {inner[name].python}: {inside.type_of(name)}" for name in scanned)
+        self.block(loop.body, inside, inner, deeper, loop.following)
+        following = [inner[name].code for name in loop.following] + [views[state].python for state in states]
+        self.lines.extend(broken(f"return {bare_or_tuple(following) if following else '()'}, None", deeper))
+        self.lines.append("")
+
+        results = [self.names[value.name] for value in loop.results] + [views[state].python for state in states]
+        arguments = [body, bare_or_tuple(initial) if initial else "()"]
+        arguments.append(bare_or_tuple(slices) if slices else f"length={trips}")
+        targets = bare_or_tuple(results) if results else "_"
+        kinds = "; ".join(str(value.type) for value in loop.results) or "state alone"
+        self.lines.extend(commented(f"{targets}, _ = lax.scan({', '.join(arguments)})", kinds, indent))
+        for value in loop.results:
+            scope.define(value)
+            views[value.name] = View(self.names[value.name])

@@ -1,0 +1,73 @@
+"""Functions that an emitted module defines for itself where its statements need them."""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {
+    "global_index": '''
+def global_index(digits):
+    """The global indices along a dimension that this chip holds, in the order of its array.
+
+    digits: (axis that holds the digit, or None where it is local, number of values), most significant first.
+    """
+    index = jnp.zeros((1,), jnp.int32)
+    for axis, n in digits:
+        digit = lax.iota(jnp.int32, n) if axis is None else lax.axis_index(axis)[None]
+        index = (index[:, None] * n + digit).reshape(-1)
+    return index
+''',
+    "local_place": '''
+def local_place(index, digits):
+    """Where this chip's array has these global indices, -1 where it does not; digits as in a PartitionSpec's order:
+    (axis that holds the digit, or None where it is local, number of values), most significant first.
+    """
+    held, place, stride = True, 0, 1
+    for axis, n in reversed(digits):
+        digit = index % n
+        index = index // n
+        if axis is None:
+            place, stride = place + digit * stride, stride * n
+        else:
+            held &= digit == lax.axis_index(axis)
+    return jnp.where(held & (index == 0), place, -1)
+''',
+    "layernorm": '''
+def layernorm(x, axis, eps, scale=1.0, offset=0.0):
+    """In f32, rounded to the format of x (Ba et al. 2016)."""
+    v = x.astype(jnp.float32)
+    v = v - jnp.mean(v, axis, keepdims=True)
+    v = v * lax.rsqrt(jnp.mean(v * v, axis, keepdims=True) + eps)
+    return (v * scale + offset).astype(x.dtype)
+''',
+    "rmsnorm": '''
+def rmsnorm(x, axis, eps, scale=1.0):
+    """In f32, rounded to the format of x (Zhang and Sennrich 2019)."""
+    v = x.astype(jnp.float32)
+    v = v * lax.rsqrt(jnp.mean(v * v, axis, keepdims=True) + eps)
+    return (v * scale).astype(x.dtype)
+''',
+    "rotary": '''
+def rotary(x, positions, frequencies, axis, style):
+    """Rotary position embedding, in f32 (Su et al. 2021): pair i is turned by position * frequency i.
+
+    Pairs are (i, i + n) for style neox and (2i, 2i + 1) for gptj, with n = len(frequencies); what follows the pairs
+    is left as it is. positions: as x, with size 1 along axis.
+    """
+    n = len(frequencies)
+    v = jnp.moveaxis(x.astype(jnp.float32), axis, -1)
+    angle = jnp.moveaxis(positions, axis, -1).astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    first, second = (v[..., :n], v[..., n:2 * n]) if style == 'neox' else (v[..., :2 * n:2], v[..., 1:2 * n:2])
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    if style == 'neox':
+        turned = jnp.concatenate(turned, -1)
+    else:
+        turned = jnp.stack(turned, -1).reshape(*v.shape[:-1], 2 * n)
+    return jnp.moveaxis(jnp.concatenate((turned, v[..., 2 * n:]), -1), -1, axis).astype(x.dtype)
+''',
+    "floor_divide": '''
+def floor_divide(a, b):
+    """Integer division towards minus infinity; 0 where the divisor is 0."""
+    return jnp.where(b == 0, 0, a // jnp.where(b == 0, 1, b))
+''',
+}
+"""Helper to its source, in the order in which a module defines them."""

@@ -1,0 +1,177 @@
+"""Operations in which global indices matter as JAX expressions: lookup, rotary, cache update, take and concat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.backends.jax.movements import reshaped, transposed
+from shardwright.backends.jax.source_text import tuple_text
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, number_text, spread
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.types import DType, TensorType
+
+
+def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], _result: TensorType, lowering: Lowering) -> str:
+    """Rows of the table; an index that is out of range, or on another chip, gives zeros.
+
+    Dimensions that table and indices share are indexed along with it.
+    """
+    table, ids = terms[0].tensor, terms[1].tensor
+    shared = [name for name in ids.names if name in table.names]
+    rest = [name for name in table.names if name not in ids.names and name != operation.dim]
+    order = [table.names.index(name) for name in (*shared, operation.dim, *rest)]
+    place = lowering.local_place(terms[1].code, table, operation.dim)
+    if ids.dtype in (DType.INT8, DType.INT4):
+        place = lowering.local_place(f"{terms[1].code}.astype(jnp.int32)", table, operation.dim)
+    if not shared:
+        index = place
+    else:
+        counters = [spread(f"lax.iota(jnp.int32, {lowering.size(ids, n)})", (n,), ids.names) for n in shared]
+        index = ", ".join([*counters, place])
+    rows = f"{transposed(terms[0].code, order)}.at[{index}]"
+    return f"{rows}.get(mode='fill', fill_value=0, wrap_negative_indices=False)"
+
+
+def lower_rotary(operation: ops.Rotary, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `rotary`, with positions aligned to x and the frequency of each pair."""
+    lowering.use_helper("rotary")
+    names = result.names
+    along = operation.positions_dim([term.arg for term in terms])
+    others = ["" if name == operation.dim else name for name in names]
+    if along is None:
+        own: Sequence[str] = terms[1].kind.names if terms[1].kind is not None else ()
+        code = aligned(terms[1], (), DType.INT32) if terms[1].number is not None else terms[1].code
+        positions = expanded(code if own else f"jnp.int32({code})", own, others)
+    else:
+        start = aligned(terms[1], (), DType.INT32)
+        positions = expanded(lowering.global_index(result, along), (along,), others)
+        positions = positions if start == "0" else f"{start} + {positions}"
+    rotated = operation.rotated or result.shape.size(operation.dim)
+    if len(terms) > 2:
+        frequencies = terms[2].code
+    else:
+        exponents = f"-np.arange(0, {rotated}, 2) / {rotated}"
+        frequencies = f"np.float32({number_text(float(operation.base))} ** ({exponents}))"
+    axis = axis_of(result, operation.dim)
+    return f"rotary({terms[0].code}, {positions}, {frequencies}, {axis}, {operation.style!r})"
+
+
+@dataclass(frozen=True)
+class SliceOf:
+    """A state stacked over loops: the array axes that the loops run along, and the loops' indices."""
+
+    whole: TensorType
+    indices: tuple[tuple[str, str], ...]
+
+    @property
+    def subscript(self) -> str:
+        """`[i]`, or `[:, i]`: this trip's slice."""
+        found = dict(self.indices)
+        index = [found.get(name, ":") for name in self.whole.names]
+        while index and index[-1] == ":":
+            index.pop()
+        return f"[{', '.join(index)}]" if index else ""
+
+
+def lower_update(
+    operation: ops.Update,
+    terms: Sequence[Term],
+    _result: TensorType,
+    lowering: Lowering,
+    stacked: SliceOf | None = None,
+) -> str:
+    """The cache with rows written; what does not fall on the chip's rows is dropped.
+
+    With `stacked` the first term is the whole stacked state, and the rows of this trip's slice are written in it, so
+    that nothing else of it is touched.
+    """
+    cache, new = terms[0].tensor, terms[1].tensor
+    whole = stacked.whole if stacked else cache
+    loops = dict(stacked.indices) if stacked else {}
+    written = operation.written_dim([term.arg for term in terms])
+    positions: tuple[str, ...] = terms[2].kind.names if terms[2].kind is not None else ()
+    batch = [name for name in cache.names if name in positions]
+
+    # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
+    over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
+    start = aligned(terms[2], over, DType.INT32)
+    if written is not None:
+        steps = spread(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (operation.dim,), over)
+        start = steps if start == "0" else f"{start} + {steps}"
+    index: list[str] = []
+    for name in whole.names:
+        if name in loops:
+            index.append(loops[name])
+        elif name == operation.dim:
+            index.append(lowering.local_place(start, cache, operation.dim))
+        elif name in batch:
+            index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
+        else:
+            index.append(":")
+    while index[-1] == ":":
+        index.pop()
+
+    # As numpy does it: dimensions of index arrays stand where the arrays stand if these are neighbours, else in front.
+    advanced = [i for i, word in enumerate(index) if word != ":"]
+    kept = [name for name, word in zip(whole.names, [*index, *[":"] * len(whole.names)], strict=False) if word == ":"]
+    before = advanced[0] if advanced == list(range(advanced[0], advanced[-1] + 1)) else 0
+    slot = [*kept[:before], *over, *kept[before:]]
+    own = [operation.dim if name == written else name for name in new.names]
+    rows = transposed(terms[1].code, [own.index(name) for name in slot])
+    return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
+
+
+def _blocks(kind: TensorType, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[int, int]:
+    """Into how many blocks the digits `by` divide a dimension, and how many of them one chip holds."""
+    n = lowering.mesh.product(by)
+    if kind.shape.size(dim) % n:
+        raise fault(
+            "not-divisible",
+            f"{dim}={kind.shape.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}",
+            NOWHERE,
+        )
+    return n, lowering.mesh.product(axis for axis in by if axis not in kind.split(dim))
+
+
+def _in_blocks(term: Term, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[str, list[int]]:
+    """The array with the dimension as [its blocks, what one block holds], and its shape."""
+    kind = term.tensor
+    _, held = _blocks(kind, dim, by, lowering)
+    shape = list(kind.local_shape(lowering.mesh))
+    at = axis_of(kind, dim)
+    opened = [*shape[:at], held, shape[at] // held, *shape[at + 1 :]]
+    return reshaped(term.code, shape, opened), opened
+
+
+def lower_take(operation: ops.Take, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """A range of a dimension, out of each block where there are several."""
+    kind = terms[0].tensor
+    at = axis_of(kind, operation.dim)
+    if operation.stop is None:
+        return f"{terms[0].code}[{', '.join([*[':'] * at, str(operation.start)])}]"
+    n, held = _blocks(kind, operation.dim, operation.by, lowering)
+    if operation.start % n or operation.stop % n:
+        raise fault(
+            "not-divisible",
+            f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {' '.join(operation.by)}",
+            NOWHERE,
+        )
+    taken = f"{operation.start // n}:{operation.stop // n}"
+    if held == 1:
+        return f"{terms[0].code}[{', '.join([*[':'] * at, taken])}]"
+    code, _ = _in_blocks(terms[0], operation.dim, operation.by, lowering)
+    shape = result.local_shape(lowering.mesh)
+    return f"{code}[{', '.join([*[':'] * (at + 1), taken])}].reshape({', '.join(map(str, shape))})"
+
+
+def lower_concat(operation: ops.Concat, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """One after the other along a dimension, block by block where there are several."""
+    at = axis_of(result, operation.dim)
+    _, held = _blocks(result, operation.dim, operation.by, lowering)
+    if held == 1:
+        return f"jnp.concatenate({tuple_text([term.code for term in terms])}, axis={at})"
+    parts = [_in_blocks(term, operation.dim, operation.by, lowering)[0] for term in terms]
+    shape = result.local_shape(lowering.mesh)
+    return f"jnp.concatenate({tuple_text(parts)}, axis={at + 1}).reshape({', '.join(map(str, shape))})"

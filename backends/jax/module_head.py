@@ -1,0 +1,134 @@
+"""What an emitted module begins with: its docstring, imports, mesh, and the tables of weights and state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.jax.edges import Edge, edge_of
+from shardwright.backends.jax.functions import concrete
+from shardwright.backends.jax.source_text import JAX_DTYPES, broken, commented, docstring_lines, tuple_text
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.program import Func, Program, Value
+
+
+def has_globals(program: Program) -> bool:
+    """Whether functions take and return weights and state."""
+    return bool(program.weights or program.state)
+
+
+def docstring(program: Program, header: Sequence[str]) -> list[str]:
+    """The module's docstring: the header, and every function with its types."""
+    lines = [line for text in header for line in docstring_lines(text)] or ["A sharded program for JAX."]
+    if lines[-1]:
+        lines.append("")
+    lines.extend(["build_NAME(mesh) makes a jitted function of global arrays:", ""])
+    for func in program.funcs:
+        lines.extend(f"    {line}" for line in signature(program, func))
+    lines.append("")
+    lines.append("A single result comes bare, several come as a tuple.")
+    if has_globals(program):
+        lines.append(
+            "weights and state are dicts of what WEIGHTS and STATE list; the state is donated and comes back new."
+        )
+    return ['"""' + lines[0], *(line.rstrip() for line in lines[1:]), '"""', ""]
+
+
+def signature(program: Program, func: Func) -> list[str]:
+    """A function with its types: `f(x: f32 BE_x) -> f32 B`, on several lines if it is long."""
+    params = [f"{value.name}: {value.type}" for value in func.params]
+    results = [str(kind) for kind in func.results]
+    made = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    if has_globals(program):
+        return broken(f"{func.name}({', '.join(['weights', 'state', *params])}) -> ({made}, state)", "")
+    return broken(f"{func.name}({', '.join(params)}) -> {made}", "")
+
+
+def import_lines(body: Iterable[str]) -> list[str]:
+    """The imports that the rest of the module uses."""
+    text = "\n".join(body)
+    lines = ["import jax"]
+    if "jnp." in text:
+        lines.append("import jax.numpy as jnp")
+    if "np." in text.replace("jnp.", ""):
+        lines.append("import numpy as np")
+    if "lax." in text:
+        lines.append("from jax import lax")
+    sharding = "NamedSharding, " if "NamedSharding(" in text else ""
+    lines.append(f"from jax.sharding import AxisType, {sharding}PartitionSpec as P")
+    return [*lines, ""]
+
+
+def mesh_lines(program: Program) -> list[str]:
+    """MESH_SHAPE and make_mesh."""
+    shape = ", ".join(f"{name!r}: {size}" for name, size in program.mesh.sizes)
+    n = program.mesh.n_chips
+    devices = f"{n} devices" if n > 1 else "one device"
+    make = "jax.make_mesh(tuple(MESH_SHAPE.values()), tuple(MESH_SHAPE), axis_types"
+    return [
+        f"MESH_SHAPE = {{{shape}}}",
+        "",
+        "",
+        "def make_mesh(devices=None):",
+        f'    """The mesh of {devices}, the first of jax.devices() if none are given."""',
+        "    devices = list(jax.devices() if devices is None else devices)",
+        f"    if len(devices) < {n}:",
+        f"        raise ValueError(f'the mesh {{MESH_SHAPE}} needs {devices}, and there are {{len(devices)}}')",
+        "    axis_types = (AxisType.Auto,) * len(MESH_SHAPE)",
+        f"    return {make}, devices=devices[:{n}])",
+    ]
+
+
+def global_edge(program: Program, value: Value) -> Edge:
+    """How a weight or state value is placed; its dimensions have one size in all functions."""
+    digits = Digits(program.mesh, orders_in(program, program.funcs[0]))
+    return edge_of(value.name, concrete(value.name, value.type), digits)
+
+
+def table_lines(program: Program) -> list[str]:
+    """WEIGHTS and STATE, and the functions that place arrays as these say."""
+    edges = {value.name: global_edge(program, value) for value in (*program.weights, *program.state)}
+    lines = ["", "", "# name: (shape, number format, layout)"]
+    if any(edge.is_strided for edge in edges.values()):
+        lines.append(
+            "# Where chips hold other than blocks, the shape has one dimension for each digit of an index; functions"
+        )
+        lines.append("# take such an array in its plain shape too.")
+    for title, values in (("WEIGHTS", program.weights), ("STATE", program.state)):
+        lines.append(f"{title} = {{")
+        for value in values:
+            edge = edges[value.name]
+            shape = tuple_text([str(n) for n in edge.shape]) if edge.shape else "()"
+            entry = f"{value.name!r}: ({shape}, {JAX_DTYPES[edge.kind.dtype]}, {edge.spec}),"
+            lines.extend(commented(entry, str(edge.kind), "    "))
+        lines.append("}")
+    memory = ""
+    hosted = [name for name, edge in edges.items() if edge.on_host]
+    if hosted:
+        lines.append(f"ON_HOST = {{{', '.join(map(repr, hosted))}}}")
+        memory = ", memory_kind='pinned_host' if name in ON_HOST else None"
+    lines.extend(
+        [
+            "",
+            "",
+            "def put(arrays, table, mesh):",
+            '    """Puts arrays by name on the mesh, as `table`, WEIGHTS or STATE, says."""',
+            "    placed = {}",
+            "    for name, (shape, dtype, spec) in table.items():",
+            f"        sharding = NamedSharding(mesh, spec{memory})",
+            "        placed[name] = jax.device_put(np.asarray(arrays[name], dtype).reshape(shape), sharding)",
+            "    return placed",
+        ]
+    )
+    if program.state:
+        lines.extend(
+            [
+                "",
+                "",
+                "def zero_state(mesh):",
+                '    """State of zeros, on the mesh."""',
+                "    zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype, _) in STATE.items()}",
+                "    return put(zeros, STATE, mesh)",
+            ]
+        )
+    return lines

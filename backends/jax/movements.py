@@ -1,0 +1,227 @@
+"""Movements as JAX: the direct collective where blocks are contiguous, else digits brought into place around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from shardwright.backends.jax.digit_factors import Digits, Factor, leads
+from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, tuple_text
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops import Movement
+from shardwright.ir.types import DType, Reduction, TensorType, Tier
+
+Combine = Callable[[str], str]
+"""From the array's code to that of a collective on it."""
+
+
+def reshaped(code: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """The array in the wanted shape; the code itself where it has that shape."""
+    return code if list(shape) == list(wanted) else f"{code}.reshape({', '.join(map(str, wanted)) or '()'})"
+
+
+def transposed(code: str, order: Sequence[int]) -> str:
+    """The array with its dimensions in this order; the code itself where that changes nothing."""
+    return code if list(order) == sorted(order) else f"{code}.transpose({', '.join(map(str, order))})"
+
+
+def lower_movement(operation: Movement, code: str, before: TensorType, after: TensorType, digits: Digits) -> str:
+    """The expression of a movement of the array that `code` names."""
+    match operation:
+        case ops.AllReduce():
+            return _all_reduce(operation, code, before)
+        case ops.AllGather():
+            return _Plan(digits, before, after).all_gather(code, operation.axes)
+        case ops.ReduceScatter():
+            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes)
+        case ops.AllToAll():
+            return _Plan(digits, before, after).all_to_all(code, operation.named_axes)
+        case ops.Slice():
+            return _Plan(digits, before, after).slice(code, operation.named_axes)
+        case ops.AsPartial():
+            return _Plan(digits, before, after).as_partial(code, operation.axes)
+        case ops.Fetch():
+            return _between_memories(code, before, "Device")
+        case ops.Store(tier=Tier.HOST):
+            return _between_memories(code, after, "Host")
+        case ops.Store(tier=Tier.DEVICE):
+            return code
+        case _:
+            raise fault("unsupported", f"JAX source has no {operation.keyword} to {after}", NOWHERE)
+
+
+def _between_memories(code: str, elsewhere: TensorType, space: str) -> str:
+    if elsewhere.placement.tier not in (Tier.HOST, Tier.DEVICE):
+        raise fault(
+            "unsupported",
+            f"a value {elsewhere.placement} cannot be held by JAX, which has device and host memory",
+            NOWHERE,
+            "compile it to torch, which reads and writes disk",
+        )
+    return f"jax.device_put({code}, jax.memory.Space.{space})"
+
+
+def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType) -> str:
+    function = "lax.pmax" if before.partial and before.partial.kind is Reduction.MAX else "lax.psum"
+    return _through_integers(before.dtype, code, lambda c: f"{function}({c}, {axes_text(operation.axes)})")
+
+
+def _through_integers(dtype: DType, code: str, combine: Combine) -> str:
+    """Collectives that combine take no bool (what is not 0 afterwards is true), and int4 does not wrap around."""
+    if dtype is DType.BOOL:
+        return f"({combine(f'{code}.astype(jnp.int32)')} != 0)"
+    if dtype is DType.INT4:
+        return f"{combine(f'{code}.astype(jnp.int8)')}.astype(jnp.int4)"
+    return combine(code)
+
+
+class _Plan:
+    """How a chip's array is reshaped around one collective.
+
+    The input as factors is [digits that leave and factors that stay, dimension by dimension]; the digits that
+    leave are brought to the front in the order of the axes, are exchanged there for those that arrive, and these
+    are brought to their places.
+    """
+
+    def __init__(self, digits: Digits, before: TensorType, after: TensorType) -> None:
+        self.digits = digits
+        self.mesh = digits.mesh
+        self.before, self.after = before, after
+        self.rows = digits.factors(before, after)
+        self.flat = list(chain.from_iterable(self.rows))
+        self.local = list(before.local_shape(self.mesh))
+        self.result = list(after.local_shape(self.mesh))
+
+    def axes(self, named: Sequence[str]) -> tuple[str, ...]:
+        """The named axes in the order in which their digits stand; those of one chip last."""
+        standing: list[str] = []
+        for fate in ("leaves", "arrives"):
+            standing.extend(
+                f.axis for f in self.flat if f.axis and f.fate == fate and f.axis in named and f.axis not in standing
+            )
+        return (*standing, *(axis for axis in self.mesh.sorted(named) if axis not in standing))
+
+    def changed(self) -> list[int]:
+        """The dimensions whose splits change."""
+        return [i for i in range(len(self.before.dims)) if self.before.splits[i] != self.after.splits[i]]
+
+    def only(self) -> int | None:
+        """The one dimension whose split changes; None where there are several."""
+        changed = self.changed()
+        return changed[0] if len(changed) == 1 else None
+
+    def inputs(self) -> list[Factor]:
+        return [factor for factor in self.flat if factor.fate != "arrives"]
+
+    def to_front(self, code: str, axes: Sequence[str]) -> tuple[str, list[int]]:
+        """The array as [digits that leave, what stays factor by factor] and its shape, the digits as one dimension."""
+        factors = self.inputs()
+        code = reshaped(code, self.local, [factor.size for factor in factors])
+        leaving = [i for axis in axes for i, f in enumerate(factors) if f.axis == axis]
+        staying = [i for i, f in enumerate(factors) if f.fate == "stays"]
+        code = transposed(code, [*leaving, *staying])
+        chips = self.mesh.product(axes)
+        shape = [chips, *(factors[i].size for i in staying)]
+        return reshaped(code, [factors[i].size for i in (*leaving, *staying)], shape), shape
+
+    def into_place(self, code: str, axes: Sequence[str], shape: Sequence[int]) -> str:
+        """The result, from [digits that arrive in the order of the axes, what stays factor by factor]."""
+        factors = [factor for factor in self.flat if factor.fate != "leaves"]
+        arriving = [i for axis in axes for i, f in enumerate(factors) if f.fate == "arrives" and f.axis == axis]
+        staying = [i for i, f in enumerate(factors) if f.fate == "stays"]
+        sources = [*arriving, *staying]
+        spread = [factors[i].size for i in sources]
+        code = reshaped(code, shape, spread)
+        code = transposed(code, [sources.index(i) for i in range(len(factors))])
+        return reshaped(code, [factor.size for factor in factors], self.result)
+
+    # ------------------------------------------------------------ collectives
+
+    def all_gather(self, code: str, named: Sequence[str]) -> str:
+        axes = self.axes(named)
+        at = self.only()
+        if at is not None and leads(self.rows[at], "arrives"):
+            return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
+        stays = [factor.size for factor in self.flat if factor.fate == "stays"]
+        gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
+        return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
+
+    def reduce_scatter(self, code: str, named: Sequence[str]) -> str:
+        axes = self.axes(named)
+        partial = self.before.partial
+        if partial is not None and partial.kind is Reduction.MAX:
+            return _through_integers(self.before.dtype, code, lambda c: self._max_scatter(c, axes))
+        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes))
+
+    def _sum_scatter(self, code: str, axes: Sequence[str]) -> str:
+        at = self.only()
+        if at is not None and leads(self.rows[at], "leaves"):
+            return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
+        front, shape = self.to_front(code, axes)
+        return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)
+
+    def _max_scatter(self, code: str, axes: Sequence[str]) -> str:
+        """Each chip gets everyone's maximands of its own part, and takes their maximum."""
+        front, shape = self.to_front(code, axes)
+        exchanged = f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)"
+        return reshaped(f"jnp.max({exchanged}, axis=0)", shape[1:], self.result)
+
+    def all_to_all(self, code: str, named: Sequence[str]) -> str:
+        axes = self.axes(named)
+        sources = [i for i in self.changed() if any(f.fate == "arrives" for f in self.rows[i])]
+        targets = [i for i in self.changed() if any(f.fate == "leaves" for f in self.rows[i])]
+        if len(sources) == 1 and len(targets) == 1 and sources != targets:
+            source, target = sources[0], targets[0]
+            arriving = [f.axis for f in self.rows[source] if f.fate == "arrives"]
+            leaving = [f.axis for f in self.rows[target] if f.fate == "leaves"]
+            if arriving == leaving and leads(self.rows[source], "arrives") and leads(self.rows[target], "leaves"):
+                call = f"{axes_text(axes)}, split_axis={target}, concat_axis={source}, tiled=True"
+                return f"lax.all_to_all({code}, {call})"
+        front, shape = self.to_front(code, axes)
+        return self.into_place(f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)", axes, shape)
+
+    # ------------------------------------------------------------ nothing is received
+
+    def slice(self, code: str, named: Sequence[str]) -> str:
+        axes = self.axes(named)
+        at = self.only()
+        if at is not None and leads(self.rows[at], "leaves"):
+            n = self.result[at]
+            return f"lax.dynamic_slice_in_dim({code}, lax.axis_index({axes_text(axes)}) * {n}, {n}, axis={at})"
+        factors = self.inputs()
+        code = reshaped(code, self.local, [factor.size for factor in factors])
+        index = self.indexed(factors, "leaves")
+        left = [factor.size for factor in factors if factor.fate == "stays"]
+        return self.varying(reshaped(f"{code}{index}", left, self.result), axes)
+
+    def as_partial(self, code: str, axes: Sequence[str]) -> str:
+        """Zeros with the chip's part at its place; what was whole counts on the chip with coordinate 0 only."""
+        split = [axis for axis in axes if axis in self.before.split_axes]
+        whole = [axis for axis in axes if axis not in split]
+        zero = "False" if self.before.dtype is DType.BOOL else "0"
+        if split:
+            factors = [factor for factor in self.flat if factor.fate != "leaves"]
+            shape = tuple_text([str(factor.size) for factor in factors]) if factors else "()"
+            stays = [factor.size for factor in factors if factor.fate == "stays"]
+            index = self.indexed(factors, "arrives")
+            part = reshaped(code, self.local, stays)
+            if index:
+                zeros = f"jnp.zeros({shape}, {JAX_DTYPES[self.before.dtype]})"
+                part = f"{zeros}.at{index}.set({part})"
+            code = reshaped(part, [factor.size for factor in factors], self.result)
+        if whole:
+            code = f"jnp.where(lax.axis_index({axes_text(whole)}) == 0, {code}, {zero})"
+        return code
+
+    def indexed(self, factors: Sequence[Factor], fate: str) -> str:
+        """`[lax.axis_index('x'), :, ...]`: this chip's digits of a fate; empty where there are none."""
+        index = [f"lax.axis_index('{f.axis}')" if f.fate == fate else ":" for f in factors]
+        while index and index[-1] == ":":
+            index.pop()
+        return f"[{', '.join(index)}]" if index else ""
+
+    def varying(self, code: str, axes: Sequence[str]) -> str:
+        """Says that the value differs along axes of one chip, which no index tells."""
+        single = [axis for axis in axes if self.mesh[axis] == 1]
+        return f"lax.pcast({code}, {axes_text(single)}, to='varying')" if single else code

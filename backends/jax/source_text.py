@@ -1,0 +1,172 @@
+"""Python source as text: safe names, literals, calls, and lines broken as a person would break them."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.types import DType
+
+WIDTH = 110
+"""Lines longer than this are broken."""
+
+RESERVED = frozenset(
+    {
+        "jax", "jnp", "lax", "np", "mesh", "weights", "state", "on_global_arrays", "sharded", "carry", "xs", "shape",
+        "name", "make_mesh", "put", "zero_state", "given", "weight_specs", "state_specs", "global_index",
+        "local_place", "floor_divide", "layernorm", "rmsnorm", "rotary",
+    }
+)  # fmt: skip
+"""Names that an emitted module uses itself; a value of the program that has one gets a suffix."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DIM = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+JAX_DTYPES = {
+    DType.F32: "jnp.float32",
+    DType.BF16: "jnp.bfloat16",
+    DType.F16: "jnp.float16",
+    DType.INT8: "jnp.int8",
+    DType.INT4: "jnp.int4",
+    DType.INT32: "jnp.int32",
+    DType.UINT32: "jnp.uint32",
+    DType.BOOL: "jnp.bool_",
+}
+
+
+def check_identifier(name: str) -> str:
+    """`name` if it may stand in emitted source; raises `bad-name` otherwise."""
+    if _NAME.fullmatch(name) is None or keyword.iskeyword(name):
+        raise fault("bad-name", f"{name!r} cannot be a name in Python source", NOWHERE)
+    return name
+
+
+def check_dimension(name: str) -> str:
+    """`name` if it may stand in a comment of emitted source as a dimension; raises `bad-name` otherwise."""
+    if _DIM.fullmatch(name) is None:
+        raise fault("bad-name", f"{name!r} cannot be a dimension in Python source", NOWHERE)
+    return name
+
+
+class Names:
+    """Python names for the names of a program, the same for the same program, and fresh ones beside them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.taken = {check_identifier(name) for name in names} | RESERVED
+        self.chosen: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        """The Python name of a value: its own, or, where the module needs that itself, with `_` appended."""
+        check_identifier(name)
+        if name not in self.chosen:
+            python = name
+            if name in RESERVED:
+                while python in self.taken:
+                    python += "_"
+            self.taken.add(python)
+            self.chosen[name] = python
+        return self.chosen[name]
+
+    def fresh(self, wish: str) -> str:
+        """The wish itself if it is free, else with the least number that makes it so."""
+        name, count = wish, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self.taken.add(name)
+        return name
+
+
+def number_text(value: float | bool) -> str:
+    """A number as Python writes it. Never the program's own text."""
+    if math.isnan(value):
+        return "jnp.nan"
+    if value in (float("inf"), float("-inf")):
+        return "jnp.inf" if value > 0 else "-jnp.inf"
+    return repr(value)
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    """`(a, b)`, and `(a,)` for a single item."""
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def bare_or_tuple(items: Sequence[str]) -> str:
+    """A single item bare, several as a tuple."""
+    return items[0] if len(items) == 1 else tuple_text(items)
+
+
+def axes_text(axes: Sequence[str]) -> str:
+    """Mesh axes as collectives take them: `'x'`, or `('x', 'y')`."""
+    return bare_or_tuple([repr(check_identifier(axis)) for axis in axes])
+
+
+def commented(code: str, comment: str, indent: str) -> list[str]:
+    """A line with the type of its value in a comment: behind it, or above it where both do not fit."""
+    one = f"{indent}{code}  # {comment}"
+    if len(one) <= WIDTH:
+        return [one]
+    return [f"{indent}# {comment}", *broken(code, indent)]
+
+
+def broken(code: str, indent: str) -> list[str]:
+    """A statement on as many lines as it needs: the widest outermost brackets are opened first."""
+    if len(indent) + len(code) <= WIDTH:
+        return [indent + code]
+    spans = _outermost_brackets(code)
+    if not spans:
+        return [indent + code]
+    start, end = max(spans, key=lambda span: (span[1] - span[0], -span[0]))
+    inner = code[start + 1 : end]
+    if not inner.strip():
+        return [indent + code]
+    deeper = indent + "    "
+    lines = [indent + code[: start + 1]]
+    if len(deeper) + len(inner) + 1 <= WIDTH and code[start] == "(":
+        lines.append(deeper + inner)
+    else:
+        for piece in _pieces(inner):
+            lines.extend(broken(piece + ("," if len(_pieces(inner)) > 1 else ""), deeper))
+    lines.extend(broken(code[end:], indent))
+    return lines
+
+
+def _outermost_brackets(code: str) -> list[tuple[int, int]]:
+    """The positions of the outermost pairs of brackets (strings in emitted code hold none)."""
+    spans: list[tuple[int, int]] = []
+    depth, start = 0, 0
+    for at, character in enumerate(code):
+        if character in "([{":
+            if depth == 0:
+                start = at
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth == 0:
+                spans.append((start, at))
+    return spans
+
+
+def _pieces(inner: str) -> list[str]:
+    """What stands between the outermost commas."""
+    pieces: list[str] = []
+    depth, start = 0, 0
+    for at, character in enumerate(inner):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            pieces.append(inner[start:at].strip())
+            start = at + 1
+    pieces.append(inner[start:].strip())
+    return [piece for piece in pieces if piece]
+
+
+def docstring_lines(text: str) -> list[str]:
+    """Text made fit for a docstring: no quotes that would end it, no escapes, nothing unprintable."""
+    safe = text.replace("\\", "\\\\").replace('"', "'")
+    return ["".join(c for c in line if c.isprintable()).rstrip() for line in safe.splitlines()] or [""]

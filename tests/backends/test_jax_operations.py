@@ -1,0 +1,202 @@
+"""Every operation that is no movement, under JAX on eight virtual devices, against its unsharded meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles.jax_agreement import check
+
+HEAD = "mesh x=2 y=2 z=2\ndim B=4 L=4 T=8 E=16 F=24 V=32 H=8 K=4 G=2 D=8 D2=4 E2=4 long=4\n"
+
+
+def body(signature: str, *lines: str, head: str = HEAD) -> str:
+    return head + f"func f{signature} {{\n  " + "\n  ".join(lines) + "\n}\n"
+
+
+CONTRACTIONS = {
+    "split result": body("(a: f32 B_xE, b: f32 EF_y) -> f32 B_xF_y", "r = a @[E] b", "return r"),
+    "partial sum": body("(a: f32 BE_xy, b: f32 E_xyF) -> f32 BF", "r = a @[E] b", "s = all_reduce[xy](r)", "return s"),
+    "batched": body("(a: f32 B_xLE, b: f32 B_xET) -> f32 B_xTL", "r: f32 B_xTL = a @[E] b", "return r"),
+    "outer": body("(a: f32 B_x, b: f32 F_y) -> f32 F_yB_x", "r: f32 F_yB_x = a @ b", "return r"),
+    "letters that meet": body("(a: f32 EE2_x, b: f32 E2_xF) -> f32 EF(partialsum-x)", "r = a @[E2] b", "return r"),
+    "rounded": body("(a: bf16 B_xE, b: bf16 EF_y) -> bf16 B_xF_y", "r = a @[E] b", "return r"),
+    "kept wide": body("(a: f16 B_xE, b: f16 EF_y) -> f32 B_xF_y", "r: f32 B_xF_y = a @[E] b", "return r"),
+    "int8": body("(a: int8 B_xE, b: int8 EF_y) -> int32 B_xF_y", "r = a @[E] b", "return r"),
+    "int4": body("(a: int4 B_xE, b: int4 EF_y) -> int32 B_xF_y", "r = a @[E] b", "return r"),
+    "uint32": body("(a: uint32 B_xE, b: uint32 EF_y) -> int32 B_xF_y", "r = a @[E] b", "return r"),
+    "partial operand": body(
+        "(a: f32 BE(partialsum-x), b: f32 EF_y) -> f32 BF_y(partialsum-x)", "r = a @[E] b", "return r"
+    ),
+}
+
+ARITHMETIC = {
+    "broadcast": body("(a: f32 B_xLE_y, b: f32 E_y, c: f32 L) -> f32 B_xLE_y", "s = a + b", "t = s * c", "return t"),
+    "transposed": body("(a: f32 LB_x, b: f32 B_xE) -> f32 B_xLE", "s: f32 B_xLE = a * b", "return s"),
+    "scalar": body("(a: f32 B_x, p: f32) -> f32 B_x", "s = a - p", "t = 3 / s", "return t"),
+    "literals": body("(a: bf16 B_xE) -> bf16 B_xE", "s = a * 0.5", "t = -1 + s", "u = t / size[E]", "v = -u",
+                     "return v"),
+    "partial sums": body(
+        "(a: f32 BE(partialsum-x), b: f32 BE(partialsum-x), c: f32 E) -> f32 BE(partialsum-x)",
+        "s = a + b", "t = s * c", "u = t / 4", "v = -u", "return v",
+    ),
+    "integers": body("(a: int32 B_xE, b: int32 E) -> int32 B_xE", "s = a / 3", "t = s - b", "u = t / b", "return u"),
+    "int8 wraps": body("(a: int8 B_x) -> int8 B_x", "s = a * 100", "t = s + 300", "return t"),
+    "int4": body("(a: int4 B_x) -> int4 B_x", "s = a + a", "t = maximum(s, a)", "return t"),
+    "bool": body(
+        "(a: bool B_x, b: bool B_x) -> (bool B_x, bool B_x, bool B_x)",
+        "s = a + b", "t = a * b", "u = a - b", "return s, t, u",
+    ),
+    "extrema": body("(a: f32 B_xE, b: f32 E) -> f32 B_xE", "s = maximum(a, 0)", "t = minimum(s, b)", "return t"),
+    "comparison": body(
+        "(a: f32 B_xE, b: f32 E) -> (bool B_xE, bool B_xE, bool B_xE)",
+        "p = less(a, b)", "q = less_equal(b, 0)", "r = equal(a, a)",
+        "o = logical_or(p, q)", "n = logical_and(o, r)", "m = logical_not(n)", "return o, n, m",
+    ),
+    "where": body(
+        "(a: f32 B_xE, m: bool E, c: f32 B_x) -> f32 B_xE", "s = where(m, a, -inf)", "t = where(m, s, c)", "return t"
+    ),
+}  # fmt: skip
+
+CONVERSIONS = {
+    f"{source} to {target}": body(f"(a: {source} B_xE) -> {target} B_xE", f"d = convert[{target}](a)", "return d")
+    for source in ("f32", "bf16", "int8", "int4", "int32", "uint32")
+    for target in ("f32", "bf16", "f16", "int8", "int4", "int32", "bool")
+    if source != target
+}
+
+REDUCTIONS = {
+    "sum": body("(a: f32 B_xLE_y) -> f32 B_x(partialsum-y)", "s = sum[LE](a)", "return s"),
+    "sum bf16": body("(a: bf16 B_xLE) -> bf16 B_xL", "s = sum[E](a)", "return s"),
+    "sum int8": body("(a: int8 B_xLE) -> int8 B_x", "s = sum[LE](a)", "return s"),
+    "max": body("(a: f32 B_xLE_y) -> f32 B_xL", "s = max[E](a)", "t = all_reduce[y](s)", "return t"),
+    "max int4": body("(a: int4 B_xL) -> int4 B_x", "s = max[L](a)", "return s"),
+    "argmax": body("(a: f32 B_xVL_y) -> int32 B_xL_y", "s = argmax[V](a)", "return s"),
+    "argmax of equals": body("(a: int32 B_xV) -> int32 B_x", "s = argmax[V](a)", "return s"),
+    "layernorm": body("(a: f32 B_xLE, g: f32 E, b: f32 E) -> f32 B_xLE", "s = layernorm[E](a, g, b)", "return s"),
+    "layernorm bare": body("(a: bf16 B_xEL) -> bf16 B_xEL", "s = layernorm[EL, eps=1e-3](a)", "return s"),
+    "rmsnorm": body("(a: f32 EB_x, g: f32 E) -> f32 EB_x", "s = rmsnorm[E](a, g)", "return s"),
+    "softmax": body("(a: f32 B_xTL) -> f32 B_xTL", "s = softmax[T](a)", "return s"),
+    "softmax of two": body("(a: bf16 B_xTL) -> bf16 B_xTL", "s = softmax[TL](a)", "return s"),
+    "softmax causal": body("(a: f32 B_xLH_yT) -> f32 B_xLH_yT", "s = softmax[T, causal=L](a)", "return s"),
+    "softmax at positions": body(
+        "(a: f32 B_xTLH_y, p: int32 B_x) -> f32 B_xTLH_y", "s = softmax[T, causal=L](a, p)", "return s"
+    ),
+    "softmax at one position": body(
+        "(a: f32 B_xLT, p: int32) -> f32 B_xLT", "s = softmax[T, causal=L](a, p)", "return s"
+    ),
+}
+
+ALL = {
+    **{f"contraction: {k}": v for k, v in CONTRACTIONS.items()},
+    **{f"arithmetic: {k}": v for k, v in ARITHMETIC.items()},
+    **{f"convert: {k}": v for k, v in CONVERSIONS.items()},
+    **{f"reduction: {k}": v for k, v in REDUCTIONS.items()},
+}
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_operation(case: str) -> None:
+    check(ALL[case])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_functions(dtype: str) -> None:
+    names = ("gelu", "gelu[form=tanh]", "silu", "relu", "exp", "tanh", "sigmoid", "cos", "sin", "abs")
+    lines = [f"v{i} = {name}(a)" for i, name in enumerate(names)]
+    lines += ["p = exp(a)", "l = log(p)", "q = sqrt(p)", "r = rsqrt(p)"]
+    made = [f"v{i}" for i in range(len(names))] + ["l", "q", "r"]
+    results = ", ".join([f"{dtype} B_xE_yz"] * len(made))
+    check(body(f"(a: {dtype} B_xE_yz) -> ({results})", *lines, f"return {', '.join(made)}"))
+
+
+def test_saturation() -> None:
+    """Conversions from floats to integers saturate, round towards zero, and make NaN 0."""
+    text = body("(a: f32 B) -> (int8 B, int4 B, int32 B)", "b = convert[int8](a)", "c = convert[int4](a)",
+                "d = convert[int32](a)", "return b, c, d")  # fmt: skip
+    check(text, a=np.array([300.7, -1e12, np.nan, -1.9], np.float32))
+
+
+INDEXING = {
+    "lookup": body("(t: f32 VE_x, i: int32 B_yL) -> f32 B_yLE_x", "r = lookup[V](t, i)", "return r"),
+    "lookup scalar": body("(t: f32 E_xV, i: int32) -> f32 E_x", "r = lookup[V](t, i)", "return r"),
+    "lookup split": body("(t: f32 V_yzE_x, i: int32 BL) -> f32 BLE_x(partialsum-yz)", "r = lookup[V](t, i)",
+                         "return r"),
+    "lookup batched": body("(t: f32 B_xVE, i: int32 LB_x) -> f32 LB_xE", "r = lookup[V](t, i)", "return r"),
+    "lookup batched split": body(
+        "(t: f32 EB_xV_y, i: int32 B_xL) -> f32 B_xLE(partialsum-y)", "r = lookup[V](t, i)", "return r"
+    ),
+    "lookup int8": body("(t: bf16 V_xE, i: int8 L) -> bf16 LE(partialsum-x)", "r = lookup[V](t, i)", "return r"),
+    "iota": body("() -> (int32 V, int32 V_xy)", "a: int32 V = iota[V]()", "b: int32 V_xy = iota[V]()", "return a, b"),
+    "full": body("() -> (f32 B_xE, bool, f32 B)", "a: f32 B_xE = 0.5", "b: bool = 1", "c: f32 B(partialsum-x) = 0",
+                 "d = all_reduce[x](c)", "return a, b, d"),
+    "take": body("(a: f32 B_xE) -> (f32 B_xE, f32 B_x)", "r = take[E 3:9](a)", "one = take[E, 5](a)",
+                 "b = concat[E](a, r)", "c = take[E 6:22](b)", "return c, one"),
+    "concat": body("(a: f32 B_xE, b: f32 B_xE) -> f32 B_xE",
+                   "c = concat[E](a, b)", "d = take[E 8:24](c)", "return d"),
+    "blocks": body("(a: f32 B_xE_yz, b: f32 B_xE_yz) -> f32 B_xE_yz", "c = concat[E, by=yz](a, b)",
+                   "d = take[E 8:24, by=yz](c)", "return d",
+                   head=HEAD.replace("E=16", "E=16 order y z").replace(" F=24", "\ndim F=24")),
+    "blocks at hand": body("(a: f32 BE_z, b: f32 BE_z) -> f32 BE_z", "g = all_gather[z](a)", "h = all_gather[z](b)",
+                           "c = concat[E, by=yz](g, h)", "d = take[E 8:24, by=yz](c)", "e = slice[z -> E](d)",
+                           "return e",
+                           head=HEAD.replace("E=16", "E=16 order y z").replace(" F=24", "\ndim F=24")),
+    "rename": body("(a: f32 B_xL) -> f32 [B_{x} long]", "b = rename[L -> long](a)", "return b"),
+    "split": body("(a: f32 H_xB) -> f32 K_xGB", "b: f32 K_xGB = split[H -> KG](a)", "return b"),
+    "merge": body("(a: f32 K_xBG) -> f32 H_xB", "b: f32 H_xB = merge[KG -> H](a)", "return b"),
+    "merge out of order": body("(a: f32 GB_yK_x) -> f32 B_yH_x", "b: f32 B_yH_x = merge[KG -> H](a)", "return b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INDEXING)
+def test_indexing(case: str) -> None:
+    check(INDEXING[case], high=32)
+
+
+@pytest.mark.parametrize("layout", ["V", "V_xz", "V_y"])
+def test_lookup_out_of_range(layout: str) -> None:
+    """An index that the table does not have gives zeros on every layout."""
+    partial = f"(partialsum-{layout[2:]})" if "_" in layout else ""
+    text = body(f"(t: f32 {layout}E, i: int32 B, u: f32 V_xyz) -> f32 BE{partial}", "r = lookup[V](t, i)", "return r")
+    check(text, i=np.array([-1, 31, 32, 5]))
+
+
+@pytest.mark.parametrize("style", ["neox", "gptj"])
+@pytest.mark.parametrize(
+    ("signature", "call"),
+    [
+        ("(q: f32 B_xLH_yD, p: int32) -> f32 B_xLH_yD", "rotary[D, style={}](q, p)"),
+        ("(q: bf16 B_xLH_yD, p: int32 B_xL) -> bf16 B_xLH_yD", "rotary[D, base=500, style={}](q, p)"),
+        ("(q: f32 DT_xB, p: int32 T_x) -> f32 DT_xB", "rotary[D, style={}, rotated=4](q, p)"),
+        ("(q: f32 BTD, p: int32) -> f32 BTD", "rotary[D, style={}, seq=T](q, 3)"),
+        ("(q: f32 TD(partialsum-x), p: int32 T, w: f32 D2) -> f32 TD(partialsum-x)", "rotary[D, style={}](q, p, w)"),
+    ],
+)
+def test_rotary(style: str, signature: str, call: str) -> None:
+    check(body(signature, f"r = {call.format(style)}", "return r"), high=9)
+
+
+@pytest.mark.parametrize("position", [0, 3, 7, -1, 9])
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "(c: f32 B_xTD, n: f32 B_xD, p: int32) -> f32 B_xTD",
+        "(c: f32 B_xTD, n: f32 LB_xD, p: int32) -> f32 B_xTD",
+        "(c: f32 BT_yzD, n: f32 BD, p: int32) -> f32 BT_yzD",
+        "(c: f32 DT_xzB_y, n: f32 DLB_y, p: int32) -> f32 DT_xzB_y",
+    ],
+)
+def test_update_at_one_position(signature: str, position: int) -> None:
+    check(body(signature, "r = update[T](c, n, p)", "return r"), p=position)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "(c: f32 B_xTD, n: f32 B_xD, p: int32 B_x) -> f32 B_xTD",
+        "(c: f32 B_xHTD, n: f32 LB_xHD, p: int32 B_x) -> f32 B_xHTD",
+        "(c: bf16 HT_zBD, n: bf16 LBHD, p: int32 B) -> bf16 HT_zBD",
+        "(c: f32 T_yzB_xD, n: f32 DB_x, p: int32 B_x) -> f32 T_yzB_xD",
+    ],
+)
+def test_update_at_positions(signature: str) -> None:
+    check(body(signature, "r = update[T](c, n, p)", "return r"), p=np.array([0, 6, 2, 9]))
