@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,14 @@ class TableFactor:
         for column, costs in zip(self.rows.T, theta, strict=True):
             total += costs[column]
         return total
+
+    def least(self, theta: Sequence[Costs]) -> float:
+        """The least cost of the factor."""
+        return float(self.totals(theta).min())
+
+    def best(self, theta: Sequence[Costs]) -> list[int]:
+        """A choice for each variable at the least cost of the factor; the earliest row of several."""
+        return [int(chosen) for chosen in self.rows[int(np.argmin(self.totals(theta)))]]
 
     def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
         """For each variable and each of its choices, the least cost of the factor with that choice."""
@@ -85,8 +94,8 @@ class TreeFactor:
         spread[self.places[slot]] = costs
         return spread
 
-    def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
-        """For each variable and each of its choices, the least cost of the factor with that choice."""
+    def _root_and_leaves(self, theta: Sequence[Costs]) -> tuple[Costs, list[Costs]]:
+        """Costs by layout: of home, together with the uses that stay there, and of each other use."""
         root = self.spread(0, theta[0])
         leaves: list[Costs] = []
         for slot, stays in enumerate(self.rigid, 1):
@@ -94,6 +103,38 @@ class TreeFactor:
                 root = root + self.spread(slot, theta[slot])
             else:
                 leaves.append(self.spread(slot, theta[slot]))
+        return root, leaves
+
+    def least(self, theta: Sequence[Costs]) -> float:
+        """The least cost of the factor."""
+        root, leaves = self._root_and_leaves(theta)
+        return float((root + subtrees(self.moves, leaves)[1][-1] if leaves else root).min())
+
+    def best(self, theta: Sequence[Costs]) -> list[int]:
+        """A choice for each variable at the least cost of the factor; the earliest home of several."""
+        root, leaves = self._root_and_leaves(theta)
+        served, reached = subtrees(self.moves, leaves)
+        home = int(np.argmin(root + reached[-1] if leaves else root))
+        layouts = [home] * len(leaves)
+
+        def descend(subset: int, at: int) -> None:
+            to = int(np.argmin(self.moves[at] + served[subset]))
+            if subset & (subset - 1) == 0:
+                layouts[subset.bit_length() - 1] = to
+                return
+            _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in _halves(subset))
+            descend(part, to)
+            descend(subset ^ part, to)
+
+        if leaves:
+            descend(len(served) - 1, home)
+        moving = iter(layouts)
+        chosen = [home, *(home if stays else next(moving) for stays in self.rigid)]
+        return [int(np.searchsorted(place, layout)) for place, layout in zip(self.places, chosen, strict=True)]
+
+    def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
+        """For each variable and each of its choices, the least cost of the factor with that choice."""
+        root, leaves = self._root_and_leaves(theta)
         _, reached = subtrees(self.moves, leaves)
         home = root + reached[-1] if leaves else root
         marginals = iter(self._leaf_marginals(root, leaves, reached))
@@ -132,7 +173,8 @@ class TreeFactor:
 Factor = TableFactor | TreeFactor
 
 
-def _halves(subset: int) -> list[int]:
+@lru_cache(maxsize=1 << 12)
+def _halves(subset: int) -> tuple[int, ...]:
     """The proper parts of a subset that hold its lowest element; with their complements, all ways to cut it in two."""
     low = subset & -subset
     rest = subset ^ low
@@ -141,7 +183,7 @@ def _halves(subset: int) -> list[int]:
     while part:
         part = (part - 1) & rest
         parts.append(part | low)
-    return parts
+    return tuple(parts)
 
 
 def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
@@ -240,14 +282,9 @@ class _Problem:
             for slot, variable in enumerate(factor.variables):
                 self.neighbours[variable].append((f, slot))
 
-    def least(self, f: int) -> float:
-        factor = self.factors[f]
-        if isinstance(factor, TableFactor):
-            return float(factor.totals(self.theta[f]).min())
-        return float(factor.min_marginals(self.theta[f])[0].min())
-
     def bound(self) -> float:
-        return self.constant + sum(self.least(f) for f in range(len(self.factors)))
+        least = (factor.least(theta) for factor, theta in zip(self.factors, self.theta, strict=True))
+        return self.constant + sum(least)
 
     def sweep(self, *, forward: bool) -> None:
         """Pushes each factor's costs on to the factors after it (or before it); the bound does not fall."""
@@ -281,16 +318,9 @@ class _Problem:
             for slot, variable in enumerate(factor.variables):
                 if choice[variable] >= 0:
                     _fix(fixed[slot], choice[variable])
-            if isinstance(factor, TableFactor):
-                row = factor.rows[int(np.argmin(factor.totals(fixed)))]
-                for variable, chosen in zip(factor.variables, row, strict=True):
-                    if choice[variable] < 0:
-                        choice[variable] = int(chosen)
-                continue
-            for slot, variable in enumerate(factor.variables):
+            for variable, chosen in zip(factor.variables, factor.best(fixed), strict=True):
                 if choice[variable] < 0:
-                    choice[variable] = int(np.argmin(factor.min_marginals(fixed)[slot]))
-                    _fix(fixed[slot], choice[variable])
+                    choice[variable] = chosen
         choice = [max(c, 0) for c in choice]
         return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
 

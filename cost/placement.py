@@ -628,10 +628,14 @@ class _Builder:
     def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""
         least = 1 << 40
+        known: dict[tuple[Shape, bytes], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for node in self.nodes:
             group = node.group.root()
             if id(group) not in moves:
-                received, steps = moving_costs(self.coding, group.codes, group.shape)
+                key = (group.shape, group.codes.tobytes())
+                if key not in known:
+                    known[key] = moving_costs(self.coding, group.codes, group.shape)
+                received, steps = known[key]
                 whole = received[np.isfinite(received)].astype(np.int64)
                 least = int(np.gcd.reduce(np.append(whole, least)))
                 moves[id(group)] = np.stack([received, steps])
