@@ -322,6 +322,7 @@ class _Builder:
 
     def settle(self, node: Node, value: Value, *, rigid: bool) -> None:
         """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
+        self.exclude(node, value)
         if isinstance(value.type, OpenType) and value.type.open and not _demands_partial(value.type):
             node.home = node.made
             self.restrict(node, node.home, value.type)
@@ -508,6 +509,16 @@ class _Builder:
             )
             node.group.root().found.append(codes[admitted])
             self.entries.append(_Table([node], [variable], [codes[admitted]], np.zeros(int(admitted.sum()))))
+
+    def exclude(self, node: Node, value: Value) -> None:
+        """Leaves out the layouts that may not be chosen."""
+        texts = {text for func, name, text in self.options.excluded if (func, name) == (node.func, node.name)}
+        if texts and isinstance(value.type, OpenType):
+            codes = self.every_layout(node.shape)
+            kept = [self.coding.decode(int(c), node.shape, ON_DEVICE).layout_text not in texts for c in codes]
+            left = codes[np.array(kept, np.bool_)]
+            node.group.root().found.append(left)
+            self.entries.append(_Table([node], [node.made], [left], np.zeros(len(left))))
 
     def every_layout(self, shape: Shape) -> Codes:
         states = [0, 1, *([2] if self.has_max else []), *(self.coding.number(dim.name) for dim in shape.dims)]

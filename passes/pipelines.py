@@ -68,6 +68,13 @@ def explicit(program: Program) -> Program:
     return run_passes(program, EXPLICIT)
 
 
+def describe(made: type[Pass]) -> str:
+    """A pass in one line: what its docstring says first, and its options."""
+    first = (made.__doc__ or "").strip().splitlines()[0]
+    options = ", ".join(f"{field.name.replace('_', '-')}={field.default}" for field in fields(made))
+    return f"{first} Options: {options}." if options else first
+
+
 _ITEM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\{([^{}]*)\})?\s*")
 
 

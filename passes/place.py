@@ -157,3 +157,45 @@ def change_word(source: TensorType, target: TensorType) -> str:
 
 def _freed(source: TensorType, target: TensorType) -> set[str]:
     return {axis for axis in source.partial_axes if axis not in target.split_axes and axis not in target.partial_axes}
+
+
+def explain(program: Program) -> list[str]:
+    """Why `place` chose each layout that was left open: the choice, the next best, and what that would cost more.
+
+    The next best is found by placing the whole program anew with the chosen layout forbidden.
+    """
+    from shardwright.cost.placement import PlacementOptions
+    from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.passes.decompose import Decompose
+
+    decomposed = Decompose().run(program)
+    best = place_layouts(decomposed)
+    total = best.bytes_received
+    named = {(func.name, value.name) for func in program.funcs for value in _open_values(func)}
+    lines = [f"place: {total:,.0f} bytes received per chip in all, proved least"]
+    for node in best.nodes:
+        if node.home < 0 or (node.func, node.name) not in named:
+            continue
+        named.discard((node.func or "", node.name))
+        kind = best.kinds[node.home]
+        excluded = frozenset({(node.func, node.name, kind.layout_text)})
+        try:
+            other = place_layouts(decomposed, PlacementOptions(excluded=excluded))
+        except DiagnosticError:
+            lines.append(f"{node.func}.{node.name}: {kind.layout_text}, the only layout that its demands allow")
+            continue
+        second = next(n for n in other.nodes if n.func == node.func and n.name == node.name and n.home >= 0)
+        more = other.bytes_received - total
+        what = f"{more:,.0f} bytes more" if more >= 0.5 else "as many bytes, and more steps or repeated work"
+        text = other.kinds[second.home].layout_text
+        lines.append(f"{node.func}.{node.name}: {kind.layout_text}; next best {text}, {what}")
+    return lines
+
+
+def _open_values(func: Func) -> list[Value]:
+    """The values of a function whose layouts were left to the compiler."""
+    found = [value for value in func.params if isinstance(value.type, OpenType)]
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            found.extend(value for value in statement.results if isinstance(value.type, OpenType))
+    return found

@@ -7,15 +7,33 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shardwright.backends.graph import draw
+    from shardwright.compiling import Compiled, compile_program, explicit, load, print_program
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
 _HOMES = {
+    "Compiled": "shardwright.compiling",
+    "compile_program": "shardwright.compiling",
+    "explicit": "shardwright.compiling",
+    "load": "shardwright.compiling",
+    "print_program": "shardwright.compiling",
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
+    "draw": "shardwright.backends.graph",
 }
 
-__all__ = ["Diagnostic", "DiagnosticError", "__version__"]
+__all__ = [
+    "Compiled",
+    "Diagnostic",
+    "DiagnosticError",
+    "__version__",
+    "compile_program",
+    "draw",
+    "explicit",
+    "load",
+    "print_program",
+]
 
 
 def __getattr__(name: str) -> object:

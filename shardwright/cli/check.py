@@ -13,15 +13,41 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--mesh] [--dim] [--json]."""
-    parser = subparsers.add_parser("check", description="Type a program and print the type of every value.")
+    """FILE [--level surface|explicit] [--mesh] [--dim] [--json]."""
+    parser = subparsers.add_parser(
+        "check",
+        description="Type a program and print the type of every value; types that the compiler finds are marked :~.",
+    )
     add_file(parser)
+    parser.add_argument(
+        "--level",
+        choices=("surface", "explicit"),
+        default="surface",
+        help="explicit: every movement must be a statement, and nothing is inserted or chosen (default: surface)",
+    )
     add_sizes(parser)
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """TO CONNECT: args.file (text), args.mesh, args.dim (dict from name to size), args.json."""
-    from shardwright.cli.pending import pending
+    """Prints the types; every fault is reported, with status 1."""
+    from shardwright.checking import check, listing
+    from shardwright.cli.output import print_json, read_program
+    from shardwright.compiling import load
+    from shardwright.ir.diagnostics import DiagnosticError, located
 
-    pending("check", args)
+    try:
+        source = read_program(args.file)
+        with located(source):
+            checked = check(load(source, args.mesh, args.dim), explicit=args.level == "explicit")
+    except DiagnosticError as error:
+        if not args.json:
+            raise
+        found = [diagnostic.as_json() for diagnostic in error.diagnostics]
+        print_json({"ok": False, "functions": [], "diagnostics": found})
+        return 1
+    if args.json:
+        print_json({"ok": True, "functions": checked, "diagnostics": []})
+    else:
+        print(listing(checked))
+    return 0

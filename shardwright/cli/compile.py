@@ -29,7 +29,24 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """TO CONNECT: args.file, args.to, args.validate, args.mesh, args.dim, args.output (text or None), args.json."""
-    from shardwright.cli.pending import pending
+    """Writes the module, once it has proved itself."""
+    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.compiling import compile_program, load
+    from shardwright.ir.diagnostics import located
 
-    pending("compile", args)
+    source = read_program(args.file)
+    with located(source):
+        compiled = compile_program(load(source, args.mesh, args.dim), validate=args.validate)
+    write_output(args.output, compiled.text)
+    if args.json:
+        proof = compiled.validation
+        print_json(
+            {
+                "output": args.output,
+                "functions": [func.name for func in compiled.program.funcs],
+                "validated": proof is not None and not proof.skipped,
+                "largest_relative_difference": proof.largest_difference if proof else None,
+                "seconds": proof.seconds if proof else None,
+            }
+        )
+    return 0

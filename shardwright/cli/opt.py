@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE --passes 'a,b{k=v}' [--print-after-all] [--timing] [--mesh] [--dim] [-o] [--json], or --list-passes."""
+    """FILE --passes 'a,b{k=v}' [--print-after-all] [--explain] [--timing] [--mesh] [--dim] [-o] [--json]."""
     parser = subparsers.add_parser(
         "opt", description="Run passes on a program and print the program that they leave, verified between passes."
     )
@@ -22,6 +22,9 @@ def add_parser(subparsers: Subparsers) -> None:
     what.add_argument("--list-passes", action="store_true", help="print every pass with its options, and end")
     parser.add_argument("file", metavar="FILE", nargs="?", help="a .shard program; - reads standard input")
     parser.add_argument("--print-after-all", action="store_true", help="print the program after each pass")
+    parser.add_argument(
+        "--explain", action="store_true", help="print why place chose each layout, and the next best, on standard error"
+    )
     parser.add_argument("--timing", action="store_true", help="print the time that each pass took on standard error")
     add_sizes(parser)
     add_output(parser, "OUT.shard")
@@ -30,8 +33,45 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """TO CONNECT: args.file, args.passes (text or None), args.list_passes, args.print_after_all, args.timing,
-    args.mesh, args.dim, args.output, args.json."""
-    from shardwright.cli.pending import pending
+    """Prints the program after the passes, or after each of them."""
+    import sys
 
-    pending("opt", args)
+    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.compiling import load, print_program
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.passes.pipelines import PASSES, Trace, describe, parse_pipeline, run_passes
+
+    if args.list_passes:
+        if args.json:
+            print_json({"passes": [{"name": name, "description": describe(made)} for name, made in PASSES.items()]})
+        else:
+            print("\n".join(f"{name:<20} {describe(made)}" for name, made in PASSES.items()))
+        return 0
+    with located(Source("--passes", args.passes)):
+        passes = parse_pipeline(args.passes)
+    source = read_program(args.file)
+    steps: list[dict[str, object]] = []
+
+    def observe(trace: Trace) -> None:
+        steps.append({"pass": trace.applied.name, "seconds": trace.seconds, "program": print_program(trace.program)})
+
+    with located(source):
+        program = load(source, args.mesh, args.dim)
+        if args.explain:
+            from shardwright.passes.place import explain
+
+            print("\n".join(explain(program)), file=sys.stderr)
+        program = run_passes(program, passes, observe)
+    text = print_program(program)
+    if args.timing:
+        for step in steps:
+            print(f"{step['pass']:<20} {step['seconds']:.3f} s", file=sys.stderr)
+    if args.print_after_all:
+        text = "\n".join(f"# after {step['pass']}\n{step['program']}" for step in steps)
+    if args.json:
+        print_json({"program": text, "passes": steps})
+        if args.output:
+            write_output(args.output, text)
+    else:
+        write_output(args.output, text)
+    return 0

@@ -1,0 +1,186 @@
+"""Validation: a compiled program is run in the simulator, at reduced sizes, against its unsharded meaning."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.digit_orders import orders_in, typed_values
+from shardwright.ir.digits import order_size
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.ops import Rename, Rotary, Take, Update
+from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.types import Shape
+from shardwright.ir.unparse import unparse
+
+TOLERANCE = 1e-9
+"""Relative to the largest element; both sides compute in float64, in different orders of summation."""
+
+_LARGEST = 20_000_000
+"""Elements of the largest program that is run at its own sizes where they cannot be reduced."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was run, and how far it came out from the unsharded meaning (relative to the largest element)."""
+
+    sizes: Mapping[str, int]
+    functions: tuple[str, ...]
+    largest_difference: float
+    chips: int
+    seconds: float
+    skipped: str = ""
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"not validated: {self.skipped}"
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return (
+            f"validated on {self.chips} simulated chips at {sizes}: largest relative difference"
+            f" {self.largest_difference:.1e} from the unsharded program"
+        )
+
+
+class ValidationError(Exception):
+    """The compiled program computes something else than the program that it was compiled from."""
+
+
+def validate(surface: Program, compiled: Program, seed: int = 0) -> Validation:
+    """Runs every function of both on the same random inputs. Raises `ValidationError` where results or state differ."""
+    began = time.perf_counter()
+    sizes = reduced_sizes(compiled)
+    try:
+        small, small_compiled = _resized(surface, sizes), _resized(compiled, sizes)
+    except DiagnosticError as error:
+        total = sum(use.type.shape.elements for func in surface.funcs for use in typed_values(surface, func))
+        if total > _LARGEST:
+            return Validation({}, (), 0.0, surface.mesh.n_chips, 0.0, f"its sizes cannot be reduced ({error})")
+        small, small_compiled = surface, compiled
+        sizes = {dim.name: dim.size for dim in surface.dims}
+    worst = max((_run(small, small_compiled, func, seed) for func in small.funcs), default=0.0)
+    seconds = time.perf_counter() - began
+    return Validation(sizes, tuple(f.name for f in small.funcs), worst, surface.mesh.n_chips, seconds)
+
+
+def _resized(program: Program, sizes: Mapping[str, int]) -> Program:
+    declared = {name: size for name, size in sizes.items() if program.dim(name).expression is None}
+    return elaborate(unparse(program), dims=declared)
+
+
+def _run(surface: Program, compiled: Program, func: Func, seed: int) -> float:
+    import numpy as np
+
+    from shardwright.backends.random_inputs import random_inputs
+    from shardwright.backends.reference import evaluate
+    from shardwright.backends.simulator import simulate
+
+    inputs = random_inputs(surface, func, seed)
+    results, state = evaluate(surface, func.name, inputs.args, inputs.weights, inputs.state)
+    simulated = simulate(compiled, func.name, inputs.args, inputs.weights, inputs.state)
+    pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(results, simulated.results, strict=True))]
+    pairs += [(f"state {name}", state[name], simulated.state[name]) for name in state]
+    worst = 0.0
+    for what, wanted, found in pairs:
+        a, b = np.asarray(wanted, np.float64), np.asarray(found, np.float64)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        if a.size and not same.all():
+            scale = max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-30)
+            difference = np.abs(np.where(same, 0.0, a - b)) / scale
+            worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()))
+        if not worst <= TOLERANCE:
+            raise ValidationError(
+                f"{func.name}: {what} differs from the unsharded program by {worst:.3e} of its largest element;"
+                " this is a fault of the compiler, please report the program"
+            )
+    return worst
+
+
+# ---------------------------------------------------------------- reduced sizes
+
+
+def reduced_sizes(program: Program) -> dict[str, int]:
+    """Sizes as small as the digits allow, unlike where they may be, with the same divisibility.
+
+    A dimension whose size stands in a range (`take[E 0:32]`) or follows from others keeps its size or its
+    expression; renamed dimensions of one size stay equal; a cache keeps room for what is written twice.
+    """
+    groups = _equal_sizes(program)
+    digits = {dim.name: 1 for dim in program.dims}
+    for func in program.funcs:
+        overridden = dict(func.overrides)
+        for name, order in orders_in(program, func).items():
+            if name not in overridden:
+                digits[name] = math.lcm(digits[name], order_size(order, program.mesh))
+    pinned, even = _pinned(program)
+    sizes: dict[str, int] = {}
+    for i, dim in enumerate(program.dims):
+        if dim.expression is not None:
+            continue
+        members = groups[dim.name]
+        unit = math.lcm(*(digits[name] for name in members), 2 if even & members else 1)
+        known = next((sizes[name] for name in members if name in sizes), None)
+        if pinned & members or dim.size % unit:
+            sizes[dim.name] = dim.size
+        elif known is not None:
+            sizes[dim.name] = known
+        else:
+            rest = dim.size // unit
+            wish = (2, 3)[i % 2]
+            sizes[dim.name] = unit * (
+                wish if rest % wish == 0 else min(rest, wish) if unit == 1 else 1 if rest == 1 else wish
+            )
+            sizes[dim.name] = min(sizes[dim.name], dim.size)
+    _make_room(program, sizes, digits)
+    return sizes
+
+
+def _equal_sizes(program: Program) -> dict[str, set[str]]:
+    """Dimensions that are renamed into one another and have one size, so that values of both may meet."""
+    groups = {dim.name: {dim.name} for dim in program.dims}
+    for func in program.funcs:
+        sizes = program.sizes(func)
+        for statement, _ in func.walk():
+            if isinstance(statement, Let) and isinstance(statement.operation, Rename):
+                for old, new in statement.operation.pairs:
+                    if sizes[old] == sizes[new]:
+                        merged = groups[old] | groups[new]
+                        for name in merged:
+                            groups[name] = merged
+    return groups
+
+
+def _pinned(program: Program) -> tuple[set[str], set[str]]:
+    """Dimensions that keep their size, and those that stay even."""
+    pinned: set[str] = set()
+    even: set[str] = set()
+    for func in program.funcs:
+        overridden = {name for name, _ in func.overrides}
+        for statement, _ in func.walk():
+            match statement:
+                case Let(operation=Take(dim=dim)) if dim not in overridden:
+                    pinned.add(dim)
+                case Let(operation=Rotary() as rotary):
+                    (pinned if rotary.rotated else even).add(rotary.dim)
+                case _:
+                    pass
+    return pinned, even
+
+
+def _make_room(program: Program, sizes: dict[str, int], digits: Mapping[str, int]) -> None:
+    """A cache holds at least twice what one update writes."""
+    for func in program.funcs:
+        shapes: dict[str, Shape] = {use.value: use.type.shape for use in typed_values(program, func)}
+        inside = {**sizes, **dict(func.overrides)}
+        for statement, _ in func.walk():
+            if not isinstance(statement, Let) or not isinstance(statement.operation, Update):
+                continue
+            dim = statement.operation.dim
+            new, cache = shapes[str(statement.operands[1])], shapes[str(statement.operands[0])]
+            written = [d.name for d in new.dims if d.name not in cache] or [d.name for d in new.dims if d.name == dim]
+            least = 2 * (inside.get(written[0], new.size(written[0])) if written and written[0] != dim else 1)
+            if dim in sizes and sizes[dim] < least:
+                room = digits[dim] * -(-least // digits[dim])
+                sizes[dim] = min(program.dim(dim).size, room)

@@ -1,0 +1,103 @@
+"""Checking: the type of every value of a program, those found by the compiler told apart from those demanded."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digits import is_contiguous
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, Value
+from shardwright.ir.types import TensorType
+
+
+class CheckedValue(TypedDict):
+    """A value: its type as text, and the operation that makes it ("parameter", "weight", "state", "loop" or a keyword).
+
+    `found` is true where the compiler chose the type; `strided` where it is at the program's edge and a chip's
+    part is not one block of it (see docs/digits.md).
+    """
+
+    name: str
+    type: str
+    op: str
+    found: bool
+    strided: bool
+
+
+class CheckedFunction(TypedDict):
+    """A function with its values in the order of the text."""
+
+    name: str
+    values: list[CheckedValue]
+
+
+def check(program: Program, *, explicit: bool = False) -> list[CheckedFunction]:
+    """The types of all values that the author named. Raises a `DiagnosticError` with every fault."""
+    from shardwright.ir.completion import complete
+    from shardwright.ir.verifier import Level, verify
+
+    if explicit:
+        typed = complete(program)
+        verify(typed, Level.EXPLICIT)
+    else:
+        from shardwright.passes.choose_digit_order import ChooseDigitOrder
+        from shardwright.passes.decompose import Decompose
+        from shardwright.passes.pipelines import run_passes
+        from shardwright.passes.place import Place
+
+        typed = run_passes(program, (Decompose(), Place(), ChooseDigitOrder()))
+    return [_function(program, typed, func) for func in program.funcs]
+
+
+def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
+    done = typed.func(func.name)
+    types = {value.name: value for value in _defined(done)}
+    types.update(typed.globals)
+    orders = orders_in(typed, done)
+
+    def entry(value: Value, op: str, *, edge: bool = False) -> CheckedValue:
+        known = types.get(value.name, value)
+        found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
+        strided = edge and any(
+            not is_contiguous(orders[dim.name], axes or (), typed.mesh)
+            for dim, axes in zip(known.type.dims, known.type.splits, strict=True)
+        )
+        return {"name": value.name, "type": str(known.type), "op": op, "found": found, "strided": strided}
+
+    values = [entry(value, "weight", edge=True) for value in program.weights]
+    values += [entry(value, "state", edge=True) for value in program.state]
+    values += [entry(value, "parameter", edge=True) for value in func.params]
+    for statement, _ in func.walk():
+        match statement:
+            case Let():
+                values += [entry(value, statement.operation.keyword or "alias") for value in statement.results]
+            case Loop():
+                values += [entry(carry.value, "loop") for carry in statement.carries]
+                values += [entry(value, "loop") for value in statement.results]
+            case _:
+                pass
+    return {"name": func.name, "values": values}
+
+
+def _defined(func: Func) -> list[Value]:
+    values = list(func.params)
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            values.extend(statement.results)
+        if isinstance(statement, Loop):
+            values.extend(carry.value for carry in statement.carries)
+    return values
+
+
+def listing(functions: list[CheckedFunction]) -> str:
+    """The types as lines for people."""
+    lines: list[str] = []
+    for function in functions:
+        lines.append(f"func {function['name']}")
+        width = max((len(value["name"]) for value in function["values"]), default=0)
+        kinds = max((len(value["type"]) for value in function["values"]), default=0)
+        for value in function["values"]:
+            mark = ":~" if value["found"] else ": "
+            remark = "  strided: its array has a dimension for each digit" if value["strided"] else ""
+            lines.append(f"  {value['name']:<{width}} {mark} {value['type']:<{kinds}}  {value['op']}{remark}".rstrip())
+    return "\n".join(lines)

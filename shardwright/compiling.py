@@ -1,0 +1,66 @@
+"""From a file to an explicit program and to a module that runs: what the command line and the Python API share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.backends.validation import Validation
+    from shardwright.ir.diagnostics import Source
+    from shardwright.ir.program import Program
+
+
+def load(source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None) -> Program:
+    """The program of a file (a path) or of a `Source`, with `mesh` and `dims` in place of its own sizes.
+
+    Raises a `DiagnosticError` with every fault and its place.
+    """
+    from shardwright.ir.diagnostics import Source as SourceText
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse, read_source
+
+    text = source if isinstance(source, SourceText) else read_source(source)
+    with located(text):
+        return elaborate(parse(text), mesh, dims)
+
+
+def explicit(program: Program) -> Program:
+    """The program with every layout chosen and every movement a statement (see `passes.pipelines`)."""
+    from shardwright.passes.pipelines import explicit as run
+
+    return run(program)
+
+
+def print_program(program: Program) -> str:
+    """The program in the language, as `shardwright fmt` prints it."""
+    from shardwright.ir.format import format_module
+    from shardwright.ir.unparse import unparse
+
+    return format_module(unparse(program))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program: its source text in Python, the explicit program that it was made of, and the proof."""
+
+    text: str
+    program: Program
+    validation: Validation | None
+
+
+def compile_program(program: Program, *, validate: bool = True) -> Compiled:
+    """A stand-alone JAX module for a program.
+
+    Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
+    unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
+    """
+    from shardwright.backends.jax.emit import emit
+    from shardwright.backends.validation import validate as run_validation
+
+    made = explicit(program)
+    proof = run_validation(program, made) if validate else None
+    header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
+    return Compiled(emit(made, header), made, proof)
