@@ -2,32 +2,252 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cli.options import add_file, add_json, add_sizes
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Mapping
 
+    from shardwright.backends.number_formats import Array
     from shardwright.cli.options import Subparsers
+    from shardwright.ir.program import Func, Program
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--weights FOLDER] [--seed N] [--mesh] [--dim] [--json]."""
+    """FILE [--weights FOLDER [--against transformers]] [--seed N] [--mesh] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "run",
         description="Run a program on the devices at hand, on random inputs, and say how far it is from the reference. "
-        "Where the mesh is larger than the machine, it runs on virtual CPU devices and says so.",
+        "Where the mesh is larger than the machine, it runs on virtual CPU devices and says so. Exit status 1 if the "
+        "largest difference, over the largest magnitude of the reference, is above the square root of the coarsest "
+        "number format's precision: 3.5e-4 for f32, 3.1e-2 for f16, 8.8e-2 for bf16.",
     )
     add_file(parser)
     parser.add_argument("--weights", metavar="FOLDER", help="a checkpoint (config.json and safetensors) to load")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random inputs (default: 0)")
+    parser.add_argument(
+        "--against", choices=("transformers",), help="compare the logits with those of this library in float32 too"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_sizes(parser)
     add_json(parser)
+    parser.check(
+        lambda args: "--against transformers needs --weights FOLDER" if args.against and not args.weights else None
+    )
+
+
+def _seed(text: str) -> int:
+    import argparse
+
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+class Difference(NamedTuple):
+    """How far an array is from what it should be: the largest difference, and that over the largest magnitude."""
+
+    absolute: float
+    relative: float
+
+    def __str__(self) -> str:
+        return f"largest difference {self.absolute:.2e}, relative {self.relative:.2e}"
+
+    def as_json(self) -> dict[str, float | None]:
+        """Keys `max_abs_difference`, `max_rel_difference`; null where an infinity or NaN stands on one side alone."""
+        import math
+
+        kept = [value if math.isfinite(value) else None for value in self]
+        return {"max_abs_difference": kept[0], "max_rel_difference": kept[1]}
 
 
 def execute(args: argparse.Namespace) -> int:
-    """TO CONNECT: args.file, args.weights (text or None), args.seed, args.mesh, args.dim, args.json."""
-    from shardwright.cli.pending import pending
+    """Runs every function. `--json`:
+    `{"ok", "mesh", "devices", "virtual", "seed", "tolerance", "functions": [{"name", "results": [D], "state": [D]}],
+    "transformers": {"max_abs_difference", "max_rel_difference", "argmax_equal"} or null}`, where D is
+    `{"name", "type", "max_abs_difference", "max_rel_difference"}`, relative to the largest magnitude of the
+    reference, and "virtual" says that the devices are virtual ones of the CPU.
+    """
+    import numpy as np
 
-    pending("run", args)
+    from shardwright.cli.inputs import random_arguments, random_weights, zero_state
+    from shardwright.cli.output import print_json, read_program
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+    from shardwright.passes.pipelines import explicit
+
+    source = read_program(args.file)
+    with located(source):
+        program = elaborate(parse(source), args.mesh, args.dim)
+        _check_memory(program, from_checkpoint=bool(args.weights))
+        compared = _logits_function(program) if args.against else None
+        weights = _checkpoint_weights(args.file, args.weights, program) if args.weights else None
+        compiled = explicit(program)
+        from shardwright.backends.jax.run import arrange_devices, run_program
+        from shardwright.backends.reference import evaluate
+
+        devices = arrange_devices(program.mesh.n_chips)
+
+    def say(text: str) -> None:
+        if not args.json:
+            print(text)
+
+    say(f"{f'mesh {program.mesh}' if len(program.mesh) else 'no mesh'}: {devices}")
+    rng = np.random.default_rng(args.seed)
+    weights = random_weights(program, rng) if weights is None else weights
+    limit = tolerance(program)
+    worst = 0.0
+    reports: list[dict[str, Any]] = []
+    transformers: dict[str, Any] | None = None
+    for func in program.funcs:
+        arguments = random_arguments(program, func, rng)
+        state = zero_state(program)
+        found, found_state = run_program(compiled, func.name, arguments, weights, state)
+        wanted, wanted_state = evaluate(program, func.name, arguments, weights, state)
+        say(func.name)
+        report: dict[str, Any] = {"name": func.name, "results": [], "state": []}
+        rows = [
+            ("results", "result" if len(wanted) == 1 else f"result {i}", kind, found[i], wanted[i])
+            for i, kind in enumerate(func.results)
+        ]
+        rows += [
+            ("state", value.name, value.type, found_state[value.name], wanted_state[value.name])
+            for value in program.state
+        ]
+        for where, name, kind, ours, theirs in rows:
+            difference = compare(ours, theirs)
+            worst = max(worst, difference.relative)
+            say(f"  {name}: {kind}: {difference}")
+            report[where].append({"name": name, "type": str(kind), **difference.as_json()})
+        reports.append(report)
+        if func is compared:
+            transformers, distance = _against_transformers(args.weights, func, arguments, found[0], say)
+            worst = max(worst, distance)
+    ok = worst <= limit
+    say(f"agrees within {limit:.1e}" if ok else f"differs by more than {limit:.1e}")
+    if args.json:
+        print_json(
+            {
+                "ok": ok,
+                "mesh": dict(program.mesh),
+                "devices": len(devices.devices),
+                "virtual": devices.virtual,
+                "seed": args.seed,
+                "tolerance": limit,
+                "functions": reports,
+                "transformers": transformers,
+            }
+        )
+    return 0 if ok else 1
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def tolerance(program: Program) -> float:
+    """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
+    the next number) of the coarsest float format in the program, which asks for half of its digits.
+    """
+    from shardwright.ir.digit_orders import typed_values
+    from shardwright.ir.types import DType
+
+    precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+    used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
+    return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
+
+
+def compare(found: Array, wanted: Array) -> Difference:
+    """The largest difference of two arrays. Equal infinities, and NaN in both, count as equal.
+
+    For integers and bools, which a float near a tie may turn, the relative difference is the share of elements that
+    differ.
+    """
+    import numpy as np
+
+    if not wanted.size:
+        return Difference(0.0, 0.0)
+    ours, theirs = np.asarray(found, np.float64).reshape(wanted.shape), np.asarray(wanted, np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, np.abs(ours - theirs))
+    largest = float(np.max(np.where(np.isnan(apart), np.inf, apart)))
+    if wanted.dtype.kind in "iub":
+        return Difference(largest, np.count_nonzero(apart) / apart.size)
+    magnitude = float(np.max(np.where(np.isfinite(theirs), np.abs(theirs), 0.0)))
+    return Difference(largest, largest / magnitude if magnitude else largest)
+
+
+def _logits_function(program: Program) -> Func:
+    """The function from token ids to logits. Raises where there is none."""
+    from shardwright.ir.diagnostics import fault
+    from shardwright.ir.types import DType
+
+    for func in program.funcs:
+        if len(func.params) == 1 and func.params[0].type.dtype is DType.INT32 and not program.state:
+            ids, logits = func.params[0].type.names, func.results[0].names
+            if len(ids) == 2 and len(logits) == 3 and logits[:2] == ids:
+                return func
+    raise fault(
+        "no-logits",
+        "there is no function from token ids to logits, func forward(ids: int32 BL) -> f32 BLV, to compare",
+    )
+
+
+def _against_transformers(
+    folder: str, func: Func, arguments: Mapping[str, Array], logits: Array, say: Callable[[str], None]
+) -> tuple[dict[str, Any], float]:
+    """What `--json` says of the comparison, and the relative difference."""
+    import numpy as np
+
+    from shardwright.models.transformers_logits import transformers_logits
+
+    theirs = transformers_logits(folder, arguments[func.params[0].name])
+    difference = compare(logits, theirs)
+    equal = int(np.sum(logits.argmax(-1).reshape(theirs.shape[:2]) == theirs.argmax(-1)))
+    positions = theirs[..., 0].size
+    say(f"  against transformers in float32: {difference}; argmax equal at {equal} of {positions} positions")
+    return {**difference.as_json(), "argmax_equal": equal == positions}, difference.relative
+
+
+# ---------------------------------------------------------------- weights and memory
+
+
+def _checkpoint_weights(file: str, folder: str, program: Program) -> dict[str, Array]:
+    """The weights of a checkpoint, by the mapping beside the program or else by the checkpoint's config."""
+    from shardwright.models.architectures import describe
+    from shardwright.models.checkpoint import load_weights
+    from shardwright.models.config import config_path, read_config
+    from shardwright.models.weight_map import check_map, map_path, read_map, weight_map
+
+    beside = None if file == "-" else map_path(file)
+    if beside is not None and beside.is_file():
+        mapping = read_map(beside)
+    else:
+        from shardwright.ir.diagnostics import Source, located
+
+        with located(Source(str(config_path(folder)), "")):
+            mapping = weight_map(describe(read_config(folder)))
+    check_map(mapping, program)
+    return load_weights(folder, mapping, {value.name: value.type.dtype for value in program.weights})
+
+
+def _check_memory(program: Program, *, from_checkpoint: bool) -> None:
+    """Raises where the unsharded reference would not fit in half of the machine's memory."""
+    import os
+
+    from shardwright.cli.inputs import needed_bytes
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = needed_bytes(program)
+    if needed > memory / 2:
+        raise fault(
+            "too-large",
+            f"the unsharded reference would take about {needed / 2**30:.0f} GiB, and the machine has"
+            f" {memory / 2**30:.0f} GiB of memory",
+            NOWHERE,
+            "a checkpoint's batch and length can be made smaller: --dim B=1,L=16"
+            if from_checkpoint
+            else "make it smaller: --dim B=2,E=64,... and --mesh x=2,...",
+        )

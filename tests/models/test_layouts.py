@@ -1,0 +1,166 @@
+"""Layout presets: what they split, on meshes of any number of axes, and what they leave whole."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from models.checkpoints import CHECKPOINTS, config_of
+
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.format import format_module
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.types import DType, TensorType
+from shardwright.ir.verifier import Level, verify
+from shardwright.models.importing import Imported, import_model
+
+MESHES = [
+    Mesh(()),
+    Mesh.of(x=1),
+    Mesh.of(x=2),
+    Mesh.of(x=4),
+    Mesh.of(x=8),
+    Mesh.of(x=2, y=2),
+    Mesh.of(x=4, y=2),
+    Mesh.of(x=2, y=2, z=2),
+    Mesh.of(x=3, y=2),
+    Mesh.of(x=2, y=1, z=2, w=2),
+    Mesh.of(data=2, model=4),
+]
+
+
+def imported(name: str, layout: str, mesh: Mesh, **changes: object) -> Imported:
+    return import_model(config_of(name, **changes), layout, mesh, 2, 8)
+
+
+def weights(name: str, layout: str, mesh: Mesh, **changes: object) -> dict[str, str]:
+    """The layouts of the weights."""
+    program = elaborate(parse(Source("p", imported(name, layout, mesh, **changes).text)))
+    return {value.name: value.concrete.layout_text for value in program.weights}
+
+
+@pytest.mark.parametrize("layout", ["ws1d", "ws2d"])
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: str(mesh) or "none")
+def test_programs_are_well_typed_and_formatted(layout: str, mesh: Mesh) -> None:
+    """Elaboration checks that the axes which split a dimension anywhere divide it together."""
+    for name in CHECKPOINTS:
+        made = imported(name, layout, mesh)
+        module = parse(Source("p", made.text))
+        program = elaborate(module)
+        verify(program, Level.SURFACE)
+        assert format_module(module) == made.text
+        assert [value.name for value in program.weights] == list(made.mapping.entries)
+        for value in program.weights:
+            assert tuple(dim.size for dim in value.type.dims) == made.mapping.shape(value.name)
+            assert isinstance(value.type, TensorType)
+
+
+def test_one_dimensional_multiquery() -> None:
+    got = weights("cohere-multiquery", "ws1d", Mesh.of(x=2, y=2, z=2))
+    assert got == {
+        "embed": "V_xyzE",
+        "block_norm": "NE_xyz",
+        "wq": "NEH_xyzD",
+        "wk": "NED",
+        "wv": "NED",
+        "wo": "NH_xyzDE",
+        "w_gate": "NEF_xyz",
+        "w_up": "NEF_xyz",
+        "w_down": "NF_xyzE",
+        "final_norm": "E_xyz",
+    }
+
+
+def test_two_dimensional_grouped() -> None:
+    got = weights("llama-biased", "ws2d", Mesh.of(x=2, y=2, z=2))
+    assert got == {
+        "embed": "V_xyzE",
+        "attention_norm": "NE_xyz",
+        "wq": "NE_xK_yzGD",
+        "bq": "NK_yzGD",
+        "wk": "NE_xK_yzD",
+        "bk": "NK_yzD",
+        "wv": "NE_xK_yzD",
+        "bv": "NK_yzD",
+        "wo": "NK_yzGDE_x",
+        "bo": "NE_xyz",
+        "feedforward_norm": "NE_xyz",
+        "w_gate": "NE_xF_yz",
+        "b_gate": "NF_yz",
+        "w_up": "NE_xF_yz",
+        "b_up": "NF_yz",
+        "w_down": "NF_yzE_x",
+        "b_down": "NE_xyz",
+        "final_norm": "E_xyz",
+        "unembed": "V_xyzE",
+    }
+
+
+def test_on_one_axis_both_layouts_are_one() -> None:
+    for name in CHECKPOINTS:
+        mesh = Mesh.of(x=4)
+        assert weights(name, "ws1d", mesh) == weights(name, "ws2d", mesh)
+
+
+def test_axes_that_do_not_fit_the_heads_of_keys_split_the_group() -> None:
+    """Two heads of keys and values, four queries for each: a chip's queries find their keys on the chip."""
+    mesh = Mesh.of(x=2, y=2, z=2)
+    assert weights("llama-grouped", "ws1d", mesh)["wq"] == "NEK_xG_yzD"
+    assert weights("llama-grouped", "ws1d", mesh)["wk"] == "NEK_xD"
+    assert "# wk and wv, of 2 heads, are not split over y z, which split the queries' heads.\n" in (
+        imported("llama-grouped", "ws1d", mesh).text
+    )
+    assert weights("llama-grouped", "ws1d", Mesh.of(x=4, y=2))["wq"] == "NEK_yG_xD"
+
+
+def test_two_heads_of_keys_over_eight_chips_of_one_axis() -> None:
+    made = imported("llama-grouped", "ws1d", Mesh.of(x=8))
+    assert weights("llama-grouped", "ws1d", Mesh.of(x=8))["wq"] == "NEKGD"
+    assert made.dropped == ("K=2 G=4 are not split over x=8: not divisible",)
+    assert "# K=2 G=4 are not split over x=8: not divisible.\n" in made.text
+
+
+def test_the_innermost_axes_are_dropped_first() -> None:
+    mesh = Mesh.of(x=2, y=2, z=2)
+    changes = {"hidden_size": 36, "intermediate_size": 54, "vocab_size": 97, "head_dim": 4}
+    made = imported("llama-grouped", "ws2d", mesh, **changes)
+    assert made.dropped == (
+        "E=36 is not split over z=2 beside x=2 y=2: not divisible",
+        "F=54 is not split over z=2 beside y=2: not divisible",
+        "V=97 is not split over x=2 and y=2 and z=2: not divisible",
+    )
+    got = weights("llama-grouped", "ws2d", mesh, **changes)
+    assert (got["w_up"], got["embed"], got["final_norm"]) == ("NE_xF_y", "VE", "E_xy")
+
+
+def test_half_precision_programs_keep_scores_and_logits_in_f32() -> None:
+    made = import_model(config_of("llama-grouped"), "ws1d", Mesh.of(x=2), 2, 8, DType.BF16)
+    assert "func forward(ids: int32 BL) -> f32 BLV_x {" in made.text
+    assert "s: f32 BLKGT? = q @[D] k" in made.text
+    assert "p = convert[bf16](softmax[T, causal=L](" in made.text
+
+
+def test_the_length_may_be_overridden() -> None:
+    made = imported("llama3", "ws2d", Mesh.of(x=2, y=2))
+    program = elaborate(parse(Source("p", made.text)), {}, {"L": 16, "B": 3})
+    assert program.sizes()["T"] == 16
+
+
+def test_the_text_of_a_program(golden: object) -> None:
+    assert callable(golden)
+    for name, layout in itertools.product(("cohere-multiquery", "llama3"), ("ws1d", "ws2d")):
+        golden(f"models/{name}-{layout}.shard", imported(name, layout, Mesh.of(x=2, y=2, z=2)).text)
+
+
+def test_descriptions_are_values() -> None:
+    from shardwright.models.architectures import describe
+    from shardwright.models.config import Config
+    from shardwright.models.weights import model_weights
+
+    model = describe(Config(config_of("llama-grouped")))
+    names = [weight.name for weight in model_weights(replace(model, parallel=True, tied=True))]
+    assert "block_norm" in names
+    assert not {"attention_norm", "feedforward_norm", "unembed"} & set(names)

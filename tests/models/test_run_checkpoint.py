@@ -1,0 +1,139 @@
+"""Checkpoints through the whole compiler: import, run on virtual devices, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models.checkpoints import config_of
+
+MESHES = ["x=1", "x=2", "x=2,y=2", "x=8", "x=2,y=2,z=2"]
+
+
+def run(shardwright: Callable, folder: Path, program: Path, mesh: str, layout: str, *options: str) -> dict:
+    words = ["--mesh", mesh, "--layout", layout, "--batch", "2", "--length", "16", "-o", program]
+    assert shardwright("import", folder, *words, *options).err == ""
+    got = shardwright("run", program, "--weights", folder, "--against", "transformers", "--json")
+    assert got.err == ""
+    assert got.status == 0
+    return json.loads(got.out)
+
+
+@pytest.mark.parametrize("layout", ["ws1d", "ws2d"])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["cohere-multiquery", "llama-grouped"])
+def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, name: str, mesh: str, layout: str) -> None:
+    got = run(shardwright, checkpoint(name), tmp_path / "model.shard", mesh, layout)
+    (function,) = got["functions"]
+    (result,) = function["results"]
+    assert function["name"] == "forward"
+    assert result["max_rel_difference"] < 1e-5
+    assert got["transformers"]["max_rel_difference"] < 1e-5
+    assert got["transformers"]["argmax_equal"] is True
+    assert got["mesh"] == {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("cohere-grouped-normed", "ws1d"),
+        ("cohere-multihead-biased", "ws2d"),
+        ("llama-biased", "ws2d"),
+        ("llama-multihead-tied", "ws1d"),
+        ("llama-multiquery-wide", "ws2d"),
+        ("llama3", "ws1d"),
+    ],
+)
+def test_other_models(shardwright: Callable, checkpoint: Callable, tmp_path: Path, name: str, layout: str) -> None:
+    got = run(shardwright, checkpoint(name), tmp_path / "model.shard", "x=2,y=2,z=2", layout)
+    assert got["transformers"]["max_rel_difference"] < 1e-5
+    assert got["transformers"]["argmax_equal"] is True
+
+
+def test_bf16(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+    folder = checkpoint("llama-grouped", dtype="bfloat16")
+    got = run(shardwright, folder, tmp_path / "model.shard", "x=2,y=2", "ws2d")
+    assert got["tolerance"] == 2**-3.5
+    assert 1e-5 < got["transformers"]["max_rel_difference"] < 0.05
+
+
+def test_the_report(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+    """Without the mapping beside the program the checkpoint's config gives it."""
+    folder, program = checkpoint("cohere-multiquery"), tmp_path / "model.shard"
+    shardwright("import", folder, "--mesh", "x=2", "--layout", "ws1d", "--batch", "1", "--length", "8", "-o", program)
+    (tmp_path / "model.weights.json").unlink()
+    got = shardwright("run", program, "--weights", folder, "--seed", "3")
+    lines = got.out.splitlines()
+    assert got.status == 0
+    assert lines[0].startswith("mesh x=2: 2 virtual CPU devices")
+    assert lines[1] == "forward"
+    assert lines[2].startswith("  result: f32 BLV_x: largest difference ")
+    assert lines[3:] == ["agrees within 3.5e-04"]
+
+
+def test_weights_of_another_model(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+    program = tmp_path / "model.shard"
+    words = ["--mesh", "x=2", "--layout", "ws1d", "-o", program]
+    shardwright("import", checkpoint("llama-grouped"), *words)
+    got = shardwright("run", program, "--weights", checkpoint("cohere-multiquery"))
+    assert got.status == 1
+    assert "tensor model.layers.0.post_attention_layernorm.weight, for feedforward_norm, is not in" in got.err
+    (tmp_path / "model.weights.json").unlink()
+    got = shardwright("run", program, "--weights", checkpoint("cohere-multiquery"))
+    assert got.status == 1
+    assert "error: the checkpoint's mapping has no weight attention_norm [weight-map]\n" in got.err
+    assert f"{program}:" in got.err
+
+
+# ---------------------------------------------------------------- import
+
+
+def test_import_reports(shardwright: Callable, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_of("llama-grouped")))
+    out = tmp_path / "model.shard"
+    got = shardwright("import", tmp_path, "--mesh", "x=8", "--layout", "ws1d", "-o", out, "--json")
+    assert got.status == 0
+    assert json.loads(got.out) == {
+        "ok": True,
+        "program": str(out),
+        "weights": str(tmp_path / "model.weights.json"),
+        "architecture": "LlamaForCausalLM",
+        "layout": "ws1d",
+        "mesh": {"x": 8},
+        "dropped": ["K=2 G=4 are not split over x=8: not divisible"],
+    }
+    assert shardwright("fmt", "--check", out).status == 0
+    printed = shardwright("import", config, "--mesh", "x=8", "--layout", "ws1d")
+    assert printed.out == out.read_text()
+    assert "dim B=4 L=32 T=L N=2 E=32 F=64 V=96 K=2 G=4 D=4\n" in printed.out
+
+
+def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
+    got = shardwright("import", tmp_path, "--mesh", "x=8", "--layout", "ws1d")
+    assert got.status == 1
+    assert got.err.startswith(f"{tmp_path}: error: the folder holds no config.json [no-config]\n")
+    (tmp_path / "config.json").write_text('{"architectures": ["LamaForCausalLM"]}')
+    got = shardwright("import", tmp_path, "--mesh", "x=8", "--layout", "ws1d")
+    assert got.status == 1
+    assert got.err == (
+        f"{tmp_path}/config.json: error: the architecture LamaForCausalLM is not known; known are"
+        " CohereForCausalLM, LlamaForCausalLM [unknown-architecture]\n"
+        "note: did you mean LlamaForCausalLM?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--batch", "0"], "argument --batch: '0' is not a whole number from 1 up"),
+        (["--dim", "E=4"], "--dim E: the checkpoint gives the sizes of all dimensions but B and L"),
+        (["--dim", "B=4", "--batch", "2"], "--dim B and --batch both give the size of B"),
+    ],
+)
+def test_import_usage(shardwright: Callable, words: list[str], why: str) -> None:
+    got = shardwright("import", "folder", "--mesh", "x=2", "--layout", "ws1d", *words)
+    assert got.status == 2
+    assert got.err.endswith(f"shardwright import: error: {why}\n")

@@ -1,0 +1,192 @@
+"""`shardwright run`: what it reports, its random inputs, and how differences are measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.cli.inputs import random_arguments, random_weights, zero_state
+from shardwright.cli.run import compare, tolerance
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+
+FEEDFORWARD = """\
+mesh x=2 y=2
+dim B=4 L=2 E=16 F=32
+func ffn(x: f32 BLE_xy, w_in: f32 E_xF_y, w_out: f32 F_yE_x) -> f32 BLE_xy {
+  h: f32 BLF? = x @ w_in
+  y: f32 BLE_xy = gelu(h) @ w_out
+  return y
+}
+"""
+
+CACHED = """\
+mesh x=2
+dim B=2 L=2 T=8 D=4 V=10
+weights {
+  table: f32 VD
+}
+state {
+  k: f32 BTD_x
+}
+func step(ids: int32 BL, start: int32 B, keep: bool B) -> (f32 BLD_x, f32 B, int32 B) {
+  new: f32 BLD_x = lookup[V](table, ids)
+  k1: f32 BTD_x = update[T](k, new, start)
+  set k = k1
+  s: f32 B = sum[TD](k1)
+  m: f32 B = where(keep, s, -inf)
+  i = argmax[D](sum[T](k1))
+  return new, m, i
+}
+"""
+
+
+def program_of(text: str) -> Program:
+    return elaborate(parse(Source("p", text)))
+
+
+@pytest.fixture
+def feedforward(tmp_path: Path) -> Path:
+    path = tmp_path / "ffn.shard"
+    path.write_text(FEEDFORWARD)
+    return path
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_a_run_says_how_far_it_is_from_the_reference(shardwright: Callable, feedforward: Path) -> None:
+    got = shardwright("run", feedforward)
+    lines = got.out.splitlines()
+    assert (got.status, got.err) == (0, "")
+    assert lines[0].startswith("mesh x=2 y=2: 4 virtual CPU devices")
+    assert lines[1] == "ffn"
+    assert lines[2].startswith("  result: f32 BLE_xy: largest difference ")
+    assert lines[3:] == ["agrees within 3.5e-04"]
+
+
+def test_json(shardwright: Callable, feedforward: Path) -> None:
+    got = json.loads(shardwright("run", feedforward, "--seed", "7", "--json").out)
+    (result,) = got["functions"][0].pop("results")
+    assert got == {
+        "ok": True,
+        "mesh": {"x": 2, "y": 2},
+        "devices": 4,
+        "virtual": True,
+        "seed": 7,
+        "tolerance": 2**-11.5,
+        "functions": [{"name": "ffn", "state": []}],
+        "transformers": None,
+    }
+    assert (result["name"], result["type"]) == ("result", "f32 BLE_xy")
+    assert 0 < result["max_abs_difference"] < 1e-5
+    assert 0 < result["max_rel_difference"] < 1e-5
+
+
+def test_mesh_and_dimensions_may_be_overridden(shardwright: Callable, feedforward: Path) -> None:
+    got = json.loads(shardwright("run", feedforward, "--mesh", "x=4", "--dim", "E=32", "--json").out)
+    assert (got["ok"], got["mesh"], got["devices"]) == (True, {"x": 4, "y": 2}, 8)
+
+
+def test_state_and_every_kind_of_argument(shardwright: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "cached.shard"
+    path.write_text(CACHED)
+    got = json.loads(shardwright("run", path, "--json").out)
+    (step,) = got["functions"]
+    assert [row["name"] for row in step["results"]] == ["result 0", "result 1", "result 2"]
+    assert [row["name"] for row in step["state"]] == ["k"]
+    assert got["ok"] is True
+
+
+def test_a_run_that_differs_fails(shardwright: Callable, feedforward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwright.backends.jax import run
+
+    correct = run.run_program
+
+    def wrong(*args: object) -> object:
+        (result,), state = correct(*args)
+        return (result + 1,), state
+
+    monkeypatch.setattr(run, "run_program", wrong)
+    got = shardwright("run", feedforward)
+    assert got.status == 1
+    assert got.out.splitlines()[-1] == "differs by more than 3.5e-04"
+
+
+def test_a_reference_that_does_not_fit_is_not_begun(shardwright: Callable, feedforward: Path) -> None:
+    got = shardwright("run", feedforward, "--dim", "E=8388608,F=8388608")
+    assert got.status == 1
+    assert f"{feedforward}: error: the unsharded reference would take about 26" in got.err
+    assert got.err.endswith("note: make it smaller: --dim B=2,E=64,... and --mesh x=2,...\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--against", "transformers"], "--against transformers needs --weights FOLDER"),
+        (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 up"),
+    ],
+)
+def test_usage(shardwright: Callable, words: list[str], why: str) -> None:
+    got = shardwright("run", "a.shard", *words)
+    assert got.status == 2
+    assert got.err.endswith(f"shardwright run: error: {why}\n")
+
+
+def test_logits_need_a_function_that_has_them(shardwright: Callable, feedforward: Path) -> None:
+    got = shardwright("run", feedforward, "--weights", "folder", "--against", "transformers")
+    assert got.status == 1
+    assert got.err == (
+        f"{feedforward}: error: there is no function from token ids to logits,"
+        " func forward(ids: int32 BL) -> f32 BLV, to compare [no-logits]\n"
+    )
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def test_inputs() -> None:
+    program = program_of(CACHED)
+    rng = np.random.default_rng(0)
+    many = [random_arguments(program, program.funcs[0], rng) for _ in range(50)]
+    ids = np.stack([one["ids"] for one in many])
+    starts = np.stack([one["start"] for one in many])
+    assert (ids.min(), ids.max(), ids.dtype) == (0, 9, np.int32)
+    assert (starts.min(), starts.max()) == (0, 6)  # two positions fit from 6 on, not from 7
+    assert many[0]["keep"].dtype == np.bool_
+    assert not zero_state(program)["k"].any()
+    assert random_weights(program, rng)["table"].shape == (10, 4)
+
+
+def test_right_operands_are_scaled_down() -> None:
+    program = program_of(FEEDFORWARD.replace("E=16", "E=1024"))
+    arguments = random_arguments(program, program.funcs[0], np.random.default_rng(0))
+    assert 0.9 < arguments["x"].std() < 1.1
+    assert 0.03 < arguments["w_in"].std() < 0.033
+
+
+# ---------------------------------------------------------------- differences
+
+
+def test_differences() -> None:
+    array = np.array([1.0, -4.0, np.inf, np.nan])
+    assert compare(array, array) == (0.0, 0.0)
+    assert compare(array + np.array([0.5, 0.0, 0.0, 0.0]), array) == (0.5, 0.125)
+    assert compare(np.array([1.0, np.nan]), np.array([1.0, 2.0])).as_json() == {
+        "max_abs_difference": None,
+        "max_rel_difference": None,
+    }
+    assert compare(np.array([1, 2, 3, 9]), np.array([1, 2, 3, 4])) == (5.0, 0.25)
+    assert compare(np.zeros((0, 2)), np.zeros((0, 2))) == (0.0, 0.0)
+    assert compare(np.array([0.25]), np.array([0.0])) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("f32", 2**-11.5), ("f16", 2**-5), ("bf16", 2**-3.5)])
+def test_tolerance(dtype: str, limit: float) -> None:
+    assert tolerance(program_of(FEEDFORWARD.replace("f32", dtype))) == limit
