@@ -20,11 +20,11 @@ from shardwright.backends.jax.module_head import (
 from shardwright.backends.jax.movements import lower_movement
 from shardwright.backends.jax.source_text import (
     Names,
+    assigned,
     bare_or_tuple,
     broken,
     check_dimension,
     check_identifier,
-    commented,
     tuple_text,
 )
 from shardwright.backends.jax.terms import Lowering
@@ -98,7 +98,7 @@ class _Module:
             table = "state" if value.name in program.state_names else "weights"
             loaded = f"{table}[{value.name!r}]" + _opened(edges[value.name])
             entered = self.entered(loaded, edges[value.name].kind, digits)
-            lines.extend(commented(f"{names[value.name]} = {entered}", str(value.type), indent))
+            lines.extend(assigned(names[value.name], entered, str(value.type), indent))
         for value in func.params:
             python, edge = names[value.name], edges[value.name]
             views[value.name] = View(python)
@@ -106,7 +106,7 @@ class _Module:
             if entered == python:
                 lines.append(f"{indent}# {python}: {value.type}")
             else:
-                lines.extend(commented(f"{python} = {entered}", str(value.type), indent))
+                lines.extend(assigned(python, entered, str(value.type), indent))
 
         body.emit(views, indent)
         lines.extend(body.lines)

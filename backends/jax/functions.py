@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.backends.jax.expressions import lower
 from shardwright.backends.jax.indexing import SliceOf, lower_update
-from shardwright.backends.jax.source_text import Names, bare_or_tuple, broken, commented, number_text
+from shardwright.backends.jax.source_text import Names, assigned, bare_or_tuple, broken, commented, number_text
 from shardwright.backends.jax.terms import Lowering, Term
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -148,7 +148,7 @@ class FunctionBody:
         with placed(statement.span):
             code = lower(statement.operation, self.terms(statement.operands, scope, views), kind, self.lowering)
         python = self.names[value.name]
-        self.lines.extend(commented(f"{python} = {code}", str(kind), indent))
+        self.lines.extend(assigned(python, code, str(kind), indent))
         scope.define(value)
         views[value.name] = View(python)
 
@@ -185,18 +185,18 @@ class FunctionBody:
         terms[0] = replace(terms[0], code=view.python)
         code = lower_update(statement.operation, terms, kind, self.lowering, view.slice)
         whole = view.slice.whole if view.slice else kind
-        self.lines.extend(commented(f"{view.python} = {code}", str(whole), indent))
+        self.lines.extend(assigned(view.python, code, str(whole), indent))
         scope.define(value)
         if keep:
             python = self.names[value.name]
-            self.lines.extend(commented(f"{python} = {view.code}", str(kind), indent))
+            self.lines.extend(assigned(python, view.code, str(kind), indent))
             views[value.name] = View(python)
 
     def set(self, statement: SetState, scope: Scope, views: dict[str, View], indent: str) -> None:
         view, new = views[statement.state], views[statement.operand].code
         if view.slice is None:
             kind = self.type_of(statement.state, scope)
-            self.lines.extend(commented(f"{view.python} = {new}", str(kind), indent))
+            self.lines.extend(assigned(view.python, new, str(kind), indent))
             return
         loops = view.slice.indices
         if len(loops) == 1:
@@ -205,7 +205,7 @@ class FunctionBody:
             code = f"lax.dynamic_update_index_in_dim({view.python}, {new}, {index}, {axis})"
         else:
             code = f"{view.python}.at{view.slice.subscript}.set({new})"
-        self.lines.extend(commented(f"{view.python} = {code}", str(view.slice.whole), indent))
+        self.lines.extend(assigned(view.python, code, str(view.slice.whole), indent))
 
     # ------------------------------------------------------------ loops
 
@@ -274,7 +274,9 @@ class FunctionBody:
         arguments.append(bare_or_tuple(slices) if slices else f"length={trips}")
         targets = bare_or_tuple(results) if results else "_"
         kinds = "; ".join(str(value.type) for value in loop.results) or "state alone"
-        self.lines.extend(commented(f"{targets}, _ = lax.scan({', '.join(arguments)})", kinds, indent))
+        scan = f"{targets}, _ = lax.scan({', '.join(arguments)})"
+        label = f"{', '.join(results[: len(loop.results)])}: " if loop.results else ""
+        self.lines.extend(commented(scan, kinds, indent, label))
         for value in loop.results:
             scope.define(value)
             views[value.name] = View(self.names[value.name])

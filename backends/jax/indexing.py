@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.jax.movements import reshaped, transposed
-from shardwright.backends.jax.source_text import tuple_text
-from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, number_text, spread
+from shardwright.backends.jax.source_text import number_text, tuple_text
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import DType, TensorType

@@ -64,7 +64,7 @@ def mesh_lines(program: Program) -> list[str]:
     shape = ", ".join(f"{name!r}: {size}" for name, size in program.mesh.sizes)
     n = program.mesh.n_chips
     devices = f"{n} devices" if n > 1 else "one device"
-    make = "jax.make_mesh(tuple(MESH_SHAPE.values()), tuple(MESH_SHAPE), axis_types"
+    make = "jax.make_mesh(tuple(MESH_SHAPE.values()), tuple(MESH_SHAPE), axis_types=axis_types"
     return [
         f"MESH_SHAPE = {{{shape}}}",
         "",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from shardwright.backends.jax.digit_factors import Digits, Factor, leads
-from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, tuple_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, tuple_text
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Movement
@@ -188,7 +188,7 @@ class _Plan:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
             n = self.result[at]
-            return f"lax.dynamic_slice_in_dim({code}, lax.axis_index({axes_text(axes)}) * {n}, {n}, axis={at})"
+            return f"lax.dynamic_slice_in_dim({code}, {block_start(axes, n)}, {n}, axis={at})"
         factors = self.inputs()
         code = reshaped(code, self.local, [factor.size for factor in factors])
         index = self.indexed(factors, "leaves")

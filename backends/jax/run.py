@@ -115,8 +115,9 @@ def run_program(
     if not isinstance(args, Mapping):
         args = {value.name: array for value, array in zip(func.params, args, strict=True)}
     arrays = [_checked(value.name, value.type, args[value.name]) for value in func.params]
+    left: dict[str, Any] = {}
     if not program.weights and not program.state:
-        results, left = built(*arrays), {}
+        results = built(*arrays)
     else:
         placed = [
             module.put({v.name: _checked(v.name, v.type, (given or {})[v.name]) for v in values}, table, mesh)

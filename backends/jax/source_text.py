@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import DType
 
-WIDTH = 110
+WIDTH = 119
 """Lines longer than this are broken."""
 
 RESERVED = frozenset(
@@ -104,12 +104,23 @@ def axes_text(axes: Sequence[str]) -> str:
     return bare_or_tuple([repr(check_identifier(axis)) for axis in axes])
 
 
-def commented(code: str, comment: str, indent: str) -> list[str]:
-    """A line with the type of its value in a comment: behind it, or above it where both do not fit."""
+def assigned(target: str, code: str, comment: str, indent: str) -> list[str]:
+    """An assignment with the type of its value in a comment: behind it, or above it where both do not fit."""
+    return commented(f"{target} = {code}", comment, indent, f"{target}: ")
+
+
+def commented(code: str, comment: str, indent: str, label: str = "") -> list[str]:
+    """A line with a comment: behind it, or above it, after the label, where both do not fit."""
     one = f"{indent}{code}  # {comment}"
     if len(one) <= WIDTH:
         return [one]
-    return [f"{indent}# {comment}", *broken(code, indent)]
+    return [f"{indent}# {label}{comment}", *broken(code, indent)]
+
+
+def block_start(axes: Sequence[str], size: int) -> str:
+    """The index at which this chip's block of a dimension begins, the blocks numbered by these axes."""
+    index = f"lax.axis_index({axes_text(axes)})"
+    return index if size == 1 else f"{index} * {size}"
 
 
 def broken(code: str, indent: str) -> list[str]:

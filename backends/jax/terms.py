@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.digit_factors import Digits
 from shardwright.backends.jax.movements import transposed
-from shardwright.backends.jax.source_text import axes_text, number_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, block_start, number_text
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import DType, TensorType
@@ -54,7 +54,7 @@ class Lowering:
         if not axes:
             return f"lax.iota(jnp.int32, {n})"
         if self.digits.is_contiguous(kind, dim):
-            return f"(lax.axis_index({axes_text(axes)}) * {n} + lax.iota(jnp.int32, {n}))"
+            return f"({block_start(axes, n)} + lax.iota(jnp.int32, {n}))"
         self.use_helper("global_index")
         return f"global_index({self._layout(kind, dim)})"
 
@@ -64,7 +64,7 @@ class Lowering:
         if not axes:
             return index
         if self.digits.is_contiguous(kind, dim):
-            return f"{index} - lax.axis_index({axes_text(axes)}) * {self.size(kind, dim)}"
+            return f"{index} - {block_start(axes, self.size(kind, dim))}"
         self.use_helper("local_place")
         return f"local_place({index}, {self._layout(kind, dim)})"
 
@@ -130,6 +130,4 @@ def literal(number: Number, dtype: DType) -> str:
 
 def cast(code: str, source: DType, target: DType) -> str:
     """The array in another format; the code itself where that is its own."""
-    from shardwright.backends.jax.source_text import JAX_DTYPES
-
     return code if source is target else f"{code}.astype({JAX_DTYPES[target]})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from oracles.jax_agreement import check, explicit
 
@@ -127,3 +128,59 @@ def test_a_sharded_module_says_what_is_strided() -> None:
 
 def test_no_mesh() -> None:
     check("dim A=4\nfunc f(v: f32 A) -> f32 A {\n  w = exp(v)\n  return w\n}\n")
+
+
+def random_movement(rng: np.random.Generator) -> tuple[str, str, str]:
+    """A random movement on the dimensions A, B and C: the type before, the statement, the type after."""
+    axes = "wxyz"
+    word = rng.choice(["all_gather", "all_to_all", "reduce_scatter", "reduce_max", "slice", "as_partial"])
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    statics: list[str] = []
+    for axis in axes:
+        bystander = str(rng.choice(["A", "B", "C", "none", "none"]))
+        source, target = (str(name) for name in rng.permutation(["A", "B", "C"])[:2])
+        if rng.random() < 0.35 and not (axis == "z" and not statics):
+            before[axis] = after[axis] = bystander
+        elif word == "all_gather":
+            before[axis], after[axis] = source, "none"
+            statics.append(axis)
+        elif word == "all_to_all":
+            before[axis], after[axis] = source, target
+            statics.append(f"{axis}: {source} -> {target}")
+        elif word == "as_partial":
+            before[axis], after[axis] = (source if rng.random() < 0.7 else "none"), "sum"
+            statics.append(axis)
+        else:
+            before[axis] = {"slice": "none", "reduce_max": "max"}.get(str(word), "sum")
+            after[axis] = target
+            statics.append(f"{axis} -> {target}")
+    joined = "".join(statics) if word in ("all_gather", "as_partial") else ", ".join(statics)
+    keyword = "reduce_scatter" if word == "reduce_max" else word
+
+    def text(states: dict[str, str]) -> str:
+        splits = {
+            name: "".join(axis for axis in axes if states[axis] == name) for name in ("A", "B", "C", "sum", "max")
+        }
+        row = "".join(f"{name}_{splits[name]}" if splits[name] else name for name in "ABC")
+        partial = [f"(partial{kind}-{splits[kind]})" for kind in ("sum", "max") if splits[kind]]
+        return f"f32 {row}{''.join(partial)}"
+
+    return text(before), f"{keyword}[{joined}]", text(after)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_movements(seed: int) -> None:
+    """Twelve movements at a time of any digits between any of three dimensions, an axis of one chip among them."""
+    rng = np.random.default_rng(seed)
+    moves = [random_movement(rng) for _ in range(12)]
+    orders = [" ".join(rng.permutation([*"wxyz", "2"])) for _ in "ABC"]
+    lines = [f"  w{i}: {after} = {call}(v{i})" for i, (_, call, after) in enumerate(moves)]
+    check(
+        "mesh w=1 x=2 y=2 z=2\n"
+        + "".join(f"dim {name}=16 order {order}\n" for name, order in zip("ABC", orders, strict=True))
+        + f"func f({', '.join(f'v{i}: {before}' for i, (before, _, _) in enumerate(moves))})"
+        + f" -> ({', '.join(after for _, _, after in moves)}) {{\n"
+        + "\n".join(lines)
+        + f"\n  return {', '.join(f'w{i}' for i in range(len(moves)))}\n}}\n"
+    )

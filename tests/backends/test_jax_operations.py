@@ -69,6 +69,15 @@ REDUCTIONS = {
     "sum bf16": body("(a: bf16 B_xLE) -> bf16 B_xL", "s = sum[E](a)", "return s"),
     "sum int8": body("(a: int8 B_xLE) -> int8 B_x", "s = sum[LE](a)", "return s"),
     "max": body("(a: f32 B_xLE_y) -> f32 B_xL", "s = max[E](a)", "t = all_reduce[y](s)", "return t"),
+    "max scattered": body(
+        "(a: f32 BE_xyL) -> f32 B_xyL", "s = max[E](a)", "t = reduce_scatter[xy -> B](s)", "return t"
+    ),
+    "max scattered on two": body(
+        "(a: f32 BE_xzLT_y) -> f32 B_zL_xy", "s = max[ET](a)", "t = reduce_scatter[z -> B, xy -> L](s)", "return t"
+    ),
+    "sum scattered on two": body(
+        "(a: f32 BE_xzLT_y) -> f32 B_zL_xy", "s = sum[ET](a)", "t = reduce_scatter[z -> B, xy -> L](s)", "return t"
+    ),
     "max int4": body("(a: int4 B_xL) -> int4 B_x", "s = max[L](a)", "return s"),
     "argmax": body("(a: f32 B_xVL_y) -> int32 B_xL_y", "s = argmax[V](a)", "return s"),
     "argmax of equals": body("(a: int32 B_xV) -> int32 B_x", "s = argmax[V](a)", "return s"),
