@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.resharding import plan
 from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value, map_scoped, names_of
 from shardwright.ir.types import TensorType
@@ -32,10 +34,31 @@ class InsertMoves(Pass):
     leaves: ClassVar[Level] = Level.EXPLICIT
 
     def run(self, program: Program) -> Program:
-        return replace(program, funcs=tuple(_with_moves(program, func) for func in program.funcs))
+        digits = _Digits(program)
+        return replace(program, funcs=tuple(_with_moves(program, func, digits) for func in program.funcs))
 
 
-def _with_moves(program: Program, func: Func) -> Func:
+class _Digits:
+    """The digits that dimensions come to have while plans split them for a time: each plan sees those before it."""
+
+    def __init__(self, program: Program) -> None:
+        self.pinned = tuple(dim.name for dim in program.dims if dim.order is not None)
+        self.added: dict[str, list[str]] = {}
+
+    def beside(self, found: Mapping[str, Order]) -> dict[str, Order]:
+        """The orders with what plans have added."""
+        return {
+            name: (*order, *(axis for axis in self.added.get(name, ()) if axis not in order))
+            for name, order in found.items()
+        }
+
+    def add(self, kind: TensorType) -> None:
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            known = self.added.setdefault(dim.name, [])
+            known.extend(axis for axis in axes if axis not in known)
+
+
+def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
     orders = orders_in(program, func)
     namer = Namer(names_of(func) | set(program.globals))
 
@@ -49,13 +72,14 @@ def _with_moves(program: Program, func: Func) -> Func:
             return (statement,)
         made: list[Statement] = []
         kind = source
-        steps = plan(source, target, program.mesh, orders).steps
+        steps = plan(source, target, program.mesh, digits.beside(orders), pinned=digits.pinned).steps
         for i, step in enumerate(steps):
             if i + 1 == len(steps):
                 value = statement.result
             else:
                 wish = f"{statement.result.name}_{change_word(kind, step.type)}"
                 value = Value(namer.fresh(wish), step.type, Marking.FOUND, statement.span)
+            digits.add(step.type)
             made.append(Let((value,), step.operation, (name,), statement.span))
             name, kind = value.name, step.type
         return tuple(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -192,3 +193,11 @@ def test_a_chip_at_fault(shardwright: Callable) -> None:
     assert got.status == 1
     assert got.err.startswith("--chip: error: there is no chip `h10` [unknown-chip]\n")
     assert json.loads(got.out)["diagnostics"][0]["code"] == "unknown-chip"
+
+
+def test_the_example_in_the_documentation(shardwright: Callable) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "resharding.md").read_text(encoding="utf-8")
+    command, _, rest = page.partition("    $ shardwright ")[2].partition("\n")
+    shown = rest.partition("\n## ")[0]
+    got = shardwright(*command.split())
+    assert "\n".join(line.removeprefix("    ") for line in shown.rstrip().splitlines()) + "\n" == got.out

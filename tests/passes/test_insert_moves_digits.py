@@ -1,0 +1,74 @@
+"""Plans that split a dimension for a time need digits for it: those that its size and its order have room for."""
+
+from __future__ import annotations
+
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.format import format_module
+from shardwright.ir.parser import parse
+from shardwright.ir.unparse import unparse
+from shardwright.ir.verifier import Level, verify
+from shardwright.passes.insert_moves import InsertMoves
+
+
+def moved(dims: str, *statements: str) -> list[str]:
+    """The statements after `h`, when its addends along x are to be reduced."""
+    body = "\n".join(f"  {statement}" for statement in statements)
+    text = f"""
+mesh x=4 y=2
+dim {dims}
+func f(a: E_x, w: E_xBF) -> BF {{
+  h: BF(partialsum-x) = a @[E] w
+{body}
+}}
+"""
+    program = elaborate(parse(Source("test", text)), {}, {})
+    made = InsertMoves().run(program)
+    verify(made, Level.EXPLICIT)
+    lines = format_module(unparse(made)).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  h: "))
+    return [line.strip() for line in lines[first + 1 : lines.index("}")]]
+
+
+TO_F = ("k: BF_x = h", "g: BF = k", "return g")
+
+
+def test_replicas_share_a_reduction_where_a_dimension_has_room() -> None:
+    assert moved("B=8 E=16 F=16", *TO_F)[:3] == [
+        "k_sliced :~ bf16 B_yF(partialsum-x) = slice[y -> B](h)",
+        "k_scattered :~ bf16 B_yF_x = reduce_scatter[x -> F](k_sliced)",
+        "k: bf16 BF_x = all_gather[y](k_scattered)",
+    ]
+
+
+def test_a_pinned_order_takes_no_further_digit() -> None:
+    assert moved("B=8 order E=16 F=16 order x", *TO_F)[:1] == ["k: bf16 BF_x = reduce_scatter[x -> F](h)"]
+
+
+def test_each_plan_sees_the_digits_of_those_before_it() -> None:
+    """B=2 has room for z, which the first plan takes, or for y, which the second one would."""
+    program = elaborate(
+        parse(
+            Source(
+                "test",
+                """
+mesh x=4 y=2 z=2
+dim B=2 E=16 F=8 G=8
+func f(a: BE_x, v: E_xF_y, w: E_xG_z) -> (BF_xy, BG_xz) {
+  g: BF_y(partialsum-x) = a @[E] v
+  h: BG_z(partialsum-x) = a @[E] w
+  p: BF_xy = g
+  q: BG_xz = h
+  return p, q
+}
+""",
+            )
+        ),
+        {},
+        {},
+    )
+    made = InsertMoves().run(program)
+    verify(made, Level.EXPLICIT)
+    text = format_module(unparse(made))
+    assert "p_sliced :~ bf16 B_zF_y(partialsum-x) = slice[z -> B](g)" in text
+    assert "q: bf16 BG_xz = reduce_scatter[x -> G](h)" in text
