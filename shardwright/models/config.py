@@ -116,6 +116,8 @@ def read_config(checkpoint: str | Path) -> Config:
             raise fault("bad-config", f"line {error.lineno}: not JSON: {error.msg.lower()}") from None
         except RecursionError:
             raise fault("bad-config", "not JSON that can be read: it is nested too deeply") from None
+        except ValueError:
+            raise fault("bad-config", "not JSON that can be read: a number has thousands of digits") from None
         if not isinstance(value, dict):
             raise fault("bad-config", f"the config is {shown(value)}, not an object")
         return Config(cast("dict[str, Any]", value))

@@ -81,7 +81,8 @@ def weight_map(model: Model) -> WeightMap:
 
 def map_path(program: str | Path) -> Path:
     """Where the mapping of a program lies: `OUT.weights.json` beside `OUT.shard`."""
-    return Path(program).with_suffix(SUFFIX)
+    path = Path(program)
+    return path.with_name(path.name.removesuffix(".shard") + SUFFIX)
 
 
 def to_json(mapping: WeightMap) -> str:
@@ -107,10 +108,10 @@ def read_map(path: str | Path) -> WeightMap:
     with located(Source(str(path), "")):
         try:
             value: object = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, RecursionError):
-            raise _wrong("not a JSON text") from None
         except json.JSONDecodeError as error:
             raise _wrong(f"line {error.lineno}: not JSON: {error.msg.lower()}") from None
+        except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits, or nested too deeply
+            raise _wrong("not a JSON text") from None
         return _parsed(value)
 
 

@@ -282,6 +282,7 @@ def test_no_config(tmp_path: Path) -> None:
         (b"[1]", "the config is [1], not an object"),
         (b"\xff", "this is not a text file in UTF-8"),
         (b"[" * 100_000, "not JSON that can be read: it is nested too deeply"),
+        (b"1" * 10_000, "not JSON that can be read: a number has thousands of digits"),
     ],
 )
 def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> None:
