@@ -99,38 +99,114 @@ def local_elements(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.flo
 def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bytes received per chip, and communicating steps, from each layout (rows) to each other (columns).
 
-
-    Infinite where there is no movement: into partial maxima.
+    The formula of `cost.resharding`, temporary splits included, for all pairs at once; a temporary split is
+    counted on where a single dimension has room for all of its axes. Infinite where there is no movement: into
+    partial maxima.
     """
-    digits = coding.digits(codes)
+    work = _Work.between(coding, codes, shape)
     n = len(codes)
-    source, target = digits[:, None, :], digits[None, :, :]
-    sizes = np.array([coding.mesh[axis] for axis in coding.mesh], np.float64)
-
-    def factor(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.where(chosen, sizes, 1.0).prod(axis=2)
-
-    was_partial = (source == SUM) | (source == MAX)
-    is_partial = (target == SUM) | (target == MAX)
-    changes = source != target
-    sliced = (source == WHOLE) & (target >= FIRST_DIM)
-    reduced = was_partial & changes
-    moved = (source >= FIRST_DIM) & (target >= FIRST_DIM) & changes
-    gathered = (source >= FIRST_DIM) & (target == WHOLE)
-    gathered |= reduced & (target == WHOLE)
-    volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8 / factor(sliced)
-    k_reduced, k_moved, k_gathered = factor(reduced), factor(moved), factor(gathered)
-    scattered = volume / k_reduced
-    received = volume * (1 - 1 / k_reduced) + scattered * (1 - 1 / k_moved) + scattered * (k_gathered - 1)
-    lone = reduced & (target == WHOLE)
-    one_all_reduce = lone.any(axis=2) & (reduced == lone).all(axis=2) & (gathered == lone).all(axis=2)
-    one_all_reduce &= ~moved.any(axis=2)
-    steps = reduced.any(axis=2).astype(np.float64) + moved.any(axis=2) + gathered.any(axis=2)
-    steps = np.where(one_all_reduce, 1.0, steps)
-    impossible = ((target == MAX) & changes).any(axis=2) | ((source == MAX) & is_partial & changes).any(axis=2)
-    received[impossible] = np.inf
-    received[np.arange(n), np.arange(n)] = 0.0
+    received = np.full((n, n), np.inf)
+    steps = np.full((n, n), np.inf)
+    for subset in range(1 << len(coding.mesh)):
+        chosen = np.array([bool(subset >> i & 1) for i in range(len(coding.mesh))])
+        bytes_then, steps_then = work.priced(chosen)
+        better = (bytes_then < received - 1e-6) | ((bytes_then <= received + 1e-6) & (steps_then < steps))
+        received = np.where(better, bytes_then, received)
+        steps = np.where(better, steps_then, steps)
+    received = np.ceil(received - 1e-6)  # whole bytes, and rid of the rounding of odd factors
+    received[work.impossible] = np.inf
+    steps[work.impossible] = 0.0
     return received, steps
+
+
+@dataclass
+class _Work:
+    """What each axis needs for each pair of layouts: boolean arrays [from, to, axis], as in `cost.resharding`."""
+
+    sizes: NDArray[np.float64]
+    volume: NDArray[np.float64]
+    """Bytes of the shard after slicing."""
+    scattered: NDArray[np.bool_]
+    moved: NDArray[np.bool_]
+    gathered: NDArray[np.bool_]
+    reduced: NDArray[np.bool_]
+    remade: NDArray[np.bool_]
+    kept: NDArray[np.bool_]
+    replicated: NDArray[np.bool_]
+    added: NDArray[np.bool_]
+    impossible: NDArray[np.bool_]
+    optional: NDArray[np.bool_]
+    left: NDArray[np.int64]
+    """What is left of each dimension beside the digits of both layouts: [from, to, dimension]."""
+
+    @staticmethod
+    def between(coding: Coding, codes: Codes, shape: Shape) -> _Work:
+        digits = coding.digits(codes)
+        source, target = digits[:, None, :], digits[None, :, :]
+        sizes = np.array([coding.mesh[axis] for axis in coding.mesh], np.float64)
+        was_split, is_split = source >= FIRST_DIM, target >= FIRST_DIM
+        was_partial = (source == SUM) | (source == MAX)
+        scattered = was_partial & is_split
+        moved = was_split & is_split & (source != target)
+        gathered = was_split & (target == WHOLE)
+        reduced = was_partial & (target == WHOLE)
+        remade = (source == MAX) & (target == SUM)
+        kept = (source == SUM) & (target == SUM)
+        replicated = (source == WHOLE) & (target == WHOLE)
+        added = (source == WHOLE) & (target == SUM)
+        reduces = (scattered | reduced | remade).any(axis=2)[:, :, None]
+        moves = (moved | gathered).any(axis=2)[:, :, None]
+        optional = reduced | remade | ((added | kept) & (reduces | moves))
+        optional = (optional | (replicated & (reduces | kept.any(axis=2)[:, :, None]))) & (sizes > 1)
+        sliced = np.where((source == WHOLE) & is_split, sizes, 1.0).prod(axis=2)
+        volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8 / sliced
+        whole_sizes = sizes.astype(np.int64)
+        left = np.stack(
+            [
+                dim.size // np.where((source == number) | (target == number), whole_sizes, 1).prod(axis=2)
+                for dim in shape.dims
+                for number in [coding.number_of_dim(dim.name)]
+            ]
+            or [np.ones((len(codes), len(codes)), np.int64)],
+            axis=2,
+        )
+        impossible = ((target == MAX) & (source != MAX)).any(axis=2)
+        return _Work(
+            sizes,
+            volume,
+            scattered,
+            moved,
+            gathered,
+            reduced,
+            remade,
+            kept,
+            replicated,
+            added,
+            impossible,
+            optional,
+            left,
+        )
+
+    def priced(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bytes and steps with temporary splits of the chosen axes; infinite where these cannot be."""
+
+        def factor(axes: NDArray[np.bool_]) -> NDArray[np.float64]:
+            return np.where(axes, self.sizes, 1.0).prod(axis=2)
+
+        made = self.reduced | self.remade
+        cut = factor((self.replicated | self.added) & chosen)
+        reducing = factor(self.scattered | ((made | self.kept) & chosen))
+        gathering = factor(self.gathered | ((self.reduced | self.replicated) & chosen))
+        full = factor(made & ~chosen)
+        moving = factor(self.moved)
+        volume = self.volume / cut
+        scattered = volume / reducing
+        received = volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full)
+        received += scattered * (1 - 1 / moving) + scattered * (gathering - 1)
+        steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
+        chips = int(self.sizes[chosen].prod())
+        fits = (~chosen | self.optional).all(axis=2) & (self.left % chips == 0).any(axis=2)
+        return np.where(fits, received, np.inf), np.where(fits, steps, np.inf)
 
 
 def unique_codes(groups: Iterable[Codes]) -> Codes:

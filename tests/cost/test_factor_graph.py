@@ -1,0 +1,108 @@
+"""The exact minimiser against enumeration, on random graphs of tables and trees."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwright.cost.factor_graph import FORBIDDEN, FactorGraph, TableFactor, TreeFactor, arborescence, subtrees
+
+
+def random_moves(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Costs of moving: no way round is cheaper than the direct one, as with planned movements."""
+    moves = rng.integers(0, 20, (n, n)).astype(float)
+    np.fill_diagonal(moves, 0.0)
+    for k in range(n):
+        moves = np.minimum(moves, moves[:, k, None] + moves[None, k, :])
+    return moves
+
+
+def cheapest_tree(moves: np.ndarray, home: int, targets: list[int]) -> float:
+    """All ways to give each layout but home a parent, over all subsets of layouts on the way."""
+    n = len(moves)
+    needed = {t for t in targets if t != home}
+    best = float("inf")
+    for extra in product((False, True), repeat=n):
+        nodes = sorted(needed | {i for i in range(n) if extra[i] and i != home})
+        for parents in product([home, *nodes], repeat=len(nodes)):
+            parent = dict(zip(nodes, parents, strict=True))
+            if all(_reaches(parent, node, home) for node in nodes):
+                best = min(best, sum(moves[parent[node], node] for node in nodes))
+    return best
+
+
+def _reaches(parent: dict[int, int], node: int, home: int) -> bool:
+    seen = set()
+    while node != home:
+        if node in seen:
+            return False
+        seen.add(node)
+        node = parent[node]
+    return True
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_arborescence_is_the_cheapest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    moves = random_moves(rng, 4)
+    targets = [int(t) for t in rng.integers(0, 4, 3)]
+    cost, edges = arborescence(moves, 0, targets)
+    assert cost == cheapest_tree(moves, 0, targets)
+    reached = {0, *(b for _, b in edges)}
+    assert set(targets) <= reached
+    assert sum(moves[a, b] for a, b in edges) == cost
+
+
+def test_a_layout_that_two_uses_take_is_paid_once() -> None:
+    moves = np.array([[0.0, 5.0], [5.0, 0.0]])
+    assert arborescence(moves, 0, [1, 1]) == (5.0, [(0, 1)])
+
+
+def test_a_gather_goes_on_from_a_smaller_one() -> None:
+    """From 0 to 1 costs 3, to 2 costs 7; but from 1 to 2 only 4."""
+    moves = np.array([[0.0, 3.0, 7.5], [9.0, 0.0, 4.0], [9.0, 9.0, 0.0]])
+    assert arborescence(moves, 0, [1, 2]) == (7.0, [(0, 1), (1, 2)])
+
+
+def test_subtrees_without_leaves_cost_nothing() -> None:
+    served, reached = subtrees(np.zeros((2, 2)), [])
+    assert len(served) == len(reached) == 1
+
+
+def random_graph(seed: int) -> FactorGraph:
+    rng = np.random.default_rng(seed)
+    graph = FactorGraph()
+    n = int(rng.integers(3, 6))
+    layouts = int(rng.integers(2, 4))
+    variables = [graph.variable(layouts) for _ in range(n)]
+    for _ in range(int(rng.integers(2, 5))):
+        chosen = tuple(int(v) for v in rng.choice(variables, size=int(rng.integers(2, min(4, n) + 1)), replace=False))
+        if rng.random() < 0.5:
+            places = tuple(np.arange(layouts) for _ in chosen)
+            rigid = tuple(bool(rng.random() < 0.2) for _ in chosen[1:])
+            graph.factors.append(TreeFactor(chosen, random_moves(rng, layouts), places, rigid))
+        else:
+            rows = np.array(list(product(range(layouts), repeat=len(chosen))))
+            rows = rows[rng.random(len(rows)) < 0.7]
+            if len(rows):
+                graph.factors.append(TableFactor(chosen, rows, rng.integers(0, 30, len(rows)).astype(float)))
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_minimum_equals_enumeration(seed: int) -> None:
+    graph = random_graph(seed)
+    best = min(
+        sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in graph.factors)
+        for choice in product(*(range(size) for size in graph.sizes))
+    )
+    solution = graph.minimize(1e-6)
+    if best >= FORBIDDEN / 2:
+        assert solution.cost >= FORBIDDEN / 2
+    else:
+        assert solution.cost == pytest.approx(best, abs=1e-6)
+        assert solution.bound == pytest.approx(best, abs=1e-5)
+
+
+def test_the_same_graph_gives_the_same_choice() -> None:
+    assert random_graph(7).minimize(1e-6).choice == random_graph(7).minimize(1e-6).choice

@@ -1,0 +1,281 @@
+"""Placement against enumeration of every strategy and layout, and what it chooses in small programs."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from program_text import program
+
+from shardwright.cost.layouts import Coding, moving_costs
+from shardwright.cost.placement import place_layouts
+from shardwright.cost.resharding import plan
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.operation import Arg
+from shardwright.ir.program import Func, Let, Program, Scope
+from shardwright.ir.strategies import strategies
+from shardwright.ir.types import OpenType, TensorType
+
+# ---------------------------------------------------------------- enumeration
+
+
+def least_bytes(compiled: Program) -> int:
+    """The fewest bytes over all strategies of all operations: straight-line programs of one function."""
+    (func,) = compiled.funcs
+    choices = [_options(compiled, func, statement) for statement in func.body if isinstance(statement, Let)]
+    best = float("inf")
+    for combination in product(*choices):
+        cost = _cost(compiled, func, combination, best)
+        best = min(best, cost)
+    return int(best)
+
+
+def _options(compiled: Program, func: Func, statement: Let) -> list[tuple]:
+    scope = Scope.of(compiled, func)
+    for before in func.body:
+        if before is statement:
+            break
+        scope.define(before.results[0])
+    args = [Arg(o, scope.type_of(o).shape) for o in statement.operands]
+    return list(strategies(statement.operation, args, [statement.result.shape], compiled.mesh))
+
+
+def _cost(compiled: Program, func: Func, combination: tuple, limit: float) -> float:
+    homes: dict[str, TensorType] = {v.name: v.type for v in func.params}
+    uses: dict[str, set[TensorType]] = {name: set() for name in homes}
+    total = 0.0
+    for statement, (operands, results) in zip(func.body, combination, strict=True):
+        for name, kind in zip(statement.operands, operands, strict=True):
+            uses[name].add(kind)
+        value = statement.results[0]
+        home = results[0]
+        if isinstance(value.type, TensorType):
+            total += _move(compiled, home, value.type)
+            home = value.type
+        elif not value.type.admits(home):
+            return float("inf")
+        homes[value.name] = home
+        uses.setdefault(value.name, set())
+    for name, kind in zip(func.returns, func.results, strict=True):
+        uses[name].add(kind if isinstance(kind, TensorType) else homes[name])
+    for name, wanted in uses.items():
+        total += _tree(compiled, homes[name], frozenset(wanted - {homes[name]}))
+        if total >= limit:
+            return float("inf")
+    return total
+
+
+@cache
+def _tree(compiled: Program, home: TensorType, wanted: frozenset[TensorType]) -> float:
+    """Each wanted layout from home or from another wanted one."""
+    targets = sorted(wanted, key=str)
+    best = float("inf")
+    for parents in product([home, *targets], repeat=len(targets)):
+        parent = dict(zip(targets, parents, strict=True))
+        if all(_rooted(parent, target, home) for target in targets):
+            best = min(best, sum(_move(compiled, parent[t], t) for t in targets))
+    return best if targets else 0.0
+
+
+def _rooted(parent: dict[TensorType, TensorType], at: TensorType, home: TensorType) -> bool:
+    for _ in range(len(parent) + 1):
+        if at == home:
+            return True
+        at = parent[at]
+    return at == home
+
+
+@cache
+def _move(compiled: Program, source: TensorType, target: TensorType) -> float:
+    try:
+        return plan(source, target, compiled.mesh).bytes_received
+    except DiagnosticError:  # nothing can be made a partial maximum afterwards
+        return float("inf")
+
+
+PROGRAMS = {
+    "feedforward": """
+        mesh x=2 y=2
+        dim B=4 E=8 F=16
+        func f(x: f32 BE_xy, w: f32 E_xF_y, u: f32 F_yE_x) -> f32 BE_xy {
+          h = x @[E] w
+          g = relu(h)
+          y = g @[F] u
+          return y
+        }""",
+    "one value, three uses": """
+        mesh x=4
+        dim B=4 E=8 F=16
+        func f(x: f32 BE_x, a: f32 EF_x, b: f32 EF_x) -> f32 BF_x {
+          p = x @[E] a
+          q = x @[E] b
+          y = p * q
+          return y
+        }""",
+    "norm": """
+        mesh x=2 y=2
+        dim B=4 E=8
+        func f(x: f32 BE_xy) -> f32 BE_xy {
+          s = x * x
+          m = sum[E](s)
+          r = rsqrt(m)
+          y = x * r
+          return y
+        }""",
+    "residual": """
+        mesh x=2
+        dim B=4 E=8 F=4
+        func f(x: f32 BE_x, h: f32 BF_x, u: f32 F_xE) -> f32 BE_x {
+          o = h @[F] u
+          p = h @[F] u
+          y = x + o
+          z = y + p
+          return z
+        }""",
+    "demanded": """
+        mesh x=2 y=2
+        dim B=4 E=8 F=16
+        func f(x: f32 B_xE_y, w: f32 EF_xy) -> f32 BF {
+          h: f32 B_xyF = x @[E] w
+          g = exp(h)
+          return g
+        }""",
+    "maximum": """
+        mesh x=2 y=2
+        dim B=4 T=8
+        func f(s: f32 B_xT_y) -> f32 BT_y {
+          m = max[T](s)
+          d = s - m
+          e = exp(d)
+          return e
+        }""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_placement_equals_enumeration(name: str) -> None:
+    compiled = program(PROGRAMS[name])
+    placement = place_layouts(compiled)
+    assert placement.bytes_received == least_bytes(compiled)
+    assert placement.solution.bound >= placement.solution.cost - 1
+
+
+# ---------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize("mesh", ["x=2 y=2", "x=2 y=3", "x=4 y=2", "x=1 y=2"])
+def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
+    compiled = program(f"mesh {mesh}\ndim B=24 E=24\nfunc f(x: f32 BE) -> f32 BE {{\n y = x\n return y\n}}")
+    coding = Coding(compiled.mesh, ("B", "E"))
+    shape = compiled.funcs[0].params[0].shape
+    codes = coding.combine([np.arange(coding.radix)] * 2)
+    codes = codes[coding.valid(codes, shape, lambda dim, axis: True)]
+    received, _ = moving_costs(coding, codes, shape)
+    checked = 0
+    for i, a in enumerate(codes):
+        for j, b in enumerate(codes):
+            if not np.isfinite(received[i, j]):
+                continue
+            source = coding.decode(int(a), shape, compiled.funcs[0].params[0].type.placement)
+            target = coding.decode(int(b), shape, source.placement)
+            assert plan(source, target, compiled.mesh).bytes_received == received[i, j], f"{source} -> {target}"
+            checked += 1
+    assert checked > 200
+
+
+# ---------------------------------------------------------------- what is chosen
+
+
+def test_a_value_is_gathered_once_for_three_consumers() -> None:
+    compiled = program("""
+        mesh x=4
+        dim B=2 E=64 F=64
+        func f(x: f32 BE_x, a: f32 EF_x, b: f32 EF_x, c: f32 EF_x) -> (f32 BF_x, f32 BF_x, f32 BF_x) {
+          p = x @[E] a
+          q = x @[E] b
+          r = x @[E] c
+          return p, q, r
+        }""")
+    assert place_layouts(compiled).bytes_received == 2 * 64 * 4 * 3 // 4
+
+
+def test_open_types_admit_only_what_they_say() -> None:
+    compiled = program("""
+        mesh x=2 y=2
+        dim B=4 E=8 F=16
+        func f(x: f32 BE_xy, w: f32 E_xF_y) -> f32 B_?F {
+          h: f32 BF_? = x @[E] w
+          return h
+        }""")
+    placement = place_layouts(compiled)
+    (home,) = [placement.kinds[n.home] for n in placement.nodes if n.name == "h"]
+    assert home.split("B") == ()
+    assert home.partial is None
+
+
+def test_sizes_that_cannot_hold_all_digits_are_branched_on() -> None:
+    """B=2 can be split over x or over y, never over both in one program: each axis would be a digit of its index."""
+    compiled = program("""
+        mesh x=2 y=2
+        dim B=2 E=8 F=16
+        func f(x: f32 BE_x, y: f32 BE_y, w: f32 EF) -> (f32 B_?F, f32 B_?F) {
+          p = x @[E] w
+          q = y @[E] w
+          return p, q
+        }""")
+    placement = place_layouts(compiled)
+    axes = {axis for v, kind in placement.kinds.items() for axis in kind.split("B")}
+    assert len(axes) <= 1
+
+
+def test_the_choice_is_the_same_every_time() -> None:
+    texts = set()
+    for _ in range(3):
+        compiled = program(PROGRAMS["norm"])
+        placement = place_layouts(compiled)
+        texts.add(str([str(placement.kinds[v]) for v in sorted(placement.kinds)]))
+    assert len(texts) == 1
+
+
+def test_a_loop_counts_by_its_trips_and_a_weight_without_its_dimension_is_gathered_before_it() -> None:
+    text = """
+        mesh x=2
+        dim N=10 B=4 E=8
+        weights {{ w: f32 {layout} }}
+        func f(x: f32 BE) -> f32 BE {{
+          y: f32 BE = loop[N](h: f32 BE = x) {{
+            g: f32 BE = h * w
+            next g
+          }}
+          return y
+        }}"""
+    once = place_layouts(program(text.format(layout="E_x"))).bytes_received
+    every_trip = place_layouts(program(text.format(layout="NE_x"))).bytes_received
+    assert (once, every_trip) == (4 * 4, 10 * 4 * 4)
+
+
+def test_an_open_state_has_one_layout_in_all_functions() -> None:
+    compiled = program("""
+        mesh x=2
+        dim B=4 T=8 D=4 L=1
+        state { k: f32 BTD? }
+        func write(new: f32 B_xLD, pos: int32) -> f32 B_xD {
+          set k = update[T](k, new, pos)
+          s = sum[T](k)
+          return s
+        }
+        func read() -> f32 B_xD {
+          s = sum[T](k)
+          return s
+        }""")
+    placement = place_layouts(compiled)
+    homes = {str(placement.kinds[n.home]) for n in placement.nodes if n.name == "k"}
+    assert homes == {"f32 B_xTD"}
+    assert placement.bytes_received == 0
+
+
+def test_kinds_are_concrete() -> None:
+    placement = place_layouts(program(PROGRAMS["feedforward"]))
+    assert not any(isinstance(kind, OpenType) for kind in placement.kinds.values())
