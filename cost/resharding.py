@@ -31,19 +31,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
-from shardwright.cost.collectives import CollectiveKind, joint_or_sequential
 from shardwright.cost.movements import (
     bytes_of,
-    collective_bytes,
-    collective_kind,
     communicates,
-    duration_text,
     movement_time,
     received_bytes,
     received_elements,
     type_after,
 )
 from shardwright.cost.resharding_bound import lower_bound_bytes
+from shardwright.cost.resharding_time import fastest
 from shardwright.cost.topology import Topology
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault
 from shardwright.ir.digits import Order, order_size
@@ -140,11 +137,9 @@ def _plan(
     room = _room(source, target, mesh, dict(orders), pinned)
     work = _Work.between(source, target, mesh)
     choices = _choices(work, source, mesh)
-    remark = None
-    if topology is None:
-        operations = next(work.movements(placed) for subset in choices if (placed := room.place(subset)) is not None)
-    else:
-        operations, remark = _fastest(work, room, choices, source, topology)
+    # No temporary split at all always fits, so there is at least one candidate.
+    candidates = (work.movements(placed) for subset in choices if (placed := room.place(subset)) is not None)
+    operations, remark = (next(candidates), None) if topology is None else fastest(candidates, source, topology)
     return _priced(source, target, [*_across_memories(source, target, operations)], mesh, remark)
 
 
@@ -391,74 +386,3 @@ def _choices(work: _Work, source: TensorType, mesh: Mesh) -> list[tuple[str, ...
         ranked.append(((received, steps, K_full > 1, len(subset), bits), subset))
     ranked.sort()
     return [subset for _, subset in ranked]
-
-
-# ---------------------------------------------------------------- time
-
-
-def _fastest(
-    work: _Work, room: _Room, choices: Sequence[tuple[str, ...]], source: TensorType, topology: Topology
-) -> tuple[list[Movement], str | None]:
-    """The movements that take the least time, and a remark on those that are kept apart."""
-    best: tuple[float, list[Movement], str | None] | None = None
-    for subset in choices:
-        placed = room.place(subset)
-        if placed is None:
-            continue
-        total = 0.0
-        operations: list[Movement] = []
-        remarks: list[str] = []
-        kind = source if source.placement == ON_DEVICE else type_after(Fetch(), source)
-        for operation in work.movements(placed):
-            parts, seconds, remark = _joint_or_apart(operation, kind, topology)
-            operations.extend(parts)
-            total += seconds
-            if remark:
-                remarks.append(remark)
-            kind = type_after(operation, kind)
-        if best is None or total < best[0] * (1 - 1e-9):  # equal times keep the fewer bytes
-            best = total, operations, "; ".join(remarks) or None
-    assert best is not None  # no temporary split at all always fits
-    return best[1], best[2]
-
-
-def _joint_or_apart(
-    operation: Movement, operand: TensorType, topology: Topology
-) -> tuple[list[Movement], float, str | None]:
-    collective = collective_kind(operation)
-    if collective is None:
-        return [operation], 0.0, None
-    nbytes = collective_bytes(operation, operand, topology)
-    steps = joint_or_sequential(collective, operation.named_axes, nbytes, topology)
-    if not steps.sequential_s < steps.joint_s * (1 - 1e-9):
-        return [operation], steps.joint_s, None
-    still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
-    parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]
-    remark = (
-        f"{_a(collective)} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
-        f" {topology.chip.name}, a joint one {duration_text(steps.joint_s)}"
-    )
-    return parts, steps.sequential_s, remark
-
-
-def _a(collective: CollectiveKind) -> str:
-    return f"{'a' if collective is CollectiveKind.REDUCE_SCATTER else 'an'} {collective}"
-
-
-def _restricted(operation: Movement, axes: set[str]) -> Movement:
-    """The part of a collective over some of its axes."""
-
-    def kept(those: Axes) -> Axes:
-        return tuple(axis for axis in those if axis in axes)
-
-    match operation:
-        case AllGather():
-            return AllGather(kept(operation.axes))
-        case AllReduce():
-            return AllReduce(kept(operation.axes))
-        case ReduceScatter():
-            return ReduceScatter(tuple((kept(a), dim) for a, dim in operation.targets if kept(a)))
-        case AllToAll():
-            return AllToAll(tuple((kept(a), s, t) for a, s, t in operation.transfers if kept(a)))
-        case _:
-            return operation
