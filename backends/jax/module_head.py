@@ -40,8 +40,10 @@ def signature(program: Program, func: Func) -> list[str]:
     results = [str(kind) for kind in func.results]
     made = results[0] if len(results) == 1 else f"({', '.join(results)})"
     if has_globals(program):
-        return broken(f"{func.name}({', '.join(['weights', 'state', *params])}) -> ({made}, state)", "")
-    return broken(f"{func.name}({', '.join(params)}) -> {made}", "")
+        params, made = ["weights", "state", *params], f"({made}, state)"
+    margin = " " * 11  # indentation and the quotes of a docstring
+    lines = broken(f"{func.name}({', '.join(params)}) -> {made}", margin)
+    return [line.removeprefix(margin) for line in lines]
 
 
 def import_lines(body: Iterable[str]) -> list[str]:

@@ -111,7 +111,11 @@ def test_imports_jax_and_numpy_only(text: str) -> None:
     assert imported <= {"jax", "numpy"}
 
 
-@pytest.mark.parametrize("text", [FEEDFORWARD, DECODER])
+MANY = ", ".join(f"argument_{i}: f32 A_x" for i in range(9))
+MANY = f"mesh x=2\ndim A=4\nfunc f({MANY}) -> (f32 A_x, f32 A_x) {{\n  return argument_0, argument_8\n}}\n"
+
+
+@pytest.mark.parametrize("text", [FEEDFORWARD, DECODER, MANY])
 def test_lines_are_not_long_and_nothing_is_unused(text: str, tmp_path: Path) -> None:
     source = emit(explicit(text))
     assert max(map(len, source.splitlines())) <= WIDTH
