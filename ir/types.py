@@ -145,13 +145,14 @@ def row_text(dims: Iterable[str], splits: Iterable[Axes | None]) -> str:
     if not pieces:
         return ""
     compact = all(is_compact_dim(name) for name, _ in pieces)
+    compact = compact and all(is_short_axis(axis) for _, axes in pieces for axis in axes or ())
     words: list[str] = []
     for name, axes in pieces:
         if axes is None:
             words.append(f"{name}_?")
         elif not axes:
             words.append(name)
-        elif compact and all(is_short_axis(axis) for axis in axes):
+        elif compact:
             words.append(f"{name}_{''.join(axes)}")
         else:
             words.append(f"{name}_{{{','.join(axes)}}}")

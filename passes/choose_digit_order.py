@@ -31,12 +31,15 @@ class ChooseDigitOrder(Pass):
     Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
     order. Renames, splits and merges that pass a split need equal digits on both sides, which comes first. An
     order that the author pinned stays; of equally good ones the first in the order of the mesh is taken.
+    With `tied=true` only dimensions that such statements tie together get an order: what the movements must
+    keep to, while all others still have room for digits of their own.
     """
 
     name: ClassVar[str] = "choose-digit-order"
+    tied: bool = False
 
     def run(self, program: Program) -> Program:
-        return _Search(program).result()
+        return _Search(program).result(tied_only=self.tied)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class _Search:
         self.edges = list(_edges(program))
         self.constraints = list(_constraints(program))
 
-    def result(self) -> Program:
+    def result(self, *, tied_only: bool) -> Program:
         tied: list[set[str]] = []
         for constraint in self.constraints:
             group = set(constraint.dims)
@@ -75,7 +78,7 @@ class _Search:
             dim
             if dim.order is not None
             else replace(dim, order=chosen.get(dim.name) or self.candidates(dim.name)[0])
-            if self.used.get(dim.name)
+            if dim.name in chosen or (self.used.get(dim.name) and not tied_only)
             else dim
             for dim in self.program.dims
         )

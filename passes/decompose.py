@@ -113,6 +113,16 @@ class _Rewriter:
         self.out.append(replace(self.at, operation=operation, operands=tuple(operands)))
         return True
 
+    def index(self, dim: str, like: str, wish: str) -> str:
+        """The global index along a dimension of a value, which may be shorter than the dimension is declared."""
+        shape = self.shape(like)
+        assert shape is not None
+        index = self.emit(ops.Iota(dim), [], wish)
+        extent = shape.size(dim)
+        if extent == self.sizes[dim]:
+            return index
+        return self.emit(ops.Take(dim, 0, extent), [index], f"{wish}_taken")
+
     def in_f32(self, operand: str, wish: str) -> str:
         shape = self.shape(operand)
         assert shape is not None
@@ -148,8 +158,8 @@ def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
     name = statement.result.name
     scores = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
     if operation.causal is not None:
-        keys = rewriter.emit(ops.Iota(operation.dims[0]), [], f"{name}_keys")
-        queries = rewriter.emit(ops.Iota(operation.causal), [], f"{name}_queries")
+        keys = rewriter.index(operation.dims[0], scores, f"{name}_keys")
+        queries = rewriter.index(operation.causal, scores, f"{name}_queries")
         if len(statement.operands) > 1:
             queries = rewriter.emit(ops.Add(), [queries, statement.operands[1]], f"{name}_positions")
         visible = rewriter.emit(ops.LessEqual(), [keys, queries], f"{name}_visible")
@@ -170,7 +180,7 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
     assert shape is not None
     greatest = rewriter.emit(ops.Max((operation.dim,)), [values], f"{name}_max")
     reaches = rewriter.emit(ops.Equal(), [values, greatest], f"{name}_reaches")
-    index = rewriter.emit(ops.Iota(operation.dim), [], f"{name}_index")
+    index = rewriter.index(operation.dim, values, f"{name}_index")
     negative = rewriter.emit(ops.Neg(), [index], f"{name}_negative")
     chosen = rewriter.emit(ops.Where(), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen")
     least = rewriter.emit(ops.Max((operation.dim,)), [chosen], f"{name}_least")
@@ -229,7 +239,7 @@ def _rotary(rewriter: _Rewriter, statement: Let) -> bool:
     along = operation.positions_dim(args)
     if along is None:
         return False
-    positions = rewriter.emit(ops.Iota(along), [], f"{statement.result.name}_index")
+    positions = rewriter.index(along, _name(statement.operands[0]), f"{statement.result.name}_index")
     start = statement.operands[1]
     if not (isinstance(start, Number) and start.value == 0):
         positions = rewriter.emit(ops.Add(), [positions, start], f"{statement.result.name}_positions")

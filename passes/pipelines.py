@@ -22,7 +22,15 @@ from shardwright.passes.place import Place
 PASSES: dict[str, type[Pass]] = {p.name: p for p in (Decompose, Place, ChooseDigitOrder, InsertMoves, Cleanup)}
 """Every pass by name."""
 
-EXPLICIT: tuple[Pass, ...] = (Decompose(), Cleanup(), Place(), ChooseDigitOrder(), InsertMoves(), Cleanup())
+EXPLICIT: tuple[Pass, ...] = (
+    Decompose(),
+    Cleanup(),
+    Place(),
+    ChooseDigitOrder(tied=True),
+    InsertMoves(),
+    Cleanup(),
+    ChooseDigitOrder(),
+)
 """From a surface program to one in which every movement is a statement."""
 
 
