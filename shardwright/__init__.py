@@ -8,31 +8,53 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shardwright.backends.graph import draw
-    from shardwright.compiling import Compiled, compile_program, explicit, load, print_program
+    from shardwright.backends.random_inputs import random_inputs
+    from shardwright.backends.reference import evaluate
+    from shardwright.backends.simulator import simulate
+    from shardwright.checking import check
+    from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
+    from shardwright.cost.traffic import Traffic, bytes_received
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.resharding import reshard
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
 _HOMES = {
     "Compiled": "shardwright.compiling",
+    "Diagnostic": "shardwright.ir.diagnostics",
+    "DiagnosticError": "shardwright.ir.diagnostics",
+    "Traffic": "shardwright.cost.traffic",
+    "bytes_received": "shardwright.cost.traffic",
+    "check": "shardwright.checking",
     "compile_program": "shardwright.compiling",
+    "draw": "shardwright.backends.graph",
+    "evaluate": "shardwright.backends.reference",
     "explicit": "shardwright.compiling",
     "load": "shardwright.compiling",
     "print_program": "shardwright.compiling",
-    "Diagnostic": "shardwright.ir.diagnostics",
-    "DiagnosticError": "shardwright.ir.diagnostics",
-    "draw": "shardwright.backends.graph",
+    "random_inputs": "shardwright.backends.random_inputs",
+    "reshard": "shardwright.resharding",
+    "run": "shardwright.compiling",
+    "simulate": "shardwright.backends.simulator",
 }
 
 __all__ = [
     "Compiled",
     "Diagnostic",
     "DiagnosticError",
+    "Traffic",
     "__version__",
+    "bytes_received",
+    "check",
     "compile_program",
     "draw",
+    "evaluate",
     "explicit",
     "load",
     "print_program",
+    "random_inputs",
+    "reshard",
+    "run",
+    "simulate",
 ]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardwright.backends.jax.run import Arrays
     from shardwright.backends.validation import Validation
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
@@ -64,3 +67,20 @@ def compile_program(program: Program, *, validate: bool = True) -> Compiled:
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     return Compiled(emit(made, header), made, proof)
+
+
+def run(
+    program: Program,
+    func_name: str,
+    args: Arrays | Sequence[npt.ArrayLike],
+    weights: Arrays | None = None,
+    state: Arrays | None = None,
+) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
+    """Compiles a program for JAX and runs one of its functions on global arrays: its results, and the new state.
+
+    Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before.
+    Raises KeyError for an unknown function or a missing array, ValueError for one of another shape than its type.
+    """
+    from shardwright.backends.jax.run import run_program
+
+    return run_program(explicit(program), func_name, args, weights, state)
