@@ -1,0 +1,39 @@
+"""What a caller adds to a picture: a remark at a statement, and how strongly it is coloured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A line of text beneath an operation, and a weight from 0 to 1 that colours it, such as its share of the time.
+
+    Raises ValueError for a weight outside that range.
+    """
+
+    text: str = ""
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0 <= self.weight <= 1:
+            raise ValueError(f"the weight of an annotation is {self.weight:g}; it is between 0 and 1")
+
+
+Annotations = Mapping[str, Annotation]
+"""By the name of a value, `h`, or of a value in one function, `decode.h`, which goes first."""
+
+
+def annotation_of(annotations: Annotations, func: str, name: str) -> Annotation | None:
+    """The annotation of a value of this function."""
+    return annotations.get(f"{func}.{name}", annotations.get(name))
+
+
+_COLD, _HOT = (0xFF, 0xF7, 0xE0), (0xE3, 0x4A, 0x33)
+
+
+def heat_colour(weight: float) -> str:
+    """From cream at 0 to red at 1."""
+    mixed = (round(cold + (hot - cold) * weight) for cold, hot in zip(_COLD, _HOT, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)

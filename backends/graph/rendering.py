@@ -1,0 +1,95 @@
+"""From DOT text to SVG, PNG, PDF and HTML, with the renderer that pygraphviz's wheel carries."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+from shardwright.backends.graph.fonts import fonts
+from shardwright.ir.diagnostics import fault
+
+FORMATS = ("svg", "png", "pdf", "dot", "html")
+"""What a picture can be written as."""
+
+_PNG_DPI = 144
+_WIDEST_PNG = 30_000.0
+"""Pixels; cairo draws no image of more than 32767."""
+
+_SURELY_FITS = 60_000
+"""Characters of DOT; the picture of less is not that large, so it need not be laid out to know its size."""
+
+
+def render(dot_text: str, fmt: str) -> bytes:
+    """A picture in one of `FORMATS`: SVG with tooltips, an HTML page that stands alone, PNG at 144 dots per inch.
+
+    Raises a `DiagnosticError` for another format, ModuleNotFoundError without pygraphviz.
+    """
+    if fmt == "dot":
+        return dot_text.encode()
+    if fmt == "svg":
+        from shardwright.backends.graph.svg import with_tooltips
+
+        return with_tooltips(_graphviz(dot_text, "svg")).encode()
+    if fmt == "html":
+        from shardwright.backends.graph.page import page
+        from shardwright.backends.graph.svg import with_tooltips
+
+        return page(with_tooltips(_graphviz(dot_text, "svg"))).encode()
+    if fmt == "png":
+        return _graphviz(dot_text, "png", dpi=_dpi(dot_text))
+    if fmt == "pdf":
+        return _graphviz(dot_text, "pdf")
+    raise fault("picture-format", f"there is no picture format {fmt!r}", *_formats())
+
+
+def _formats() -> tuple[Any, str]:
+    from shardwright.ir.diagnostics import NOWHERE
+
+    return NOWHERE, f"the formats are {', '.join(FORMATS)}"
+
+
+def _graphviz(dot_text: str, fmt: str, dpi: int | None = None) -> bytes:
+    with fonts(), _quiet():
+        import pygraphviz
+
+        graph = cast("Any", pygraphviz).AGraph(string=dot_text)
+        if dpi is not None:
+            graph.graph_attr["dpi"] = str(dpi)
+        drawn: bytes = graph.draw(format=fmt, prog="dot")
+    return drawn
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Keeps the renderer's libraries from writing to the standard error of the process.
+
+    fontconfig remarks on files of the system's that are newer than itself, pygraphviz on more than 1000 nodes;
+    neither is of use to who draws a program.
+    """
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            kept = os.dup(2)
+        except OSError:  # the process has no standard error
+            yield
+            return
+        try:
+            with Path(os.devnull).open("wb") as nothing:
+                os.dup2(nothing.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _dpi(dot_text: str) -> int:
+    """Dots per inch for a PNG, fewer where the picture would be larger than can be drawn."""
+    from shardwright.backends.graph.svg import size_in_points
+
+    if len(dot_text) < _SURELY_FITS:
+        return _PNG_DPI
+    longest = max(size_in_points(_graphviz(dot_text, "svg")))
+    return max(24, min(_PNG_DPI, int(_WIDEST_PNG * 72 / max(longest, 1.0))))
