@@ -59,7 +59,7 @@ from shardwright.ir.program import (
 from shardwright.ir.types import Partial, TensorType, ValueType
 
 _LONG = 150
-"""Nodes from which a picture is drawn tighter, and its layout is cut short."""
+"""Nodes from which a picture is drawn tighter."""
 
 
 _FAR_SOURCE, _FAR = 14, 60
@@ -109,7 +109,6 @@ def to_dot(
         nodesep="0.2" if is_long else "0.32",
         ranksep="0.25" if is_long else "0.34",
         tooltip=" ",
-        **({"nslimit": "0.1", "mclimit": "0.1", "splines": "line"} if is_long else {}),
     )
     body.attr("node", fontname=FONT, fontsize="11", height="0.3", width="0.4", margin="0.14,0.09", fontcolor=INK)
     body.attr("edge", fontname=FONT, fontsize="10", arrowsize="0.65", arrowhead="normal", color=LINE, fontcolor=INK)
@@ -170,7 +169,7 @@ class _Picture:
 class _Origin:
     """Where the edges of a value start. `labelled` where the node itself shows the value's type.
 
-    `at` counts the nodes before its last use. `again` draws the node once more, for a use far from there.
+    `at` counts the nodes before its last use or, where `again` can draw its node once more, before that was drawn.
     """
 
     node: str
@@ -252,7 +251,7 @@ class _FuncDrawer:
             if isinstance(operand, str):
                 self.edge(operand, node, scope)
         for value in statement.results:
-            self.origins[value.name] = _Origin(node, value.name, value.marking, False, definition)
+            self.origins[value.name] = _Origin(node, value.name, value.marking, False, definition, self.picture.n_nodes)
 
     def received(self, operation: object, operand: Operand | None, scope: Scope) -> int | None:
         """Bytes that a chip receives for a collective; None for what is none, or where the layout is open."""
@@ -368,11 +367,11 @@ class _FuncDrawer:
         origin = self.origin(name)
         far = self.picture.n_nodes - origin.at > (_FAR_SOURCE if origin.again else _FAR)
         if far and origin.again:
-            origin = replace(origin, node=origin.again())
+            origin = replace(origin, node=origin.again(), at=self.picture.n_nodes)
         elif far and origin.at:
             label = font(f"↑ {escaped(shortened(name))}", size=9)
             origin = replace(origin, node=self.node(SMALL, label, [f"{name}, from above", *origin.definition]))
-        self.origins[name] = replace(origin, at=self.picture.n_nodes)
+        self.origins[name] = origin if origin.again else replace(origin, at=self.picture.n_nodes)
         return self.origins[name]
 
     def node(
