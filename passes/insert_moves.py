@@ -39,23 +39,30 @@ class InsertMoves(Pass):
 
 
 class _Digits:
-    """The digits that dimensions come to have while plans split them for a time: each plan sees those before it."""
+    """The digits that dimensions come to have while plans split them for a time: each plan sees those before it.
+
+    A dimension whose size a function overrides has digits of its own there.
+    """
 
     def __init__(self, program: Program) -> None:
         self.pinned = tuple(dim.name for dim in program.dims if dim.order is not None)
-        self.added: dict[str, list[str]] = {}
+        self.added: dict[tuple[str, str | None], list[str]] = {}
 
-    def beside(self, found: Mapping[str, Order]) -> dict[str, Order]:
-        """The orders with what plans have added."""
+    def beside(self, found: Mapping[str, Order], func: Func) -> dict[str, Order]:
+        """The orders in a function with what plans have added."""
         return {
-            name: (*order, *(axis for axis in self.added.get(name, ()) if axis not in order))
+            name: (*order, *(axis for axis in self.added.get(_key(name, func), ()) if axis not in order))
             for name, order in found.items()
         }
 
-    def add(self, kind: TensorType) -> None:
+    def add(self, kind: TensorType, func: Func) -> None:
         for dim, axes in zip(kind.dims, kind.splits, strict=True):
-            known = self.added.setdefault(dim.name, [])
+            known = self.added.setdefault(_key(dim.name, func), [])
             known.extend(axis for axis in axes if axis not in known)
+
+
+def _key(name: str, func: Func) -> tuple[str, str | None]:
+    return name, func.name if name in dict(func.overrides) else None
 
 
 def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
@@ -72,14 +79,14 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
             return (statement,)
         made: list[Statement] = []
         kind = source
-        steps = plan(source, target, program.mesh, digits.beside(orders), pinned=digits.pinned).steps
+        steps = plan(source, target, program.mesh, digits.beside(orders, func), pinned=digits.pinned).steps
         for i, step in enumerate(steps):
             if i + 1 == len(steps):
                 value = statement.result
             else:
                 wish = f"{statement.result.name}_{change_word(kind, step.type)}"
                 value = Value(namer.fresh(wish), step.type, Marking.FOUND, statement.span)
-            digits.add(step.type)
+            digits.add(step.type, func)
             made.append(Let((value,), step.operation, (name,), statement.span))
             name, kind = value.name, step.type
         return tuple(made)
