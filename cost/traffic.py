@@ -1,0 +1,86 @@
+"""What an explicit program receives from other chips: bytes per chip, movement by movement, loops by their trips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.cost.movements import communicates, received_bytes
+from shardwright.ir.ops import Movement
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.types import OpenType, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A movement of a function, the type that it moves, and what one chip receives for it.
+
+    `bytes_once` is for one execution, and `trips` how often the loops around it execute it. `communicates` says
+    whether chips wait for each other, which slices and collectives over axes of one chip do not make them do.
+    """
+
+    statement: Let
+    operation: Movement
+    operand: TensorType
+    bytes_once: int
+    trips: int
+    communicates: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_once * self.trips
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The movements of one call of a function, in the order of the program."""
+
+    movements: tuple[Received, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that one chip receives in all."""
+        return sum(moved.bytes for moved in self.movements)
+
+    @property
+    def collectives(self) -> int:
+        """Communicating steps, as often as they are executed."""
+        return sum(moved.trips for moved in self.movements if moved.communicates)
+
+
+def bytes_received(program: Program, func: Func) -> Traffic:
+    """What one chip receives in one call of a function of an explicit program.
+
+    Raises TypeError where a moved value's type still has holes.
+    """
+    sizes = program.sizes(func)
+    return Traffic(tuple(_moved(program, func.body, Scope.of(program, func), sizes)))
+
+
+def _moved(
+    program: Program, body: tuple[Statement, ...], scope: Scope, sizes: dict[str, int]
+) -> Iterator[Received]:
+    for statement in body:
+        match statement:
+            case Let(operation=Movement() as operation):
+                yield _received(program, statement, operation, scope, sizes)
+            case Loop():
+                yield from _moved(program, statement.body, scope.inside(statement), sizes)
+            case Let() | SetState():
+                pass
+        if not isinstance(statement, SetState):
+            for value in statement.results:
+                scope.define(value)
+
+
+def _received(
+    program: Program, statement: Let, operation: Movement, scope: Scope, sizes: dict[str, int]
+) -> Received:
+    name = str(statement.operands[0])
+    operand = scope.type_of(name)
+    if isinstance(operand, OpenType):
+        raise TypeError(f"{name}: {operand} still has holes")
+    trips = math.prod(sizes[loop.dim] for loop in scope.loops)
+    once = received_bytes(operation, operand, program.mesh)
+    return Received(statement, operation, operand, once, trips, communicates(operation, program.mesh))
