@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir import syntax
-from shardwright.ir.diagnostics import Note, Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
 from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import DimInfo, Func, Marking, Program, Value
@@ -37,6 +37,10 @@ class Declarations:
     dims: tuple[DimInfo, ...]
     weights: tuple[Value, ...]
     state: tuple[Value, ...]
+    faults: tuple[Diagnostic, ...] = ()
+    """What is wrong with the weights and the state."""
+    faulty: frozenset[str] = frozenset()
+    """Their names, about whose uses nothing more is said."""
 
     def program(self, funcs: tuple[Func, ...]) -> Program:
         return Program(self.mesh, self.dims, self.weights, self.state, funcs)
@@ -47,24 +51,42 @@ class Declarations:
     def sizes_in(self, item: syntax.FuncItem) -> dict[str, int]:
         """The sizes inside a function. Raises where it changes a dimension that weights or state have."""
         given: dict[str, syntax.DimDecl] = {}
+        declared = {dim.name: dim.expression or ((dim.size,),) for dim in self.dims}
         for override in item.overrides:
             if override.name in given:
-                raise fault("redefinition", f"{item.name} gives {override.name} twice", override.span)
+                raise fault(
+                    "redefinition",
+                    f"{item.name} gives {override.name} twice",
+                    override.span,
+                    Note("the first is here", given[override.name].span),
+                )
+            if override.name not in declared:
+                raise unknown_dimension(override.name, list(declared), override.span)
             given[override.name] = override
+        for override in item.overrides:
+            declared[override.name] = override.size.terms
+        spans = {dim.name: dim.span for dim in self.dims} | {o.name: o.span for o in item.overrides}
+        sizes = _evaluate(declared, spans)
+        first = item.overrides[0] if item.overrides else None
+        for name in self.overridden(item, sizes):
+            override = given.get(name, first)
+            assert override is not None
+            through = "" if name in given else f"{override.name}, and with it that of "
             for value in (*self.weights, *self.state):
-                if override.name in value.type.names:
+                if name in value.type.names:
                     raise fault(
                         "override",
-                        f"{item.name} changes the size of {override.name}, which {value.name} has",
+                        f"{item.name} changes the size of {through}{name}, which {value.name} has",
                         override.span,
                         Note(f"{value.name} is declared here", value.span),
                         "give the function's own values a dimension of another name",
                     )
-        declared = {dim.name: dim.expression or ((dim.size,),) for dim in self.dims}
-        for override in item.overrides:
-            declared[override.name] = override.size.terms
-        spans = {dim.name: dim.span for dim in self.dims} | {o.name: o.span for o in item.overrides}
-        return _evaluate(declared, spans)
+        return sizes
+
+    def overridden(self, item: syntax.FuncItem, sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """The dimensions that the function gives a size of its own, then those whose size follows from theirs."""
+        given = tuple(override.name for override in item.overrides)
+        return (*given, *(dim.name for dim in self.dims if dim.name not in given and sizes[dim.name] != dim.size))
 
     def axes(self, names: tuple[str, ...], span: Span) -> Axes:
         """Mesh axes as written. Raises where the mesh lacks one or one is named twice."""
@@ -78,7 +100,7 @@ class Declarations:
                 raise fault("unknown-axis", f"the mesh has no axis {name}", span, hint)
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise fault("axis-twice", f"axis {twice} is named twice", span)
+            raise fault("axis-twice", f"axis {twice} is named twice", span, f"write {twice} once")
         return axis_set(names)
 
     def type(self, written: syntax.TypeExpr, sizes: Mapping[str, int]) -> ValueType:
@@ -104,13 +126,7 @@ class Declarations:
 
         for dim in row.dims if row else ():
             if dim.name not in sizes:
-                near = did_you_mean(dim.name, list(sizes))
-                raise fault(
-                    "unknown-dimension",
-                    f"dimension {dim.name} is not declared",
-                    dim.span,
-                    f"did you mean {near}?" if near else f"give its size: dim {dim.name}=...",
-                )
+                raise unknown_dimension(dim.name, list(sizes), dim.span)
             if any(dim.name == other.name for other in dims):
                 raise fault(
                     "dimension-twice",
@@ -124,7 +140,7 @@ class Declarations:
             if axes and size % chips:
                 raise fault(
                     "not-divisible",
-                    f"{dim.name}={size} is not divisible by {_product_text(axes, self.mesh)}",
+                    f"{dim.name}={size} is not divisible by {product_text(axes, self.mesh)}",
                     dim.span,
                     f"split {dim.name} over fewer axes, or make its size a multiple of {chips}",
                 )
@@ -142,7 +158,12 @@ class Declarations:
                 axes = use(written.partial.axes, "the partial values", written.partial.span)
                 partial = Partial(kind, axes)
             if kind is Reduction.SUM and dtype is DType.BOOL:
-                raise fault("bad-type", "a bool cannot be a partial sum", written.partial.span)
+                raise fault(
+                    "bad-type",
+                    "a bool cannot be a partial sum",
+                    written.partial.span,
+                    "a partial maximum of bools is their or; sum them as int32",
+                )
         placement = self.placement(written.placement, dims) if written.placement else ON_DEVICE
         known = [axes for axes in splits if axes is not None]
         if len(known) == len(splits) and not is_open and not isinstance(partial, AnyPartial) and placement is not None:
@@ -154,46 +175,80 @@ class Declarations:
             return None
         tiers = [tier for tier, _ in written.shares]
         if len(set(tiers)) != len(tiers):
-            raise fault("bad-placement", f"{next(t for t in tiers if tiers.count(t) > 1)} is named twice", written.span)
+            twice = next(tier for tier in tiers if tiers.count(tier) > 1)
+            raise fault("bad-placement", f"{twice} is named twice", written.span, "give it one share, the sum")
         total = sum(share for _, share in written.shares)
         if abs(total - 100) > 1e-6:
             raise fault("bad-placement", f"the shares make {total:g}%, not 100%", written.span)
         if written.along is not None and all(dim.name != written.along for dim in dims):
-            raise fault("bad-placement", f"the type has no {written.along} to be shared along", written.span)
+            raise fault(
+                "bad-placement",
+                f"the value has no dimension {written.along} to be shared along",
+                written.span,
+                f"its dimensions are {', '.join(dim.name for dim in dims)}" if dims else "it is a scalar",
+            )
+        if written.along is None and len(tiers) > 1:
+            along = dims[0].name if dims else "..."
+            raise fault(
+                "bad-placement",
+                "the shares are along no dimension",
+                written.span,
+                f"name the one that is shared out, as in: along {along}",
+            )
         shares = tuple((Tier(tier), share) for tier, share in written.shares if share > 0)
         return Placement(shares, written.along if len(shares) > 1 else None)
 
 
-def _product_text(axes: tuple[str, ...], mesh: Mesh) -> str:
-    factors = "*".join(f"{axis}={mesh[axis]}" for axis in axes)
-    return factors if len(axes) == 1 else f"{factors} ({mesh.product(axes)} chips)"
+def product_text(axes: tuple[str, ...], mesh: Mesh) -> str:
+    """`x=4*y=2`: what a size must be divisible by."""
+    return "*".join(f"{axis}={mesh[axis]}" for axis in axes)
 
 
 def resolve_declarations(
     module: syntax.Module, mesh_sizes: Mapping[str, int], dim_sizes: Mapping[str, int]
 ) -> Declarations:
-    """The declarations of a module, with sizes overridden. Raises a `DiagnosticError` at the first fault."""
+    """The declarations of a module, with sizes overridden; faults of weights and state gather in `faults`.
+
+    Raises a `DiagnosticError` at the first fault of the mesh or of a dimension.
+    """
     mesh = _mesh(module, mesh_sizes)
     dims = _dims(module, mesh, dim_sizes)
     bare = Declarations(mesh, dims, (), ())
     sizes = bare.sizes()
     seen: dict[str, Span] = {}
+    faults: list[Diagnostic] = []
+    faulty: set[str] = set()
     weights: list[Value] = []
     state: list[Value] = []
     for item in module.items:
         if isinstance(item, syntax.WeightsItem | syntax.StateItem):
             for decl in item.decls:
-                if decl.name in seen:
-                    raise fault(
-                        "redefinition",
-                        f"{decl.name} is declared twice",
-                        decl.span,
-                        Note("the first declaration is here", seen[decl.name]),
-                    )
-                seen[decl.name] = decl.span
-                value = Value(decl.name, bare.type(decl.type, sizes), Marking.DEMANDED, decl.span)
-                (weights if isinstance(item, syntax.WeightsItem) else state).append(value)
-    return Declarations(mesh, dims, tuple(weights), tuple(state))
+                try:
+                    if decl.name in seen:
+                        raise fault(
+                            "redefinition",
+                            f"{decl.name} is declared twice",
+                            decl.span,
+                            Note("the first declaration is here", seen[decl.name]),
+                        )
+                    seen[decl.name] = decl.span
+                    value = Value(decl.name, bare.type(decl.type, sizes), Marking.DEMANDED, decl.span)
+                    (weights if isinstance(item, syntax.WeightsItem) else state).append(value)
+                except DiagnosticError as error:
+                    faults.extend(error.diagnostics)
+                    faulty.add(decl.name)
+    return Declarations(mesh, dims, tuple(weights), tuple(state), tuple(faults), frozenset(faulty))
+
+
+def unknown_dimension(name: str, known: Sequence[str], span: Span) -> DiagnosticError:
+    """The fault of naming a dimension without a size."""
+    near = did_you_mean(name, known)
+    return fault(
+        "unknown-dimension",
+        f"dimension {name} is not declared",
+        span,
+        f"did you mean {near}?" if near else f"give its size: dim {name}=...",
+    )
 
 
 def _mesh(module: syntax.Module, overrides: Mapping[str, int]) -> Mesh:
@@ -210,7 +265,9 @@ def _mesh(module: syntax.Module, overrides: Mapping[str, int]) -> Mesh:
                         Note("the first is here", spans[axis.name]),
                     )
                 if axis.size < 1:
-                    raise fault("bad-size", f"mesh axis {axis.name} has {axis.size} chips", axis.span)
+                    raise fault(
+                        "bad-size", f"mesh axis {axis.name} has {axis.size} chips", axis.span, "it has at least 1"
+                    )
                 spans[axis.name] = axis.span
                 sizes[axis.name] = axis.size
     sizes.update(overrides)
@@ -255,19 +312,22 @@ def _order(decl: syntax.DimDecl, size: int, mesh: Mesh) -> Order:
                     "unknown-axis",
                     f"the mesh has no axis {digit}",
                     decl.span,
-                    *([f"did you mean {near}?"] if near else []),
+                    f"did you mean {near}?" if near else f"the mesh is {mesh}" if len(mesh) else "add a mesh line",
                 )
             if digit in seen:
-                raise fault("axis-twice", f"the order of {decl.name} names {digit} twice", decl.span)
+                raise fault("axis-twice", f"the order of {decl.name} names {digit} twice", decl.span, "name it once")
             seen.add(digit)
         elif digit < 1:
-            raise fault("bad-size", f"the order of {decl.name} has a digit of {digit} values", decl.span)
+            raise fault(
+                "bad-size", f"the order of {decl.name} has a digit of {digit} values", decl.span, "leave it out"
+            )
     if size % order_size(decl.order, mesh):
-        text = " ".join(str(digit) for digit in decl.order)
+        digits = "*".join(f"{d}={mesh[d]}" if isinstance(d, str) else str(d) for d in decl.order)
         raise fault(
             "not-divisible",
-            f"{decl.name}={size} is not divisible by the digits of its order {text} ({order_size(decl.order, mesh)})",
+            f"{decl.name}={size} is not divisible by the digits of its order, {digits}",
             decl.span,
+            f"make its size a multiple of {order_size(decl.order, mesh)}, or order fewer digits",
         )
     return decl.order
 
@@ -281,21 +341,25 @@ def _evaluate(terms: Mapping[str, tuple[tuple[str | int, ...], ...]], spans: Map
             return done[name]
         here = spans.get(path[-1] if path else name, Span(0, 0, 0, 0))
         if name in path:
-            raise fault("circular-size", f"the size of {name} depends on itself: {' -> '.join((*path, name))}", here)
-        if name not in terms:
-            near = did_you_mean(name, list(terms))
             raise fault(
-                "unknown-dimension",
-                f"dimension {name} is not declared",
+                "circular-size",
+                f"the size of {name} depends on itself: {' -> '.join((*path, name))}",
                 here,
-                f"did you mean {near}?" if near else f"give its size: dim {name}=...",
+                "give one of them a number",
             )
+        if name not in terms:
+            raise unknown_dimension(name, list(terms), here)
         if len(path) > 200:
             raise fault("circular-size", f"the size of {path[0]} is defined through too many others", here)
         inner = (*path, name)
         size = sum(math.prod(f if isinstance(f, int) else value(f, inner) for f in term) for term in terms[name])
         if not 1 <= size < 10**15:
-            raise fault("bad-size", f"dimension {name} has size {size}", spans.get(name, here))
+            raise fault(
+                "bad-size",
+                f"{name}={size} is no size of a dimension",
+                spans.get(name, here),
+                "a size is at least 1 and below 10**15",
+            )
         done[name] = size
         return size
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.ir import ops, syntax
 from shardwright.ir.builders import build_operation
-from shardwright.ir.declarations import Declarations, resolve_declarations
+from shardwright.ir.declarations import Declarations, product_text, resolve_declarations
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops.contraction import summed_dims
@@ -25,7 +25,7 @@ from shardwright.ir.program import (
     Statement,
     Value,
 )
-from shardwright.ir.types import OpenType, Shape, TensorType, ValueType
+from shardwright.ir.types import DEFAULT_DTYPE, DType, OpenType, Shape, TensorType, ValueType, row_text
 
 
 def elaborate(
@@ -38,15 +38,17 @@ def elaborate(
     Raises a `DiagnosticError` with every fault found; a statement at fault does not hide those of others.
     """
     declarations = resolve_declarations(module, mesh or {}, dims or {})
-    diagnostics: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = list(declarations.faults)
     funcs: list[Func] = []
     items = [item for item in module.items if isinstance(item, syntax.FuncItem)]
     seen: dict[str, Span] = {}
+    owners = {name: item.name for item in reversed(items) for name in _written_names(item)}
     for item in items:
+        head = _head(item)
         if item.name in seen:
-            diagnostics.extend(redefinition("function", item.name, item.span, seen[item.name]).diagnostics)
-        seen.setdefault(item.name, item.span)
-        builder = _FuncBuilder(declarations, item)
+            diagnostics.extend(redefinition("function", item.name, head, seen[item.name]).diagnostics)
+        seen.setdefault(item.name, head)
+        builder = _FuncBuilder(declarations, item, owners)
         func = builder.build()
         diagnostics.extend(builder.diagnostics)
         if func is not None:
@@ -65,6 +67,16 @@ def elaborate(
 
     check_divisibility(program)
     return program
+
+
+def _head(node: syntax.FuncItem | syntax.LoopStmt) -> Span:
+    """From the start of a function or a loop to the brace that opens its body."""
+    return node.span.to(node.brace) if node.brace.line else node.span
+
+
+def count(n: int, what: str) -> str:
+    """`1 result`, `2 results`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def redefinition(what: str, name: str, span: Span, before: Span) -> DiagnosticError:
@@ -93,17 +105,19 @@ _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(),
 class _FuncBuilder:
     """Builds one function; diagnostics gather in `diagnostics`."""
 
-    def __init__(self, declarations: Declarations, item: syntax.FuncItem) -> None:
+    def __init__(self, declarations: Declarations, item: syntax.FuncItem, owners: Mapping[str, str]) -> None:
         self.declarations = declarations
         self.item = item
+        self.owners = owners
         self.diagnostics: list[Diagnostic] = []
         self.defined: dict[str, Span] = {v.name: v.span for v in (*declarations.weights, *declarations.state)}
         self.inner: dict[str, Span] = {}
-        self.poisoned: set[str] = set()
+        self.poisoned: set[str] = set(declarations.faulty)
+        self.written = _written_names(item)
         self.aliases: dict[str, tuple[str, int]] = {}
         self.versions: dict[str, int] = {}
         self.set_at: dict[str, Span] = {}
-        self.namer = Namer(set(self.defined) | _written_names(item))
+        self.namer = Namer(set(self.defined) | set(self.written))
         self.sizes: dict[str, int] = {}
 
     # ------------------------------------------------------------ the function as a whole
@@ -112,17 +126,20 @@ class _FuncBuilder:
         item, declarations = self.item, self.declarations
         with self.recording():
             self.sizes = declarations.sizes_in(item)
-            params = tuple(self.parameter(decl) for decl in item.params)
-            results = tuple(declarations.type(written, self.sizes) for written in item.results)
+            params = tuple(value for value in map(self.parameter, item.params) if value is not None)
+            results = [self.result(written) for written in item.results]
             visible = {v.name: (v.type, 0) for v in (*declarations.weights, *declarations.state, *params)}
             scope = Scope(visible)
             statements: list[Statement] = []
-            ending = self.block(item.body, scope, statements, syntax.ReturnStmt, "return", item.span)
+            ending = self.block(item.body, scope, statements, syntax.ReturnStmt, item.name, _head(item))
             if ending is None:
                 return None
             returns = self.returned(ending, results, scope, statements)
-            overrides = tuple((d.name, self.sizes[d.name]) for d in item.overrides)
-            return Func(item.name, overrides, params, tuple(statements), returns, results, item.span)
+            if self.diagnostics:
+                return None
+            overrides = tuple((name, self.sizes[name]) for name in declarations.overridden(item, self.sizes))
+            kinds = tuple(kind for kind in results if kind is not None)
+            return Func(item.name, overrides, params, tuple(statements), returns, kinds, _head(item))
         return None
 
     @contextmanager
@@ -135,28 +152,41 @@ class _FuncBuilder:
         except _PoisonedError:
             pass
 
-    def parameter(self, decl: syntax.Decl) -> Value:
-        self.define_name(decl.name, decl.span)
-        return Value(decl.name, self.declarations.type(decl.type, self.sizes), Marking.DEMANDED, decl.span)
+    def parameter(self, decl: syntax.Decl) -> Value | None:
+        with self.recording():
+            self.define_name(decl.name, decl.span)
+            return Value(decl.name, self.declarations.type(decl.type, self.sizes), Marking.DEMANDED, decl.span)
+        self.poisoned.add(decl.name)
+        return None
+
+    def result(self, written: syntax.TypeExpr) -> ValueType | None:
+        with self.recording():
+            return self.declarations.type(written, self.sizes)
+        return None
 
     def returned(
         self,
         ending: syntax.ReturnStmt | syntax.NextStmt,
-        results: tuple[ValueType, ...],
+        results: Sequence[ValueType | None],
         scope: Scope,
         out: list[Statement],
     ) -> tuple[str, ...]:
         if len(ending.values) != len(results):
             raise fault(
                 "wrong-results",
-                f"{self.item.name} declares {len(results)} results and returns {len(ending.values)}",
+                f"{self.item.name} declares {count(len(results), 'result')} and returns {len(ending.values)}",
                 ending.span,
             )
         names: list[str] = []
         for i, (expr, kind) in enumerate(zip(ending.values, results, strict=True)):
-            name = self.value_name(self.expression(expr, kind.shape, f"result_{i}", scope, out), kind.shape, expr, out)
-            self.fits(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
-            names.append(name)
+            with self.recording():
+                shape = kind.shape if kind else None
+                wish = f"result_{i}"
+                name = self.value_name(self.expression(expr, shape, wish, scope, out), shape, expr, wish, scope, out)
+                if kind is not None:
+                    self.fits(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
+                    self.same_extents(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
+                names.append(name)
         return tuple(names)
 
     def block(
@@ -165,18 +195,26 @@ class _FuncBuilder:
         scope: Scope,
         out: list[Statement],
         end: type[syntax.ReturnStmt] | type[syntax.NextStmt] | None,
-        word: str,
+        owner: str,
         span: Span,
     ) -> syntax.ReturnStmt | syntax.NextStmt | None:
-        """Elaborates statements up to the `return` or `next` that ends the block, which is handed back."""
+        """Elaborates statements up to the `return` or `next` that ends the block, which is handed back.
+
+        `owner` is what messages call the block.
+        """
+        word = "return" if end is syntax.ReturnStmt else "next"
         for i, statement in enumerate(body):
             if isinstance(statement, syntax.ReturnStmt | syntax.NextStmt):
                 if end is None or not isinstance(statement, end):
-                    found = "return" if isinstance(statement, syntax.ReturnStmt) else "next"
-                    where = "the end of a function" if found == "return" else "the end of a loop that carries values"
-                    self.diagnostics.extend(
-                        fault("misplaced", f"{found} stands at {where}", statement.span).diagnostics
-                    )
+                    if isinstance(statement, syntax.ReturnStmt):
+                        message = "return belongs at the end of a function, and this is a loop"
+                        way_out = "a loop hands its carried values on with next" if end else "leave it out"
+                    elif end is None:
+                        message, way_out = "the loop carries no value that next could give", "leave it out"
+                    else:
+                        message = "next belongs at the end of a loop, and this is a function"
+                        way_out = "a function ends with return"
+                    self.diagnostics.extend(fault("misplaced", message, statement.span, way_out).diagnostics)
                     return None
                 if i + 1 < len(body):
                     self.diagnostics.extend(
@@ -190,7 +228,7 @@ class _FuncBuilder:
             self.poison(statement)
         if end is not None:
             last = body[-1].span if body else span
-            raise fault("missing-end", f"the block does not end with {word}", last, f"add: {word} ...")
+            raise fault("missing-end", f"{owner} does not end with {word}", last, f"its last statement is: {word} ...")
         return None
 
     def poison(self, statement: syntax.Stmt) -> None:
@@ -224,7 +262,9 @@ class _FuncBuilder:
     def let(self, statement: syntax.LetStmt, scope: Scope, out: list[Statement]) -> None:
         if len(statement.targets) != 1:
             raise fault(
-                "wrong-results", f"the right side gives one value for {len(statement.targets)} names", statement.span
+                "wrong-results",
+                f"{len(statement.targets)} names are on the left, and the right side gives one value",
+                statement.targets[0].span.to(statement.targets[-1].span),
             )
         target = statement.targets[0]
         self.define_name(target.name, target.span)
@@ -233,7 +273,7 @@ class _FuncBuilder:
             self.alias_of_state(target.name, statement.value.name)
         operation, operands, result = self.outermost(statement.value, declared, target.name, scope, out)
         value = self.target_value(target, declared, result, statement.value.span)
-        out.append(Let((value,), operation, operands, statement.span))
+        out.append(Let((value,), operation, operands, statement.value.span))
         scope.define(value)
 
     def alias_of_state(self, name: str, source: str) -> None:
@@ -245,25 +285,56 @@ class _FuncBuilder:
     def target_value(self, target: syntax.Target, declared: ValueType | None, found: Shape, span: Span) -> Value:
         if declared is None:
             return Value(target.name, OpenType.anything(found), Marking.UNWRITTEN, target.span)
-        self.fits(found, declared, f"{target.name} is", target.type.span if target.type else span)
-        marking = Marking.FOUND if target.found else Marking.DEMANDED
-        return Value(target.name, replace(declared, dims=found.dims), marking, target.span)
+        at = target.type.span if target.type else span
+        self.fits(found, declared, f"{target.name} is", at)
+        kind = replace(declared, dims=found.dims)
+        self.divides(kind, target.name, at)
+        return Value(target.name, kind, Marking.FOUND if target.found else Marking.DEMANDED, target.span)
 
-    def fits(self, found: Shape, declared: ValueType, what: str, span: Span) -> None:
+    def divides(self, kind: ValueType, name: str, span: Span) -> None:
+        """Raises where the chips do not divide the extent that an operation gave, which may be a part of the size."""
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            chips = self.declarations.mesh.product(axes or ())
+            if dim.size % chips:
+                raise fault(
+                    "not-divisible",
+                    f"{name} has {dim.size} of {dim.name}={self.sizes.get(dim.name, dim.size)}, which are not divisible"
+                    f" by {product_text(axes or (), self.declarations.mesh)}",
+                    span,
+                    f"split {dim.name} over fewer axes",
+                )
+
+    def fits(self, found: Shape, declared: ValueType, what: str, span: Span, where: str = "") -> None:
         """Raises where a shape is not the declared one (extents aside, which the operation determines)."""
         wanted = declared.shape
+        message = f"{what} {found}, {where or f'where {wanted} is declared'}"
         if found.names != wanted.names:
             notes: list[str] = []
             if sorted(found.names) == sorted(wanted.names):
-                notes.append(f"dimensions are written in the order that the operation gives: {found}")
-            raise fault("wrong-dimensions", f"{what} declared {wanted}, but the value is {found}", span, *notes)
+                notes.append(
+                    f"write the dimensions in the order of the value: {row_text(found.names, [()] * len(found.dims))}"
+                )
+            raise fault("wrong-dimensions", message, span, *notes)
         if found.dtype != wanted.dtype:
+            default = "; no number format means bf16" if wanted.dtype is DEFAULT_DTYPE else ""
             raise fault(
                 "dtype-mismatch",
-                f"{what} declared {wanted}, but the value is {found}",
+                message,
                 span,
-                f"write {found.dtype}, or convert[{wanted.dtype}](...); no number format means bf16",
+                f"convert it, convert[{wanted.dtype}](...), or declare {found.dtype}{default}",
             )
+
+    def same_extents(self, found: Shape, declared: ValueType, what: str, span: Span) -> None:
+        """Raises where a value that leaves the function, or comes round again, has another extent than declared."""
+        for have, want in zip(found.dims, declared.dims, strict=True):
+            if have.size != want.size:
+                name = have.name
+                raise fault(
+                    "size-mismatch",
+                    f"{what} {have.size} of {name}, where {name}={want.size} is declared",
+                    span,
+                    f"give the part a dimension of its own: dim {name}2={have.size} and rename[{name} -> {name}2](...)",
+                )
 
     def set(self, statement: syntax.SetStmt, scope: Scope, out: list[Statement]) -> None:
         state = {v.name for v in self.declarations.state}
@@ -273,9 +344,11 @@ class _FuncBuilder:
                 "not-state", f"{statement.name} is not a state value, and only state can be set", statement.span, known
             )
         kind = self.view(statement.name, scope, statement.span)
-        operand = self.expression(statement.value, kind.shape, f"{statement.name}_new", scope, out, kind)
-        name = self.value_name(operand, kind.shape, statement.value, out)
-        self.fits(scope.type_of(name).shape, kind, f"state {statement.name} is", statement.value.span)
+        wish = f"{statement.name}_new"
+        operand = self.expression(statement.value, kind.shape, wish, scope, out, kind)
+        name = self.value_name(operand, kind.shape, statement.value, wish, scope, out)
+        self.fits(scope.type_of(name).shape, kind, f"{statement.name} is set to", statement.value.span)
+        self.same_extents(scope.type_of(name).shape, kind, f"{statement.name} is set to", statement.value.span)
         out.append(SetState(statement.name, name, statement.span))
         self.versions[statement.name] = self.versions.get(statement.name, 0) + 1
         self.set_at[statement.name] = statement.span
@@ -287,16 +360,17 @@ class _FuncBuilder:
             raise fault(
                 "unknown-dimension",
                 f"dimension {dim} is not declared",
-                statement.span,
+                _head(statement),
                 f"did you mean {near}?" if near else f"give its size: dim {dim}=...",
             )
         if any(loop.dim == dim for loop in scope.loops):
-            raise fault("nested-loop", f"a loop over {dim} stands inside another loop over {dim}", statement.span)
+            raise fault("nested-loop", f"a loop over {dim} stands inside another loop over {dim}", _head(statement))
         if statement.targets and len(statement.targets) != len(statement.carries):
             raise fault(
                 "wrong-results",
-                f"the loop carries {len(statement.carries)} values and {len(statement.targets)} names are on its left",
-                statement.span,
+                f"the loop carries {count(len(statement.carries), 'value')},"
+                f" and {count(len(statement.targets), 'name')} stand on its left",
+                statement.targets[0].span.to(statement.targets[-1].span),
             )
         for target in statement.targets:
             self.define_name(target.name, target.span)
@@ -309,10 +383,9 @@ class _FuncBuilder:
             other = self.declarations.type(result.type, self.sizes) if result and result.type else None
             wanted.append(other)
             declared = own or other
-            operand = self.expression(
-                carry.value, declared.shape if declared else None, f"{carry.target.name}_0", scope, out
-            )
-            initial = self.value_name(operand, declared.shape if declared else None, carry.value, out)
+            wish, known = f"{carry.target.name}_0", declared.shape if declared else None
+            operand = self.expression(carry.value, known, wish, scope, out)
+            initial = self.value_name(operand, known, carry.value, wish, scope, out)
             shape = scope.type_of(initial).shape
             marked = carry.target if own else (result or carry.target)
             self.define_name(carry.target.name, carry.target.span)
@@ -323,28 +396,33 @@ class _FuncBuilder:
             )
             carries.append(Carry(value, initial))
         if statement.index is not None:
-            self.define_name(statement.index, statement.span)
-        head = Loop((), dim, statement.index, tuple(carries), (), (), statement.span)
+            self.define_name(statement.index, _head(statement))
+        head = Loop((), dim, statement.index, tuple(carries), (), (), _head(statement))
         inside = scope.inside(head)
         body: list[Statement] = []
         end = syntax.NextStmt if carries else None
         errors_before = len(self.diagnostics)
-        ending = self.block(statement.body, inside, body, end, "next", statement.span)
+        ending = self.block(statement.body, inside, body, end, "the loop", _head(statement))
         following: tuple[str, ...] = ()
         if ending is not None:
             if len(ending.values) != len(carries):
                 raise fault(
                     "wrong-results",
-                    f"the loop carries {len(carries)} values and next gives {len(ending.values)}",
+                    f"the loop carries {count(len(carries), 'value')}, and next gives {len(ending.values)}",
                     ending.span,
                 )
             names: list[str] = []
             for carry, expr in zip(carries, ending.values, strict=True):
                 shape = carry.value.shape
-                operand = self.expression(expr, shape, f"{carry.value.name}_next", inside, body)
-                name = self.value_name(operand, shape, expr, body)
-                self.fits(inside.type_of(name).shape, carry.value.type, f"{carry.value.name} is carried,", expr.span)
-                names.append(name)
+                with self.recording():
+                    wish = f"{carry.value.name}_next"
+                    operand = self.expression(expr, shape, wish, inside, body)
+                    name = self.value_name(operand, shape, expr, wish, inside, body)
+                    entry = f"and {carry.value.name} is {shape} on entry"
+                    given = inside.type_of(name).shape
+                    self.fits(given, carry.value.type, "next gives", expr.span, entry)
+                    self.same_extents(given, carry.value.type, "next gives", expr.span)
+                    names.append(name)
             following = tuple(names)
         for name in set(self.defined) - outer_defined:
             self.inner[name] = self.defined.pop(name)
@@ -420,9 +498,15 @@ class _FuncBuilder:
             )
         number = self.number(expr)
         assert number is not None
-        for dim in declared.dims:
-            Context(self.sizes).dim(dim.name)
+        self.representable(number, declared.dtype, expr.span)
         return ops.Full(declared.names, declared.dtype), (number,), declared
+
+    def representable(self, number: Number, dtype: DType, span: Span) -> None:
+        """Raises where a literal meets a number format that cannot hold it."""
+        if dtype.is_integer and not isinstance(number.value, int):
+            raise fault(
+                "dtype-mismatch", f"{number} is no whole number, and the values are {dtype}", span, "convert them first"
+            )
 
     def number(self, expr: syntax.Expr) -> Number | None:
         """The literal that an expression is, folding arithmetic on literals; None if it holds a value."""
@@ -483,6 +567,10 @@ class _FuncBuilder:
             shapes = operation.infer([self.arg(o, scope) for o in operands], Context(self.sizes, declared))
             if operation.is_movement:
                 check_movement(operation, operands, scope)
+        if isinstance(operation, ops.Elementwise):
+            dtype = next(scope.type_of(o).dtype for o in reversed(operands) if isinstance(o, str))
+            for number in (o for o in operands if isinstance(o, Number)):
+                self.representable(number, dtype, expr.span)
         return shapes[0]
 
     def arg(self, operand: Operand, scope: Scope) -> Arg:
@@ -518,16 +606,17 @@ class _FuncBuilder:
         scope.define(value)
         return fresh
 
-    def value_name(self, operand: Operand, shape: Shape | None, expr: syntax.Expr, out: list[Statement]) -> str:
+    def value_name(
+        self, operand: Operand, shape: Shape | None, expr: syntax.Expr, wish: str, scope: Scope, out: list[Statement]
+    ) -> str:
         """The operand as a name; a bare number becomes a value of the wanted shape."""
         if isinstance(operand, str):
             return operand
-        raise fault(
-            "literal-operand",
-            "a value is needed here, not a number",
-            expr.span,
-            f"give it a type first: a: {shape or 'f32'} = {operand}",
-        )
+        operation, operands, found = self.number_value(expr, shape)
+        value = Value(self.namer.fresh(wish), OpenType.anything(found), Marking.UNWRITTEN, expr.span)
+        out.append(Let((value,), operation, operands, expr.span))
+        scope.define(value)
+        return value.name
 
     def view(self, name: str, scope: Scope, span: Span) -> ValueType:
         """The type of a name as seen here; raises where it is not defined, or is an old version of a state."""
@@ -542,8 +631,22 @@ class _FuncBuilder:
                     Note("it is defined here", self.inner[name]),
                     "carry it out with next",
                 )
+            if name in self.written:
+                raise fault(
+                    "undeclared",
+                    f"{name} is used before it is defined",
+                    span,
+                    Note("it is defined here", self.written[name]),
+                )
             if name in self.declarations.mesh:
                 raise fault("undeclared", f"{name} is a mesh axis, not a value", span)
+            if name in self.owners:
+                raise fault(
+                    "undeclared",
+                    f"{name} is not defined here, but in {self.owners[name]}",
+                    span,
+                    "functions share weights and state; hand it over as a parameter, or declare it as state",
+                )
             near = did_you_mean(name, [n for n in scope.values if n not in self.poisoned])
             raise fault("undeclared", f"{name} is not defined", span, *([f"did you mean {near}?"] if near else []))
         if name in self.aliases:
@@ -554,7 +657,7 @@ class _FuncBuilder:
                     f"{name} is an old version of the state {state}, which has been set since",
                     span,
                     Note(f"{state} is set here", self.set_at[state]),
-                    f"use {name} before that, or read {state}",
+                    f"use {name} before the set, or {state} itself after it",
                 )
         kind, outside = scope.values[name]
         for loop in scope.loops[outside:]:
@@ -616,23 +719,24 @@ def _folded(expr: syntax.BinaryExpr, left: int | float, right: int | float) -> i
             return left / right
 
 
-def _written_names(item: syntax.FuncItem) -> set[str]:
-    """Every name that the author gives in the function, so that temporaries avoid them."""
-    names: set[str] = {decl.name for decl in item.params}
+def _written_names(item: syntax.FuncItem) -> dict[str, Span]:
+    """Every name that the author gives in the function with its place, so that temporaries avoid them."""
+    names: dict[str, Span] = {}
 
     def visit(body: Sequence[syntax.Stmt]) -> None:
         for statement in body:
             match statement:
                 case syntax.LetStmt():
-                    names.update(target.name for target in statement.targets)
+                    names.update((target.name, target.span) for target in statement.targets)
                 case syntax.LoopStmt():
-                    names.update(target.name for target in statement.targets)
-                    names.update(carry.target.name for carry in statement.carries)
+                    names.update((target.name, target.span) for target in statement.targets)
+                    names.update((carry.target.name, carry.target.span) for carry in statement.carries)
                     if statement.index:
-                        names.add(statement.index)
+                        names[statement.index] = _head(statement)
                     visit(statement.body)
                 case _:
                     pass
 
+    names.update((decl.name, decl.span) for decl in item.params)
     visit(item.body)
     return names
