@@ -58,9 +58,7 @@ def bytes_received(program: Program, func: Func) -> Traffic:
     return Traffic(tuple(_moved(program, func.body, Scope.of(program, func), sizes)))
 
 
-def _moved(
-    program: Program, body: tuple[Statement, ...], scope: Scope, sizes: dict[str, int]
-) -> Iterator[Received]:
+def _moved(program: Program, body: tuple[Statement, ...], scope: Scope, sizes: dict[str, int]) -> Iterator[Received]:
     for statement in body:
         match statement:
             case Let(operation=Movement() as operation):
@@ -74,9 +72,7 @@ def _moved(
                 scope.define(value)
 
 
-def _received(
-    program: Program, statement: Let, operation: Movement, scope: Scope, sizes: dict[str, int]
-) -> Received:
+def _received(program: Program, statement: Let, operation: Movement, scope: Scope, sizes: dict[str, int]) -> Received:
     name = str(statement.operands[0])
     operand = scope.type_of(name)
     if isinstance(operand, OpenType):
