@@ -19,11 +19,16 @@ class Statics:
         self.span = call.span
         self.mesh = mesh
         self.left = list(call.statics)
+        self.options: list[str] = []
+        """The options that the operation asked for."""
+        self.at = call.span
+        """The place of the dimensions last read."""
 
     def wrong(self, message: str, span: Span | None = None, *notes: str) -> Exception:
         return fault("bad-static", f"{self.keyword}: {message}", span or self.span, *notes)
 
     def _option(self, name: str) -> syntax.OptionStatic | None:
+        self.options.append(name)
         for static in self.left:
             if isinstance(static, syntax.OptionStatic) and static.name == name:
                 self.left.remove(static)
@@ -40,13 +45,14 @@ class Statics:
         if isinstance(value, syntax.NegExpr) and isinstance(value.operand, syntax.NumberExpr):
             sign, value = -1.0, value.operand
         if not isinstance(value, syntax.NumberExpr):
-            raise self.wrong(f"{name} is a number", option.span)
+            raise self.wrong(f"{name} is a number", option.span, f"as in {name}={default:g}")
         return sign * float(value.value)
 
     def whole_number(self, name: str, default: int) -> int:
+        written = next((s for s in self.left if isinstance(s, syntax.OptionStatic) and s.name == name), None)
         value = self.number(name, default)
-        if value != int(value) or value < 0:
-            raise self.wrong(f"{name} is a whole number, not {value:g}")
+        if not 0 <= value < 10**15 or value != int(value):
+            raise self.wrong(f"{name} is a whole number, not {value:g}", written.span if written else None)
         return int(value)
 
     def word(self, name: str, default: str, allowed: Sequence[str]) -> str:
@@ -56,7 +62,8 @@ class Statics:
             return default
         word = option.value.words[0] if isinstance(option.value, syntax.WordStatic) else ""
         if word not in allowed:
-            raise self.wrong(f"{name} is one of {', '.join(allowed)}", option.span)
+            given = f", not {word}" if word else ""
+            raise self.wrong(f"{name} is {' or '.join(allowed)}{given}", option.span)
         return word
 
     def dim_option(self, name: str) -> str | None:
@@ -97,8 +104,12 @@ class Statics:
                     else "add a mesh line",
                 )
         if len(set(words)) != len(words):
-            raise fault("axis-twice", f"{self.keyword} names an axis twice", static.span)
+            raise self.twice(words, static.span)
         return tuple(words)
+
+    def twice(self, axes: Sequence[str], span: Span) -> Exception:
+        axis = next(axis for axis in axes if axes.count(axis) > 1)
+        return fault("axis-twice", f"{self.keyword} names {axis} twice", span, f"name {axis} once")
 
     def axes(self) -> Axes:
         """`[yz]`."""
@@ -121,7 +132,7 @@ class Statics:
             raise self.wrong("say which axes come to split which dimension", None, f"as in {self.keyword}[x -> E](...)")
         named = [axis for axes, _ in made for axis in axes]
         if len(set(named)) != len(named):
-            raise fault("axis-twice", f"{self.keyword} names an axis twice", self.span)
+            raise self.twice(named, self.span)
         return tuple(made)
 
     def transfers(self) -> tuple[tuple[Axes, str, str], ...]:
@@ -136,7 +147,7 @@ class Statics:
             raise self.wrong("say which axes move from where to where", None, "as in all_to_all[x: H -> B](...)")
         named = [axis for axes, _, _ in made for axis in axes]
         if len(set(named)) != len(named):
-            raise fault("axis-twice", f"{self.keyword} names an axis twice", self.span)
+            raise self.twice(named, self.span)
         return tuple(made)
 
     def arrows(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
@@ -155,7 +166,8 @@ class Statics:
 
     def _one_dim(self, static: syntax.DimsStatic) -> str:
         if len(static.dims) != 1:
-            raise self.wrong("one dimension, please", static.span)
+            names = "".join(dim.name for dim in static.dims)
+            raise self.wrong(f"one dimension stands here, not the {len(static.dims)} of {names}", static.span)
         return static.dims[0].name
 
     def dims(self, *, least: int = 1) -> tuple[str, ...]:
@@ -164,6 +176,7 @@ class Statics:
             names = _dim_names(static)
             if names is not None and not (least == 0 and _is_dtype(static)):
                 self.left.remove(static)
+                self.at = static.span
                 if len(set(names)) != len(names):
                     raise self.wrong(f"a dimension stands twice in {''.join(names)}", static.span)
                 return names
@@ -174,7 +187,7 @@ class Statics:
     def dim(self) -> str:
         names = self.dims()
         if len(names) != 1:
-            raise self.wrong(f"one dimension, not {len(names)}: {''.join(names)}")
+            raise self.wrong(f"one dimension stands here, not the {len(names)} of {''.join(names)}", self.at)
         return names[0]
 
     def dtype(self) -> DType:
@@ -189,14 +202,24 @@ class Statics:
             if isinstance(static, syntax.WordStatic) and static.words[0] in set(Tier):
                 self.left.remove(static)
                 return Tier(static.words[0])
-        raise self.wrong(f"name a memory, one of {', '.join(Tier)}")
+        at = self.left[0].span if self.left else None
+        raise self.wrong(f"name a memory: {', '.join(Tier)}", at, f"as in {self.keyword}[host](...)")
 
     def finish(self) -> None:
         """Raises where something was written that the operation does not know."""
         if self.left:
             static = self.left[0]
-            what = f"option {static.name}" if isinstance(static, syntax.OptionStatic) else "this between its brackets"
-            raise self.wrong(f"does not take {what}", static.span if static.span.line else None)
+            span = static.span if static.span.line else None
+            if isinstance(static, syntax.OptionStatic):
+                near = did_you_mean(static.name, self.options)
+                if near is None and static.name[:3] in {name[:3] for name in self.options}:
+                    near = next(name for name in self.options if name[:3] == static.name[:3])
+                listed = f"its options are {', '.join(self.options)}" if self.options else "it has none"
+                way_out = f"did you mean {near}?" if near else listed
+                raise self.wrong(f"there is no option {static.name}", span, way_out)
+            names = _dim_names(static)
+            what = f"`{''.join(names)}`" if names else "this"
+            raise self.wrong(f"{what} does not belong between its brackets", span)
 
 
 def _letters(word: str) -> list[str]:
@@ -343,17 +366,33 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
+_CONTRACT = "contraction is written a @ b, or a @[E] b to name what is summed"
+_RESHAPE = "values match by the names of dimensions; split, merge and rename change them"
+_ELSEWHERE = {
+    **dict.fromkeys(("matmul", "dot", "einsum", "contract", "mm", "bmm", "linear"), _CONTRACT),
+    **dict.fromkeys(("transpose", "permute", "reshape", "view", "swapaxes", "flatten"), _RESHAPE),
+    **dict.fromkeys(("broadcast", "expand", "unsqueeze", "repeat"), "operands broadcast by the names of dimensions"),
+    **dict.fromkeys(("cast", "astype", "to"), "write convert[bf16](x)"),
+    **dict.fromkeys(("psum", "allreduce"), "write all_reduce[x](h)"),
+    **dict.fromkeys(("psum_scatter", "reducescatter"), "write reduce_scatter[x -> E](h)"),
+    **dict.fromkeys(("add", "sub", "mul", "div", "neg"), "arithmetic is written + - * /"),
+    **dict.fromkeys(("zeros", "ones", "constant"), "give a number a type, as in z: f32 BE = 0"),
+    **dict.fromkeys(("embedding", "gather", "take_along"), "write lookup[V](table, ids)"),
+    **dict.fromkeys(("rope", "rotate"), "write rotary[D](x, pos)"),
+    "mean": "write sum[E](x) / size[E]",
+    "arange": "write iota[T]()",
+}
+"""What other libraries call things, and how this language writes them."""
+
+
 def build_operation(call: syntax.CallExpr, mesh: Mesh) -> Operation:
     """The operation that a call names. Raises a located `DiagnosticError` for unknown names and wrong statics."""
     builder = BUILDERS.get(call.name)
     if builder is None:
         near = did_you_mean(call.name, list(BUILDERS))
-        raise fault(
-            "unknown-operation",
-            f"there is no operation {call.name}",
-            call.span,
-            f"did you mean {near}?" if near else f"the operations are {', '.join(sorted(BUILDERS))}",
-        )
+        hint = f"did you mean {near}?" if near else f"the operations are {', '.join(sorted(BUILDERS))}"
+        name = Span(call.span.line, call.span.column, call.span.line, call.span.column + len(call.name))
+        raise fault("unknown-operation", f"there is no operation {call.name}", name, _ELSEWHERE.get(call.name, hint))
     statics = Statics(call, mesh)
     operation = builder(statics)
     statics.finish()

@@ -34,8 +34,8 @@ def typed_values(program: Program, func: Func) -> Iterator[Use]:
                     yield Use(value.name, value.type, value.span)
             case _:
                 pass
-    for name, kind in zip(func.returns, func.results, strict=True):
-        yield Use(name, kind, func.span)
+    for kind in func.results:
+        yield Use(f"the result of {func.name}", kind, func.span)
 
 
 def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, Use]]:

@@ -565,7 +565,7 @@ class _FuncBuilder:
     ) -> Shape:
         with placed(expr.span):
             shapes = operation.infer([self.arg(o, scope) for o in operands], Context(self.sizes, declared))
-            if operation.is_movement:
+            if isinstance(operation, ops.Movement):
                 check_movement(operation, operands, scope)
         if isinstance(operation, ops.Elementwise):
             dtype = next(scope.type_of(o).dtype for o in reversed(operands) if isinstance(o, str))
@@ -675,7 +675,7 @@ def _is_split(kind: ValueType, dim: str) -> bool:
     return any(d.name == dim and axes for d, axes in zip(kind.dims, kind.splits, strict=True))
 
 
-def check_movement(operation: Operation, operands: tuple[Operand, ...], scope: Scope) -> None:
+def check_movement(operation: ops.Movement, operands: tuple[Operand, ...], scope: Scope) -> None:
     """Raises where a movement written by hand does not apply to an operand whose type is known."""
     from shardwright.ir.strategies import explain_movement
 

@@ -14,7 +14,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order, local_digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
-from shardwright.ir.ops import AllToAll, Merge, Movement, Rename, Split
+from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, ReduceScatter, Rename, Slice, Split
 from shardwright.ir.types import Reduction, Shape, State, TensorType, is_split
 
 Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
@@ -73,9 +73,10 @@ def result_types(
     states: list[dict[str, State]] = [{} for _ in results]
     for axis in mesh:
         given = tuple(None if kind is None else kind.state(axis) for kind in kinds)
-        found = {row.results for row in axis_table(operation, args, results, axis) if row.operands == given}
+        table = axis_table(operation, args, results, axis)
+        found = {row.results for row in table if row.operands == given}
         if not found:
-            raise _no_row(operation, operands, kinds, axis)
+            raise _no_row(operation, operands, kinds, axis, table, mesh)
         if len(found) > 1:
             raise misuse(
                 "ambiguous-type",
@@ -103,17 +104,21 @@ def check_strategy(
     for axis in mesh:
         given = tuple(None if kind is None else kind.state(axis) for kind in kinds)
         made = tuple(kind.state(axis) for kind in results)
-        fitting = [row for row in axis_table(operation, args, shapes, axis) if row.operands == given]
+        table = axis_table(operation, args, shapes, axis)
+        fitting = [row for row in table if row.operands == given]
         if not fitting:
-            raise _no_row(operation, operands, kinds, axis)
+            raise _no_row(operation, operands, kinds, axis, table, mesh)
         if made not in {row.results for row in fitting}:
             gives = " or ".join(sorted({_state_text(row.results[0], axis) for row in fitting}))
             wanted = _state_text(made[0], axis)
-            raise misuse(
-                "no-strategy",
-                f"{operation.keyword or 'the alias'} gives a value that is {gives},"
-                f" and the declared type {results[0]} makes it {wanted}",
-            )
+            text = str(operands[0]) if operands else "..."
+            if not operation.keyword:
+                message = f"{text} is {gives}, and the declared type {results[0]} is {wanted}"
+            else:
+                message = f"{operation.keyword} gives what is {gives}, and the declared type {results[0]} is {wanted}"
+                text = "..."
+            hint = movement_between(axis, fitting[0].results[0], made[0], text)
+            raise misuse("no-strategy", message, f"in an explicit program movement is a statement: {hint}")
 
 
 def arguments(operands: Sequence[Operand], kinds: Sequence[TensorType | None]) -> list[Arg]:
@@ -130,50 +135,141 @@ def arguments(operands: Sequence[Operand], kinds: Sequence[TensorType | None]) -
 
 def _state_text(state: State, axis: str) -> str:
     if isinstance(state, Reduction):
-        return f"a partial {state} over {axis}"
+        return f"a partial {_REDUCTIONS[state]} over {axis}"
     return f"whole along {axis}" if state is None else f"split on {state} over {axis}"
 
 
+_REDUCTIONS = {Reduction.SUM: "sum", Reduction.MAX: "maximum"}
+
+
+def movement_between(axis: str, before: State, after: State, text: str) -> str:
+    """The movement that takes a value from one state to another, as it is written."""
+    if isinstance(after, Reduction):
+        return f"as_partial[{axis}]({text})"
+    match before, after:
+        case Reduction(), None:
+            return f"all_reduce[{axis}]({text})"
+        case Reduction(), _:
+            return f"reduce_scatter[{axis} -> {after}]({text})"
+        case None, _:
+            return f"slice[{axis} -> {after}]({text})"
+        case _, None:
+            return f"all_gather[{axis}]({text})"
+        case _:
+            return f"all_to_all[{axis}: {before} -> {after}]({text})"
+
+
+def movements_between(before: TensorType, after: TensorType, text: str) -> str:
+    """The movements, axis by axis, that take a value from one type to another."""
+    axes = sorted({*before.split_axes, *before.partial_axes, *after.split_axes, *after.partial_axes})
+    steps = [
+        movement_between(axis, before.state(axis), after.state(axis), text)
+        for axis in axes
+        if before.state(axis) != after.state(axis)
+    ]
+    return ", then ".join(steps)
+
+
+def _reduce_hint(text: str, kind: TensorType, axis: str, mesh: Mesh) -> str:
+    """How a partial value is made whole, or split over a dimension that has room for it."""
+    scattered = [
+        dim.name
+        for dim, axes in zip(kind.dims, kind.splits, strict=True)
+        if dim.size % (mesh.product(axes) * mesh[axis]) == 0
+    ]
+    whole = movement_between(axis, Reduction.SUM, None, text)
+    if not scattered:
+        return f"reduce it first: {whole}"
+    return f"reduce it first: {whole} or {movement_between(axis, Reduction.SUM, scattered[-1], text)}"
+
+
 def _no_row(
-    operation: Operation, operands: Sequence[Operand], kinds: Sequence[TensorType | None], axis: str
+    operation: Operation,
+    operands: Sequence[Operand],
+    kinds: Sequence[TensorType | None],
+    axis: str,
+    table: Sequence[AxisRow],
+    mesh: Mesh,
 ) -> DiagnosticError:
     """Why no row of the table fits, in the words of the field."""
-    described = [(str(o), k) for o, k in zip(operands, kinds, strict=True) if k is not None]
-    name = operation.keyword
-    for text, kind in described:
-        state = kind.state(axis)
-        if isinstance(state, Reduction) and not isinstance(operation, Movement):
-            rest = [k for t, k in described if t != text]
-            if all(k.state(axis) == state for k in rest) or not rest:
-                what = "is not linear" if state is Reduction.SUM else "may decrease"
-                reason = f"{name} {what}, and {text}: {kind} is a partial {state} over {axis}"
-            else:
-                reason = (
-                    f"{name} does not pass a partial {state} beside the other operand's layout over {axis}:"
-                    f" {', '.join(f'{t}: {k}' for t, k in described)}"
-                )
-            return misuse(
-                "partial-operand",
-                reason,
-                f"reduce it first: all_reduce[{axis}]({text}) or reduce_scatter[{axis} -> ...]({text})",
-            )
+    described = [(i, str(o), k) for i, (o, k) in enumerate(zip(operands, kinds, strict=True)) if k is not None]
     if isinstance(operation, Movement):
-        return _misapplied(operation, described, axis)
-    splits = [(t, k, k.state(axis)) for t, k in described if is_split(k.state(axis))]
-    if len(splits) == 1 and len(described) == 1:
-        text, kind, state = splits[0]
+        return _misapplied(operation, described[0][1], described[0][2], axis)
+    partial = [(i, t, k) for i, t, k in described if isinstance(k.state(axis), Reduction)]
+    if partial:
+        return _partial_operand(operation, described, partial, axis, table, mesh)
+    return _disagreement(operation, described, axis, table)
+
+
+_Described = tuple[int, str, TensorType]
+"""An operand: its position, its text, its type."""
+
+
+def _partial_operand(
+    operation: Operation,
+    described: Sequence[_Described],
+    partial: Sequence[_Described],
+    axis: str,
+    table: Sequence[AxisRow],
+    mesh: Mesh,
+) -> DiagnosticError:
+    name = operation.keyword
+    i, text, kind = partial[0]
+    state = kind.state(axis)
+    assert isinstance(state, Reduction)
+    notes = [_reduce_hint(text, kind, axis, mesh)]
+    others = [(t, k) for j, t, k in described if j != i]
+    if not any(row.operands[i] == state for row in table):
+        what = "is not linear" if state is Reduction.SUM else "may decrease"
+        message = f"{name} {what}, and {text}: {kind} is {_state_text(state, axis)}"
+    elif others and len(partial) == len(described) and all(k.state(axis) == state for _, k in others):
+        also = " and ".join(f"{t}: {k}" for t, k in others)
+        message = f"{name} is linear in one operand at a time, and {text}: {kind} and {also} are partial over {axis}"
+    else:
+        listed = " and ".join(f"{t}: {k} is {_state_text(k.state(axis), axis)}" for t, k in others)
+        message = f"{name}: {text}: {kind} is {_state_text(state, axis)}, and {listed}"
+        if any(all(s is state for s in row.operands) for row in table) and state is Reduction.SUM:
+            whole = next(t for t, k in others if k.state(axis) != state)
+            notes.append(f"or make both partial: as_partial[{axis}]({whole})")
+    return misuse("partial-operand", message, *notes)
+
+
+def _disagreement(
+    operation: Operation, described: Sequence[_Described], axis: str, table: Sequence[AxisRow]
+) -> DiagnosticError:
+    """Operands of which some are split over the axis and none is partial."""
+    name = operation.keyword
+    splits = [(i, t, k, k.state(axis)) for i, t, k in described if is_split(k.state(axis))]
+    for i, text, kind, state in splits:
+        if not any(row.operands[i] == state for row in table):
+            return misuse(
+                "split-operand",
+                f"{name} needs {state} whole, and {text}: {kind} splits it over {axis}",
+                f"gather it first: all_gather[{axis}]({text})",
+            )
+    i, text, kind, state = splits[0]
+    assert state is not None
+    for j, other, theirs in described:
+        if j == i or theirs.state(axis) == state:
+            continue
+        fits = any(row.operands[i] == state and row.operands[j] == theirs.state(axis) for row in table)
+        if fits:
+            continue
+        there = theirs.state(axis)
+        if there is not None:
+            return misuse(
+                "conflict",
+                f"{name}: {text}: {kind} splits {state} over {axis}, and {other}: {theirs} splits {there} over it",
+                f"gather one of them: all_gather[{axis}]({text}) or all_gather[{axis}]({other})",
+                *([f"or move one: all_to_all[{axis}: {there} -> {state}]({other})"] if state in theirs.names else []),
+            )
         return misuse(
-            "split-operand",
-            f"{name} needs {state} whole, and {text}: {kind} splits it over {axis}",
-            f"gather it first: all_gather[{axis}]({text})",
+            "conflict",
+            f"{name}: {text}: {kind} splits {state} over {axis}, and {other}: {theirs} does not",
+            f"gather it: all_gather[{axis}]({text}), or slice the other: slice[{axis} -> {state}]({other})",
         )
-    listed = ", ".join(f"{t}: {k}" for t, k in described)
-    return misuse(
-        "conflict",
-        f"{name}: the operands disagree over {axis}: {listed}",
-        "both split the same dimension over an axis, or one of them is whole along it where the other"
-        " has a dimension of its own",
-    )
+    listed = ", ".join(f"{t}: {k}" for _, t, k in described)
+    return misuse("conflict", f"{name}: the operands disagree over {axis}: {listed}", f"gather {axis} first")
 
 
 _NEEDS = {
@@ -186,32 +282,36 @@ _NEEDS = {
 }
 
 
-def _misapplied(operation: Operation, described: Sequence[tuple[str, TensorType]], axis: str) -> DiagnosticError:
-    text, kind = described[0]
+def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> DiagnosticError:
     state = kind.state(axis)
-    is_now = _state_text(state, axis)
-    if isinstance(state, Reduction):
-        hint = f"use all_reduce[{axis}] or reduce_scatter[{axis} -> ...]"
-    elif state is None:
-        hint = f"leave {axis} out, or use slice[{axis} -> ...]"
-    elif isinstance(operation, AllToAll):
-        hint = f"write all_to_all[{axis}: {state} -> ...]"
-    else:
-        hint = f"use all_gather[{axis}], or all_to_all[{axis}: {state} -> ...]"
+    match operation:
+        case ReduceScatter() | Slice():
+            wanted: State = operation.target(axis)
+        case AllToAll():
+            wanted = next(target for axes, _, target in operation.transfers if axis in axes)
+        case AsPartial():
+            wanted = Reduction.SUM
+        case _:
+            wanted = None
+    hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"
+    source = (
+        next((a for axes, a, _ in operation.transfers if axis in axes), "") if isinstance(operation, AllToAll) else ""
+    )
+    what = f"moves a split from {source}" if source else _NEEDS.get(operation.keyword, "")
     return misuse(
         "misapplied-movement",
-        f"{operation.keyword}[{axis}] {_NEEDS.get(operation.keyword, '')}, and {text}: {kind} is {is_now}",
+        f"{operation.keyword}[{axis}] {what}, and {text}: {kind} is {_state_text(state, axis)}",
         hint,
     )
 
 
-def explain_movement(operation: Operation, name: str, kind: TensorType) -> None:
+def explain_movement(operation: Movement, name: str, kind: TensorType) -> None:
     """Raises where a movement does not apply to an operand of this type."""
     args = [Arg(name, kind.shape)]
     for axis in operation.named_axes:
         rows = axis_table(operation, args, [kind.shape], axis)
         if all(row.operands != (kind.state(axis),) for row in rows):
-            raise _misapplied(operation, [(name, kind)], axis)
+            raise _misapplied(operation, name, kind, axis)
 
 
 # ---------------------------------------------------------------- digits
@@ -225,18 +325,27 @@ def digits_fit(
     Compares the sequences of digits on both sides: chip digits must stand at equal places between equal
     stretches of local ones.
     """
+    return differing_digits(operation, operand, result, orders, mesh) is None
+
+
+def differing_digits(
+    operation: Operation, operand: TensorType, result: TensorType, orders: Mapping[str, Order], mesh: Mesh
+) -> tuple[str, str] | None:
+    """The digits on both sides of a rename, split or merge where they differ, as an order is written: `4 x`, `x 4`."""
     match operation:
         case Rename():
-            return all(
-                _normal(operand, [old], orders, mesh) == _normal(result, [new], orders, mesh)
-                for old, new in operation.pairs
-            )
+            sides = [([old], [new]) for old, new in operation.pairs]
         case Split():
-            return _normal(operand, [operation.source], orders, mesh) == _normal(result, operation.parts, orders, mesh)
+            sides = [([operation.source], list(operation.parts))]
         case Merge():
-            return _normal(operand, operation.parts, orders, mesh) == _normal(result, [operation.target], orders, mesh)
+            sides = [(list(operation.parts), [operation.target])]
         case _:
-            return True
+            sides = []
+    for old, new in sides:
+        before, after = _normal(operand, old, orders, mesh), _normal(result, new, orders, mesh)
+        if before != after:
+            return " ".join(map(str, before)), " ".join(map(str, after))
+    return None
 
 
 def _normal(kind: TensorType, dims: Sequence[str], orders: Mapping[str, Order], mesh: Mesh) -> list[str | int]:

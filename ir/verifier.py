@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, fault
-from shardwright.ir.digit_orders import orders_in, splitting_axes
+from shardwright.ir.declarations import product_text
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault
+from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
 from shardwright.ir.elaborate import placed
-from shardwright.ir.operation import Arg, Context, Number, Operand, misuse
+from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Concat, Contract, Elementwise, Take
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
-from shardwright.ir.strategies import check_strategy, digits_fit
+from shardwright.ir.strategies import check_strategy, differing_digits, movements_between
 from shardwright.ir.types import OpenType, TensorType, ValueType
 
 
@@ -27,6 +28,9 @@ def verify(program: Program, level: Level) -> None:
     """Raises a `DiagnosticError` with every fault of a program at this level."""
     check_divisibility(program)
     diagnostics: list[Diagnostic] = []
+    if level is Level.EXPLICIT:
+        for value in (*program.weights, *program.state):
+            diagnostics.extend(_holes(value.name, value.type, value.span))
     for func in program.funcs:
         orders = orders_in(program, func)
         checker = _Checker(program, func, level, orders)
@@ -37,38 +41,63 @@ def verify(program: Program, level: Level) -> None:
 
 
 def check_divisibility(program: Program) -> None:
-    """Raises where the axes that split a dimension anywhere do not divide its size together, naming two uses."""
+    """Raises where the axes that split a dimension anywhere do not divide its size together, naming the uses."""
+    diagnostics: list[Diagnostic] = []
     for (name, func), uses in splitting_axes(program).items():
-        dim = program.dim(name)
-        size = dim.size if func is None else dict(program.func(func).overrides)[name]
-        if dim.order is not None:
-            for axis, use in uses.items():
-                if axis not in dim.order:
-                    raise fault(
-                        "order",
-                        f"{use.value}: {use.type} splits {name} over {axis}, and the order of {name} is"
-                        f" {' '.join(map(str, dim.order)) or 'empty'}",
-                        use.span,
-                        Note("the order is given here", dim.span),
-                        f"add {axis} to it",
-                    )
-        product = 1
-        before: list[str] = []
+        try:
+            _check_digits(program, name, func, uses)
+        except DiagnosticError as error:
+            diagnostics.extend(error.diagnostics)
+    if diagnostics:
+        raise DiagnosticError(diagnostics)
+
+
+def _check_digits(program: Program, name: str, func: str | None, uses: Mapping[str, Use]) -> None:
+    """One dimension: its order, if pinned, names every axis that splits it, and the axes divide its size."""
+    dim = program.dim(name)
+    size = dim.size if func is None else dict(program.func(func).overrides)[name]
+    if dim.order is not None:
         for axis, use in uses.items():
-            product *= program.mesh[axis]
-            if size % product:
-                first = uses[before[0]] if before else use
-                axes = "*".join([*before, axis])
+            if axis not in dim.order:
+                order = " ".join(map(str, dim.order))
                 raise fault(
-                    "not-divisible",
-                    f"{name}={size} is not divisible by {axes}={product}: each axis that splits"
-                    f" {name} anywhere is a digit of its index",
+                    "order",
+                    f"{use.value}: {use.type} splits {name} over {axis}, and the order of {name} is {order or 'empty'}",
                     use.span,
-                    Note(f"{first.value}: {first.type} splits {name} over {'*'.join(before) or axis}", first.span),
-                    Note(f"{use.value}: {use.type} splits it over {axis}", use.span),
-                    f"split {name} over the same axes in both, or make its size a multiple of {product}",
+                    Note("the order is given here", dim.span),
+                    f"add {axis} to it: dim {name}={size} order {order} {axis}".replace("  ", " "),
                 )
-            before.append(axis)
+    product = 1
+    before: dict[str, Use] = {}
+    for axis, use in uses.items():
+        product *= program.mesh[axis]
+        before[axis] = use
+        if size % product:
+            axes = "*".join(f"{axis}={program.mesh[axis]}" for axis in before)
+            notes: list[Note] = []
+            for other in dict.fromkeys(before.values()):
+                split = "".join(axis for axis in before if before[axis] == other)
+                notes.append(Note(f"{other.value}: {other.type} splits it over {split}", other.span))
+            raise fault(
+                "not-divisible",
+                f"{name}={size} is not divisible by {axes}: each axis that splits {name} anywhere is a digit of"
+                " its index",
+                use.span,
+                *notes,
+                f"split {name} over the same axes everywhere, or make its size a multiple of {product}",
+            )
+
+
+def _holes(name: str, kind: ValueType, span: Span) -> tuple[Diagnostic, ...]:
+    """The fault of a type with holes in an explicit program, if it has any."""
+    if not isinstance(kind, OpenType):
+        return ()
+    return fault(
+        "open-type",
+        f"{name}: {kind} has holes, and an explicit program has none",
+        span,
+        "write the type, or let place choose it",
+    ).diagnostics
 
 
 class _Checker:
@@ -81,6 +110,11 @@ class _Checker:
         self.diagnostics: list[Diagnostic] = []
 
     def block(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        if not scope.loops and self.level is Level.EXPLICIT:
+            for value in self.func.params:
+                self.diagnostics.extend(_holes(value.name, value.type, value.span))
+            for kind in self.func.results:
+                self.diagnostics.extend(_holes(f"the result of {self.func.name}", kind, self.func.span))
         for statement in body:
             try:
                 with placed(statement.span):
@@ -93,7 +127,7 @@ class _Checker:
         if not scope.loops and self.level is Level.EXPLICIT:
             for name, kind in zip(self.func.returns, self.func.results, strict=True):
                 try:
-                    self.same(scope.type_of(name), kind, f"{self.func.name} returns {name}", self.func)
+                    self.same(scope.type_of(name), kind, f"{self.func.name} returns {name}", self.func.span)
                 except DiagnosticError as error:
                     self.diagnostics.extend(error.diagnostics)
 
@@ -106,46 +140,61 @@ class _Checker:
                     self.same(
                         scope.type_of(statement.operand),
                         scope.type_of(statement.state),
-                        f"set {statement.state}",
-                        statement,
+                        f"{statement.state} is set to {statement.operand}",
+                        statement.span,
                     )
             case Loop():
                 inside = scope.inside(statement)
                 self.block(statement.body, inside)
                 if self.level is Level.EXPLICIT:
                     for carry, following in zip(statement.carries, statement.following, strict=True):
-                        kind = carry.value.type
+                        name, kind, span = carry.value.name, carry.value.type, carry.value.span
+                        self.same(scope.type_of(carry.initial), kind, f"{name} is carried from {carry.initial}", span)
                         self.same(
-                            scope.type_of(carry.initial),
-                            kind,
-                            f"{carry.value.name} is carried, and {carry.initial}",
-                            statement,
-                        )
-                        self.same(
-                            inside.type_of(following),
-                            kind,
-                            f"{carry.value.name} is carried, and next gives {following}",
-                            statement,
+                            inside.type_of(following), kind, f"{name} is carried, and next gives {following}", span
                         )
 
-    def same(self, found: ValueType, wanted: ValueType, what: str, where: Statement | Func) -> None:
-        if found != wanted:
-            raise fault(
-                "movement-missing",
-                f"{what}: {found}, where {wanted} is needed; in an explicit program the"
-                " movement between them is a statement",
-                where.span,
-            )
+    def same(self, found: ValueType, wanted: ValueType, what: str, span: Span) -> None:
+        if found == wanted or isinstance(found, OpenType) or isinstance(wanted, OpenType):
+            return  # of types with holes it is said that they have them
+        steps = movements_between(found, wanted, what.rsplit(maxsplit=1)[-1])
+        if found.placement != wanted.placement:
+            steps = ", then ".join(filter(None, [steps, "fetch(...) or store[...](...)"]))
+        raise fault(
+            "movement-missing",
+            f"{what}: {found}, where {wanted} is needed",
+            span,
+            f"in an explicit program movement is a statement: {steps}",
+        )
 
     def let(self, statement: Let, scope: Scope) -> None:
         self.shapes(statement, scope)
         if self.level is Level.SURFACE:
             return
-        kinds = [self.concrete(operand, scope) for operand in statement.operands]
-        results = [self.known(value) for value in statement.results]
-        check_strategy(statement.operation, statement.operands, kinds, results, self.program.mesh)
-        if kinds and kinds[0] is not None:
-            self.digits(statement, kinds[0], results[0])
+        for value in statement.results:
+            self.diagnostics.extend(_holes(value.name, value.type, value.span))
+        kinds = [None if isinstance(o, Number) else scope.type_of(o) for o in statement.operands]
+        results = [value.type for value in statement.results]
+        known = [kind for kind in kinds if not isinstance(kind, OpenType)]
+        made = [kind for kind in results if isinstance(kind, TensorType)]
+        if len(known) < len(kinds) or len(made) < len(results):
+            return  # a type with holes, of which something is said where it is written
+        check_strategy(statement.operation, statement.operands, known, made, self.program.mesh)
+        self.divides(statement.result, made[0])
+        if known and known[0] is not None:
+            self.digits(statement, known[0], made[0])
+
+    def divides(self, value: Value, kind: TensorType) -> None:
+        """The chips divide the extent, which an operation may have made a part of the dimension's size."""
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            if dim.size % self.program.mesh.product(axes):
+                raise fault(
+                    "not-divisible",
+                    f"{value.name} has {dim.size} of {dim.name}, which are not divisible by"
+                    f" {product_text(axes, self.program.mesh)}",
+                    value.span,
+                    f"split {dim.name} over fewer axes",
+                )
 
     def shapes(self, statement: Let, scope: Scope) -> None:
         """What inference gives is what stands there; passes that build statements by hand are caught here."""
@@ -177,30 +226,17 @@ class _Checker:
                     f" by the {n} blocks of {' '.join(operation.by)}",
                 )
 
-    def concrete(self, operand: Operand, scope: Scope) -> TensorType | None:
-        if isinstance(operand, Number):
-            return None
-        kind = scope.type_of(operand)
-        if isinstance(kind, OpenType):
-            raise fault("open-type", f"{operand}: {kind} has holes, and an explicit program has none")
-        return kind
-
-    def known(self, value: Value) -> TensorType:
-        if isinstance(value.type, OpenType):
-            raise fault(
-                "open-type", f"{value.name}: {value.type} has holes, and an explicit program has none", value.span
-            )
-        return value.type
-
     def digits(self, statement: Let, operand: TensorType, result: TensorType) -> None:
         mesh = self.program.mesh
-        if not digits_fit(statement.operation, operand, result, self.orders, mesh):
+        differing = differing_digits(statement.operation, operand, result, self.orders, mesh)
+        if differing is not None:
+            before, after = differing
             raise fault(
                 "digits",
-                f"{statement.operation.keyword}: the digits of {operand} and of {result} differ, so"
-                " indices would change chips",
+                f"{statement.operation.keyword}: the digits of {operand} are {before}, and those of {result} are"
+                f" {after}, so indices would change chips",
                 statement.span,
-                "gather first, or pin orders that agree: dim ... order ...",
+                "gather first, or pin orders of the dimensions that agree, as in: dim E=16 order 4 x",
             )
         if isinstance(statement.operation, Take | Concat) and operand.split(statement.operation.dim):
             by, dim = statement.operation.by, statement.operation.dim

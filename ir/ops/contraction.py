@@ -64,7 +64,7 @@ class Contract(Operation):
 def _accumulated(operands: DType, declared: DType) -> DType:
     """The declared format if an accumulator of these operands can be rounded to it, else their own."""
     fits = declared.is_float if operands.is_float else declared is DType.INT32
-    return declared if fits else operands
+    return declared if fits else operands if operands.is_float else DType.INT32
 
 
 def summed_dims(left: Shape, right: Shape, declared: Shape | None) -> tuple[str, ...]:

@@ -167,8 +167,8 @@ class Rotary(Operation):
         if size % 2 or size > shape.size(self.dim):
             raise misuse(
                 "wrong-dimensions",
-                f"rotary turns pairs, so an even number of the {shape.size(self.dim)}"
-                f" elements of {self.dim}, not {size}",
+                f"rotary turns pairs of the {shape.size(self.dim)} elements of {self.dim}, and cannot turn {size}",
+                f"rotated=N turns the first N, an even number, as in rotary[{self.dim}, rotated=2]",
             )
         if not shape.dtype.is_float:
             raise misuse("dtype-mismatch", f"rotary takes a floating-point value, and {args[0].text} is {shape.dtype}")
@@ -237,6 +237,7 @@ class Update(Operation):
             raise misuse(
                 "wrong-dimensions",
                 f"update[{self.dim}]: {args[1].text}: {new} does not fit the cache {args[0].text}: {cache}",
+                f"it has the cache's other dimensions, and {self.dim}, one more in its place, or none for one position",
             )
         if written is not None and new.size(written) > cache.size(self.dim):
             raise misuse(
@@ -285,7 +286,11 @@ class Take(Operation):
         size = shape.size(self.dim)
         stop = self.start + 1 if self.stop is None else self.stop
         if not 0 <= self.start < stop <= size:
-            raise misuse("out-of-range", f"take: {self.start}:{stop} is not a range of {self.dim}, which has {size}")
+            what = f"index {self.start}" if self.stop is None else f"range {self.start}:{stop}"
+            last = (
+                f"the last is {size - 1}" if self.stop is None else f"a range ends at {size} at most, and is not empty"
+            )
+            raise misuse("out-of-range", f"take: {self.dim}={size} has no {what}", last)
         if self.stop is None:
             if self.by:
                 raise misuse("bad-static", f"take: by={''.join(self.by)} goes with a range, not with a single index")

@@ -169,7 +169,12 @@ class Softmax(Operation):
         if self.causal is not None:
             require_dims("softmax causal", args[0], [self.causal])
             if len(self.dims) != 1 or self.causal in self.dims:
-                raise misuse("wrong-dimensions", "a causal softmax is over one dimension, the keys', not the queries'")
+                raise misuse(
+                    "wrong-dimensions",
+                    f"softmax[{''.join(self.dims)}, causal={self.causal}]: a causal softmax is over one dimension,"
+                    " that of the keys, and causal names that of the queries",
+                    "as in softmax[T, causal=L](s)",
+                )
         if len(args) > 1:
             require_positions(self.keyword, args[1], shape)
             if self.causal is None:

@@ -53,7 +53,7 @@ class Rename(Operation):
             context.dim(new)
         dims = tuple(Dim(names.get(dim.name, dim.name), dim.size) for dim in args[0].tensor.dims)
         if len({dim.name for dim in dims}) != len(dims):
-            raise misuse("wrong-dimensions", f"rename gives {args[0].text}: {args[0].shape} a dimension twice")
+            raise misuse("wrong-dimensions", f"rename would give {args[0].text}: {args[0].shape} a dimension twice")
         return (Shape(args[0].tensor.dtype, dims),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
@@ -81,8 +81,10 @@ class Split(Operation):
         shape = args[0].tensor
         parts = tuple(context.dim(name) for name in self.parts)
         if math.prod(part.size for part in parts) != shape.size(self.source):
-            product = " * ".join(f"{part.name}={part.size}" for part in parts)
-            raise misuse("size-mismatch", f"split: {self.source}={shape.size(self.source)} is not {product}")
+            product = "*".join(f"{part.name}={part.size}" for part in parts)
+            raise misuse(
+                "size-mismatch", f"split: {self.source}={shape.size(self.source)} does not split into {product}"
+            )
         dims: list[Dim] = []
         for dim in shape.dims:
             dims.extend(parts if dim.name == self.source else (dim,))
