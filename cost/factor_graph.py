@@ -255,11 +255,36 @@ class FactorGraph:
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
-        search = _Search(self, tolerance, max_nodes)
-        theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in self.factors]
-        values = [np.arange(size, dtype=np.int64) for size in self.sizes]
-        bound = search.explore(_Problem(list(self.factors), theta, values))
-        return Solution(search.best, search.best_cost, min(bound, search.best_cost), search.nodes)
+        choice = [0] * len(self.sizes)
+        cost = bound = 0.0
+        nodes = 0
+        for part in self._components():
+            found = _Search(self, tolerance, max_nodes).run(part)
+            cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
+            for f in part:
+                for variable in self.factors[f].variables:
+                    choice[variable] = found.choice[variable] if found.choice else 0
+        return Solution(tuple(choice), cost, bound, nodes)
+
+    def _components(self) -> list[list[int]]:
+        """Factors (in order) that variables with a choice connect; what is demanded cuts a program in parts."""
+        owner: dict[int, int] = {}
+        parent = list(range(len(self.factors)))
+
+        def find(f: int) -> int:
+            while parent[f] != f:
+                parent[f] = parent[parent[f]]
+                f = parent[f]
+            return f
+
+        for f, factor in enumerate(self.factors):
+            for variable in factor.variables:
+                if self.sizes[variable] > 1:
+                    parent[find(f)] = find(owner.setdefault(variable, f))
+        parts: dict[int, list[int]] = {}
+        for f in range(len(self.factors)):
+            parts.setdefault(find(f), []).append(f)
+        return list(parts.values())
 
 
 @dataclass
@@ -393,8 +418,17 @@ class _Search:
         self.tolerance = tolerance
         self.max_nodes = max_nodes
         self.nodes = 0
+        self.factors: list[Factor] = []
         self.best: tuple[int, ...] = ()
         self.best_cost = 2 * FORBIDDEN
+
+    def run(self, part: list[int]) -> Solution:
+        """The least cost of these factors; choices of other variables mean nothing."""
+        self.factors = [self.graph.factors[f] for f in part]
+        theta = [[np.zeros(self.graph.sizes[v]) for v in factor.variables] for factor in self.factors]
+        values = [np.arange(size, dtype=np.int64) for size in self.graph.sizes]
+        bound = self.explore(_Problem(list(self.factors), theta, values))
+        return Solution(self.best, self.best_cost, min(bound, self.best_cost), self.nodes)
 
     def explore(self, problem: _Problem) -> float:
         """Searches beneath a node; returns a lower bound on everything there."""
@@ -447,7 +481,9 @@ class _Search:
     def consider(self, problem: _Problem, *, forward: bool) -> None:
         """Keeps a decoded solution if it is better than the best."""
         choice = problem.decode(forward=forward)
-        cost = sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in self.graph.factors)
+        if choice == self.best:
+            return
+        cost = sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in self.factors)
         if cost < self.best_cost:
             self.best, self.best_cost = choice, cost
 

@@ -109,10 +109,14 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     steps = np.full((n, n), np.inf)
     for subset in range(1 << len(coding.mesh)):
         chosen = np.array([bool(subset >> i & 1) for i in range(len(coding.mesh))])
-        bytes_then, steps_then = work.priced(chosen)
-        better = (bytes_then < received - 1e-6) | ((bytes_then <= received + 1e-6) & (steps_then < steps))
-        received = np.where(better, bytes_then, received)
-        steps = np.where(better, steps_then, steps)
+        pairs = work.fitting(chosen)
+        if not pairs.any():
+            continue
+        bytes_then, steps_then = work.priced(chosen, pairs)
+        bytes_now, steps_now = received[pairs], steps[pairs]
+        better = (bytes_then < bytes_now - 1e-6) | ((bytes_then <= bytes_now + 1e-6) & (steps_then < steps_now))
+        received[pairs] = np.where(better, bytes_then, bytes_now)
+        steps[pairs] = np.where(better, steps_then, steps_now)
     received = np.ceil(received - 1e-6)  # whole bytes, and rid of the rounding of odd factors
     received[work.impossible] = np.inf
     steps[work.impossible] = 0.0
@@ -187,26 +191,31 @@ class _Work:
             left,
         )
 
-    def priced(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bytes and steps with temporary splits of the chosen axes; infinite where these cannot be."""
+    def fitting(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The pairs for which temporary splits of the chosen axes may save something and have room."""
+        chips = int(self.sizes[chosen].prod())
+        return (~chosen | self.optional).all(axis=2) & (self.left % chips == 0).any(axis=2)
+
+    def priced(
+        self, chosen: NDArray[np.bool_], pairs: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bytes and steps of these pairs, with temporary splits of the chosen axes."""
 
         def factor(axes: NDArray[np.bool_]) -> NDArray[np.float64]:
-            return np.where(axes, self.sizes, 1.0).prod(axis=2)
+            return np.where(axes, self.sizes, 1.0).prod(axis=1)
 
-        made = self.reduced | self.remade
-        cut = factor((self.replicated | self.added) & chosen)
-        reducing = factor(self.scattered | ((made | self.kept) & chosen))
-        gathering = factor(self.gathered | ((self.reduced | self.replicated) & chosen))
+        reduced, replicated, added = self.reduced[pairs], self.replicated[pairs], self.added[pairs]
+        made = reduced | self.remade[pairs]
+        reducing = factor(self.scattered[pairs] | ((made | self.kept[pairs]) & chosen))
+        gathering = factor(self.gathered[pairs] | ((reduced | replicated) & chosen))
         full = factor(made & ~chosen)
-        moving = factor(self.moved)
-        volume = self.volume / cut
+        moving = factor(self.moved[pairs])
+        volume = self.volume[pairs] / factor((replicated | added) & chosen)
         scattered = volume / reducing
         received = volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full)
         received += scattered * (1 - 1 / moving) + scattered * (gathering - 1)
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
-        chips = int(self.sizes[chosen].prod())
-        fits = (~chosen | self.optional).all(axis=2) & (self.left % chips == 0).any(axis=2)
-        return np.where(fits, received, np.inf), np.where(fits, steps, np.inf)
+        return received, steps
 
 
 def unique_codes(groups: Iterable[Codes]) -> Codes:
