@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
 from shardwright.ir.digit_orders import orders_in, typed_values
 from shardwright.ir.digits import order_size
 from shardwright.ir.elaborate import elaborate
@@ -44,7 +44,7 @@ class Validation:
         )
 
 
-class ValidationError(Exception):
+class ValidationError(CompilerFault):
     """The compiled program computes something else than the program that it was compiled from."""
 
 

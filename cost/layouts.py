@@ -108,7 +108,7 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     received = np.full((n, n), np.inf)
     steps = np.full((n, n), np.inf)
     for subset in range(1 << len(coding.mesh)):
-        chosen = np.array([bool(subset >> i & 1) for i in range(len(coding.mesh))])
+        chosen = np.array([bool(subset >> i & 1) for i in range(len(coding.mesh))], np.bool_)
         pairs = work.fitting(chosen)
         if not pairs.any():
             continue

@@ -119,6 +119,10 @@ class DiagnosticError(Exception):
         return "\n".join(d.render(source) for d in self.diagnostics)
 
 
+class CompilerFault(Exception):  # noqa: N818 - the word of this project for what is wrong and whose it is
+    """Raised where the compiler is at fault, not its input: a check of its own work failed."""
+
+
 def fault(code: str, message: str, span: Span = NOWHERE, *notes: str | Note) -> DiagnosticError:
     """A `DiagnosticError` of one diagnostic, to be raised by the caller."""
     made = tuple(Note(note) if isinstance(note, str) else note for note in notes)

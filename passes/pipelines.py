@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwright.ir.completion import complete
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
 from shardwright.passes.base import Pass
@@ -43,14 +43,10 @@ class Trace:
     seconds: float
 
 
-class CompilerError(Exception):
-    """A pass left a program that does not verify: a fault of the compiler, not of its input."""
-
-
 def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
     """The program after the passes. Verifies before the first and after each; `observe` sees every step.
 
-    Raises a `DiagnosticError` where the input is at fault, a `CompilerError` where a pass is.
+    Raises a `DiagnosticError` where the input is at fault, a `CompilerFault` where a pass is.
     """
     verify(program, Level.SURFACE)
     level = Level.SURFACE
@@ -65,7 +61,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         try:
             verify(program, level)
         except DiagnosticError as error:
-            raise CompilerError(f"{applied.name} left an ill-typed program: {error}") from error
+            raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
         if observe is not None:
             observe(Trace(applied, program, seconds))
     return program

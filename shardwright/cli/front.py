@@ -106,12 +106,16 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
-    from shardwright.ir.diagnostics import DiagnosticError, Source, fault
+    from shardwright.ir.diagnostics import CompilerFault, DiagnosticError, Source, fault
 
     try:
         return command.execute(args)
     except DiagnosticError as error:
         _report(error, args)
+    except CompilerFault as error:
+        own = fault("compiler", str(error))
+        own.source = Source("shardwright", "")
+        _report(own, args)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
