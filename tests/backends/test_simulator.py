@@ -203,7 +203,7 @@ def test_a_surface_program_is_refused() -> None:
           return b
         }
     """)
-    with pytest.raises(DiagnosticError, match="relu gives a value that is split on E over x"):
+    with pytest.raises(DiagnosticError, match="relu gives what is split on E over x"):
         simulate(made, "f", {"a": np.zeros(4)})
 
 
