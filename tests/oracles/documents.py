@@ -1,0 +1,149 @@
+"""Documents that contain their own expected output: programs, commands, and the strategies of operations.
+
+In a fenced block,
+
+- `shard` is a program, which must be well typed; `shard NAME.shard` is also a file for the commands after it;
+- `console` holds commands after `$ ` and what they print on standard output and standard error, exactly, save that a
+  line `...` stands for any lines;
+- `strategies` holds an operation, with the types of its operands after `#`, and its rows for one mesh axis;
+- `python` is a doctest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.__main__ import main
+from shardwright.ir import ops, syntax
+from shardwright.ir.builders import build_operation
+from shardwright.ir.declarations import Declarations
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Arg, Context, Number, Operation
+from shardwright.ir.parser import parse
+from shardwright.ir.program import DimInfo
+from shardwright.ir.strategies import axis_table
+from shardwright.ir.types import Reduction, State
+
+_FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what it is, its name, its text, and where in the document the text stands."""
+
+    kind: str
+    name: str
+    text: str
+    start: int
+    end: int
+
+
+def blocks(document: str) -> list[Block]:
+    """The fenced blocks of a document, in order."""
+    return [Block(m[1], m[2] or "", m[3], m.start(3), m.end(3)) for m in _FENCE.finditer(document)]
+
+
+def rewritten(document: str, folder: Path) -> str:
+    """The document as it should be; `folder`, the working directory, gets its programs."""
+    pieces: list[str] = []
+    at = 0
+    for block in blocks(document):
+        text = block.text
+        if block.kind == "shard" and block.name:
+            (folder / block.name).write_text(text, encoding="utf-8")
+        elif block.kind == "console":
+            text = _session(text)
+        elif block.kind == "strategies":
+            text = _strategies(text)
+        pieces += [document[at : block.start], text]
+        at = block.end
+    return "".join([*pieces, document[at:]])
+
+
+def _session(text: str) -> str:
+    made: list[str] = []
+    for piece in re.split(r"^(?=\$ )", text, flags=re.MULTILINE):
+        if not piece:
+            continue
+        command, _, expected = piece.partition("\n")
+        words = shlex.split(command.removeprefix("$ "))
+        assert words[0] == "shardwright", command
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            main(words[1:])
+        found = printed.getvalue()
+        shown = expected if _matches(expected.rstrip("\n"), found.rstrip("\n")) else found
+        made.append(f"{command}\n{shown}")
+    return "".join(made)
+
+
+def _matches(expected: str, found: str) -> bool:
+    if "..." not in expected.splitlines():
+        return expected == found
+    parts = [re.escape(part) for part in re.split(r"^\.\.\.$", expected, flags=re.MULTILINE)]
+    return re.fullmatch(".*".join(parts), found, re.DOTALL) is not None
+
+
+# ---------------------------------------------------------------- strategies
+
+_SIZES = dict.fromkeys("BLETFHKGDVNC", 8) | {"H": 64, "J": 4}
+
+
+def _strategies(text: str) -> str:
+    """The first line as it stands, and the rows of the operation that it shows, one line each."""
+    head = text.partition("\n")[0]
+    operation, args = operation_of(head)
+    results = operation.infer(args, Context(_SIZES))
+    values = [(i, arg) for i, arg in enumerate(args) if arg.shape is not None]
+    table = axis_table(operation, args, results, "x")
+    rows = [[*(arg.text for _, arg in values), "result"]]
+    rows += [[*(_state(row.operands[i]) for i, _ in values), _state(row.results[0])] for row in table]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([head, *lines]) + "\n"
+
+
+def _state(state: State) -> str:
+    if isinstance(state, Reduction):
+        return f"partial {state}"
+    return "whole" if state is None else state
+
+
+def operation_of(line: str) -> tuple[Operation, list[Arg]]:
+    """The operation and operands of `softmax[T](s)  # s: f32 BHT`."""
+    expression, _, declared = line.partition("  # ")
+    source = Source("strategies", f"mesh x=2\nfunc f({declared}) -> f32 B {{\n  r = {expression}\n  return r\n}}\n")
+    func = next(item for item in parse(source).items if isinstance(item, syntax.FuncItem))
+    mesh = Mesh.of(x=2)
+    declarations = Declarations(mesh, tuple(DimInfo(name, size) for name, size in _SIZES.items()), (), ())
+    kinds = {decl.name: declarations.type(decl.type, _SIZES) for decl in func.params}
+    statement = func.body[0]
+    assert isinstance(statement, syntax.LetStmt)
+    match statement.value:
+        case syntax.BinaryExpr(operator=operator, left=left, right=right):
+            operation, parts = _BINARY[operator], (left, right)
+        case syntax.NegExpr(operand=operand):
+            operation, parts = ops.Neg(), (operand,)
+        case syntax.ContractExpr(left=left, right=right, dims=dims):
+            operation, parts = ops.Contract(tuple(dim.name for dim in dims or ())), (left, right)
+        case syntax.NameExpr():
+            operation, parts = ops.Alias(), (statement.value,)
+        case syntax.CallExpr() as call:
+            operation, parts = build_operation(call, mesh), call.args or ()
+        case _:
+            raise AssertionError(line)
+    args: list[Arg] = []
+    for part in parts:
+        if isinstance(part, syntax.NumberExpr):
+            args.append(Arg(part.text, None, Number(part.text)))
+        else:
+            assert isinstance(part, syntax.NameExpr)
+            args.append(Arg(part.name, kinds[part.name].shape))
+    return operation, args

@@ -1,0 +1,91 @@
+"""README.md and docs/ say what is so: their programs are well typed, their commands print what stands there.
+
+`pytest tests/test_readme.py --update-goldens` writes what they print now into the documents.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+from oracles.documents import blocks, operation_of, rewritten
+
+from shardwright.ir.builders import BUILDERS
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse
+from shardwright.ir.verifier import Level, verify
+from shardwright.passes.pipelines import PASSES
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_print_what_stands_there(document: Path, folder: Path, request: pytest.FixtureRequest) -> None:
+    text = document.read_text(encoding="utf-8")
+    now = rewritten(text, folder)
+    if request.config.getoption("--update-goldens"):
+        document.write_text(now, encoding="utf-8")
+    else:
+        assert text == now
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_programs_are_well_typed(document: Path) -> None:
+    for block in blocks(document.read_text(encoding="utf-8")):
+        if block.kind == "shard":
+            verify(elaborate(parse(Source(block.name or document.name, block.text))), Level.SURFACE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_does_what_stands_there(document: Path, folder: Path) -> None:
+    rewritten(document.read_text(encoding="utf-8"), folder)
+    for block in blocks(document.read_text(encoding="utf-8")):
+        if block.kind == "python":
+            test = doctest.DocTestParser().get_doctest(block.text, {}, document.name, document.name, 0)
+            said: list[str] = []
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+            assert said == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = re.sub(
+        r"^```.*?^```$|^    .*$|`[^`]*`", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+        assert (document.parent / target).exists(), target
+
+
+def test_every_operation_has_its_strategies_in_the_docs() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    shown = {operation_of(block.text.partition("\n")[0])[0].keyword for block in blocks(text)}
+    assert {*BUILDERS, "@", "+", "-", "*", "/", "neg", ""} - shown == set()
+
+
+def test_every_pass_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## `([a-z-]+)`$", text, re.MULTILINE) == ["decompose", "cleanup", "place", *_AFTER_PLACE]
+    assert {"decompose", "cleanup", "place", *_AFTER_PLACE} == set(PASSES)
+
+
+_AFTER_PLACE = ["choose-digit-order", "insert-moves"]
+
+
+def test_every_code_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    used: set[str] = set()
+    for folder in ("ir", "passes"):
+        for path in (ROOT / folder).rglob("*.py"):
+            used |= set(re.findall(r"""(?:fault|misuse)\(\s*"([a-z-]+)",""", path.read_text(encoding="utf-8")))
+    assert {code for code in used if f"`{code}`" not in text} == set()
