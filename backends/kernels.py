@@ -198,7 +198,10 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
         t = _positions(value.kind, operation.dims[0], names, call.setting)
         l = _positions(value.kind, operation.causal, names, call.setting)  # noqa: E741
         pos = _like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
-        scores = np.where(t <= l + pos, scores, -np.inf).astype(scores.dtype)
+        visible = t <= l + pos
+        if operation.window:
+            visible = visible & (t > l + pos - operation.window)
+        scores = np.where(visible, scores, -np.inf).astype(scores.dtype)
     over = _reduce_axes(value, operation.dims, call.setting)
     powers = np.exp(scores - scores.max(axis=over, keepdims=True))
     return powers / powers.sum(axis=over, keepdims=True)

@@ -302,7 +302,9 @@ def _rotary(statics: Statics) -> Operation:
 
 
 def _softmax(statics: Statics) -> Operation:
-    return ops.Softmax(causal=statics.dim_option("causal"), dims=statics.dims())
+    return ops.Softmax(
+        causal=statics.dim_option("causal"), window=statics.whole_number("window", 0), dims=statics.dims()
+    )
 
 
 Builder = Callable[[Statics], Operation]

@@ -39,8 +39,8 @@ class Decompose(Pass):
         p = p_exp / p_sum
 
     Norms and softmax are computed in f32 and rounded in the end, as their definitions say. A causal softmax
-    masks by global indices (`iota`); `argmax` is the least index among those that reach the maximum; a scalar
-    position of `rotary` becomes the positions themselves.
+    masks by comparing global indices (`iota`), one with a window by comparing them twice; `argmax` is the least index
+    among those that reach the maximum; a scalar position of `rotary` becomes the positions themselves.
     """
 
     name: ClassVar[str] = "decompose"
@@ -163,6 +163,10 @@ def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
         if len(statement.operands) > 1:
             queries = rewriter.emit(ops.Add(), [queries, statement.operands[1]], f"{name}_positions")
         visible = rewriter.emit(ops.LessEqual(), [keys, queries], f"{name}_visible")
+        if operation.window:
+            ends = rewriter.emit(ops.Add(), [keys, Number(str(operation.window))], f"{name}_window_ends")
+            near = rewriter.emit(ops.Less(), [queries, ends], f"{name}_near")
+            visible = rewriter.emit(ops.LogicalAnd(), [visible, near], f"{name}_in_window")
         scores = rewriter.emit(ops.Where(), [visible, scores, Number("-inf")], f"{name}_masked")
     greatest = rewriter.emit(ops.Max(operation.dims), [scores], f"{name}_max")
     shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")

@@ -214,7 +214,10 @@ def _softmax(operation: ops.Softmax, terms: Sequence[Term], result: TensorType, 
         t = spread(lowering.global_index(result, operation.dims[0]), operation.dims, result.names)
         row = spread(lowering.global_index(result, operation.causal), (operation.causal,), result.names)
         pos = f" + {aligned(terms[1], result.names, DType.INT32)}" if len(terms) > 1 else ""
-        scores = f"jnp.where({t} <= {row}{pos}, {scores}, -jnp.inf)"
+        visible = f"{t} <= {row}{pos}"
+        if operation.window:
+            visible = f"({visible}) & ({t} > {row}{pos} - {operation.window})"
+        scores = f"jnp.where({visible}, {scores}, -jnp.inf)"
     return cast(f"jax.nn.softmax({scores}, axis={axes_of(result, operation.dims)})", DType.F32, result.dtype)
 
 

@@ -149,17 +149,23 @@ class Softmax(Operation):
     """`softmax[T](s)`, in f32 and rounded. `softmax[T, causal=L](s, pos)` lets position t through where t <= l + pos.
 
     `pos` (int32, 0 if left out) is the cache position of the first query, a scalar or one for each batch element.
+    `window=w` lets only the last w of those through, t > l + pos - w (Beltagy et al. 2020, sliding window attention).
     """
 
     keyword: ClassVar[str] = "softmax"
     arity: ClassVar[tuple[int, int]] = (1, 2)
     dims: tuple[str, ...]
     causal: str | None = None
+    window: int = 0
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        over = dims_static(self.dims)
-        return (over,) if self.causal is None else (over, OptionStatic("causal", dims_static([self.causal])))
+        made: list[Static] = [dims_static(self.dims)]
+        if self.causal is not None:
+            made.append(OptionStatic("causal", dims_static([self.causal])))
+        if self.window:
+            made.append(OptionStatic("window", number_static(self.window)))
+        return tuple(made)
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], self.dims)
@@ -175,6 +181,11 @@ class Softmax(Operation):
                     " that of the keys, and causal names that of the queries",
                     "as in softmax[T, causal=L](s)",
                 )
+        elif self.window:
+            raise misuse(
+                "wrong-operands",
+                f"softmax has a window only where it is causal: softmax[T, causal=L, window={self.window}]",
+            )
         if len(args) > 1:
             require_positions(self.keyword, args[1], shape)
             if self.causal is None:

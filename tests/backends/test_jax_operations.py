@@ -93,6 +93,9 @@ REDUCTIONS = {
     "softmax at one position": body(
         "(a: f32 B_xLT, p: int32) -> f32 B_xLT", "s = softmax[T, causal=L](a, p)", "return s"
     ),
+    "softmax in a window": body(
+        "(a: f32 B_xLT, p: int32 B_x) -> f32 B_xLT", "s = softmax[T, causal=L, window=3](a, p)", "return s"
+    ),
 }
 
 ALL = {
