@@ -29,6 +29,7 @@ _TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)"?\}')
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\))? \{('[^}]*)\}")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -46,6 +47,12 @@ class Instruction:
     arguments: str
     operands: tuple[str, ...]
     attributes: str
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it calls."""
+        branches = [word.strip() for listed in _BRANCHES.findall(self.attributes) for word in listed.split(",")]
+        return [*_CALLED.findall(self.attributes), *(word.lstrip("%") for word in branches)]
 
 
 @dataclass
@@ -165,23 +172,11 @@ def sizes_in(kind: str) -> list[int]:
 
 
 def _executed(computations: Mapping[str, Computation], name: str, trips: int) -> Iterator[tuple[Computation, int]]:
-    """Every computation that runs, once for each place that it is called from."""
+    """Every computation that runs, once for each place that it is called from, with how often that is."""
     computation = computations[name]
     yield computation, trips
     for instruction in computation.instructions.values():
-        if instruction.opcode in (
-            "all-reduce",
-            "reduce-scatter",
-            "all-reduce-start",
-            "reduce",
-            "scatter",
-            "sort",
-            "map",
-        ):
-            continue
-        called = _CALLED.findall(instruction.attributes)
-        for branches in _BRANCHES.findall(instruction.attributes):
-            called.extend(word.strip().lstrip("%") for word in branches.split(","))
+        called = [callee for callee in instruction.called if callee in computations]
         times = trips
         if instruction.opcode == "while" and any(_communicates(computations, callee) for callee in called):
             known = _TRIPS.search(instruction.attributes)
@@ -189,24 +184,16 @@ def _executed(computations: Mapping[str, Computation], name: str, trips: int) ->
                 raise UncountableError(f"the loop {instruction.name} has no known trip count")
             times *= int(known[1])
         for callee in called:
-            if callee in computations:
-                yield from _executed(computations, callee, times)
+            yield from _executed(computations, callee, times)
 
 
 def _communicates(computations: Mapping[str, Computation], name: str) -> bool:
+    """Whether a computation, or one that it calls, has a collective."""
     return any(
         instruction.opcode.removesuffix("-start") in COLLECTIVES
-        for computation, _ in _reachable(computations, name)
-        for instruction in computation.instructions.values()
+        or any(_communicates(computations, callee) for callee in instruction.called if callee in computations)
+        for instruction in computations[name].instructions.values()
     )
-
-
-def _reachable(computations: Mapping[str, Computation], name: str) -> Iterator[tuple[Computation, int]]:
-    if name in computations:
-        yield computations[name], 1
-        for instruction in computations[name].instructions.values():
-            for callee in _CALLED.findall(instruction.attributes):
-                yield from _reachable(computations, callee)
 
 
 # ---------------------------------------------------------------- bytes
@@ -215,9 +202,8 @@ def _reachable(computations: Mapping[str, Computation], name: str) -> Iterator[t
 def _received(kind: str, instruction: Instruction) -> int:
     sizes = sizes_in(instruction.type)
     if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
-        R = sizes[1]  # the tuple holds operand, result and what the runtime adds
-    else:
-        R = sum(sizes)
+        sizes = sizes[1:2]  # the tuple holds operand, result and what the runtime adds
+    R = sum(sizes)
     if kind == "collective-permute":
         pairs = _PAIRS.search(instruction.attributes)
         if not pairs:
@@ -251,36 +237,50 @@ def _group(instruction: Instruction) -> int:
 
 # ---------------------------------------------------------------- all-reduce and slice
 
-_TRANSPARENT = ("bitcast", "reshape", "copy", "convert", "transpose", "get-tuple-element")
+_TRANSPARENT = ("bitcast", "reshape", "copy", "convert", "transpose")
+
+
+_ROOT = object()
+"""Stands for a value that a computation returns."""
 
 
 def _is_sliced(computations: Mapping[str, Computation], computation: Computation, reduced: Instruction) -> bool:
-    """Whether all that is ever read of the result is a part as small as a reduce-scatter would leave."""
-    whole, K = sum(sizes_in(reduced.type)), _group(reduced)
-    parts = list(_read(computations, computation, reduced.name))
-    return bool(parts) and all(part is not None and part * K <= whole for part in parts)
+    """Whether all that is ever read of the results is a part as small as a reduce-scatter would leave."""
+    K, sizes = _group(reduced), sizes_in(reduced.type)
+    results = [(reduced.name, sizes[0])]
+    if reduced.type.startswith("("):
+        users = computation.users(reduced.name)
+        taken = [(user.name, _INDEX.search(user.attributes)) for user in users]
+        results = [(name, sizes[int(index[1])]) for name, index in taken if index]
+        if len(results) < len(users):
+            return False
+    for name, whole in results:
+        for part in _read(computations, computation, name):
+            if not isinstance(part, int) or part * K > whole:
+                return False
+    return bool(results)
 
 
-def _read(computations: Mapping[str, Computation], computation: Computation, name: str) -> Iterator[int | None]:
-    """Bytes of each slice that is taken of a value, None where it is used otherwise."""
-    for user in computation.users(name):
+def _read(computations: Mapping[str, Computation], computation: Computation, name: str) -> Iterator[int | object]:
+    """Bytes of each slice that is taken of a value, `_ROOT` where it is returned, None where it is used otherwise."""
+    users = computation.users(name)
+    if not users:
+        yield _ROOT
+    for user in users:
         if user.opcode == "dynamic-slice" and user.operands[0] == name:
             yield sum(sizes_in(user.type))
         elif user.opcode in _TRANSPARENT:
             yield from _read(computations, computation, user.name)
-        elif user.opcode in ("fusion", "call"):
-            called = _CALLED.search(user.attributes)
-            inner = computations.get(called[1]) if called else None
-            if inner is None:
-                yield None
-                continue
-            for at, operand in enumerate(user.operands):
-                if operand == name:
-                    yield from _read(computations, inner, _parameter(inner, at))
+        elif user.opcode in ("fusion", "call") and user.called[0] in computations:
+            inner = computations[user.called[0]]
+            numbers = [at for at, operand in enumerate(user.operands) if operand == name]
+            for part in [p for at in numbers for p in _read(computations, inner, _parameter(inner, at))]:
+                if part is _ROOT:
+                    yield from _read(computations, computation, user.name)
+                else:
+                    yield part
         else:
             yield None
-    if not computation.users(name):
-        yield None
 
 
 def _parameter(computation: Computation, number: int) -> str:

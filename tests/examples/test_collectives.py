@@ -180,8 +180,8 @@ def test_the_parallel_block_whole() -> None:
 
 def test_prefill_gathers_the_weights_that_decode_leaves_in_place() -> None:
     """Section 3.2.3: "weights start in the same layout", so that prefill and decode share them."""
-    weights = {f"all_gather[x]({name}) -> {kind}" for name, kind in
-               [("wq", "EH_yzD"), ("wo", "H_yzDE"), ("w_gate", "EF_yz"), ("w_in", "EF_yz"), ("w_out", "F_yzE")]}  # fmt: skip
+    whole = {"wq": "EH_yzD", "wo": "H_yzDE", "w_gate": "EF_yz", "w_in": "EF_yz", "w_out": "F_yzE"}
+    weights = {f"all_gather[x]({name}) -> {kind}" for name, kind in whole.items()}
     assert weights <= set(collectives("13_palm_model", "prefill"))
     moved = [re.search(r"\((\w+)\)", step) for step in collectives("13_palm_model", "decode")]
     assert not {found[1] for found in moved if found} & {"wq", "wk", "wv", "wo", "w_gate", "w_in", "w_out", "embed"}

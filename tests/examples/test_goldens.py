@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from conftest import Outcome
 from oracles.example_programs import FOLDER, NAMES, load, small, text
 from program_text import program
 
@@ -32,8 +33,8 @@ def test_its_own_output_passes_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_file_is_formatted(name: str, shardwright: Callable[..., object]) -> None:
-    assert shardwright("fmt", FOLDER / f"{name}.shard", "--check").status == 0  
+def test_the_file_is_formatted(name: str, shardwright: Callable[..., Outcome]) -> None:
+    assert shardwright("fmt", FOLDER / f"{name}.shard", "--check").status == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The programs of examples/: as they stand, at the small sizes that their comments give, and in f16."""
+"""The programs of examples/: as they stand, at the small sizes that their comments give, in other number formats."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ def load(name: str, sizes: Sizes = AS_WRITTEN, source: str | None = None) -> Pro
     return elaborate(parse(Source(f"{name}.shard", source or text(name))), sizes.mesh, sizes.dims)
 
 
-def in_f16(program: Program) -> Program:
-    """The program with f16 in place of bf16, whose collectives the CPU compiler would widen to f32."""
+def in_format(program: Program, dtype: str) -> Program:
+    """The program with another number format in place of bf16: f16, whose collectives the CPU compiler does not widen
+    to f32, or f32, in which results can be compared closely."""
     from shardwright.ir.format import format_module
     from shardwright.ir.unparse import unparse
 
-    return elaborate(parse(Source("f16.shard", re.sub(r"\bbf16\b", "f16", format_module(unparse(program))))))
+    printed = re.sub(r"\bbf16\b", dtype, format_module(unparse(program)))
+    return elaborate(parse(Source(f"{dtype}.shard", printed)))
