@@ -353,7 +353,7 @@ class OpenType:
 
     def __str__(self) -> str:
         if self.open:
-            row = row_text(self.names, [()] * len(self.dims)) + ("?" if self.dims else "")
+            row = row_text(self.names, [axes or () for axes in self.splits]) + ("?" if self.dims else "")
         else:
             row = row_text(self.names, self.splits)
         text = f"{self.dtype} {row}".rstrip()

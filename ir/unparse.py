@@ -39,9 +39,8 @@ def type_syntax(kind: ValueType) -> syntax.TypeExpr:
     is_open = isinstance(kind, OpenType) and kind.open
     row: syntax.Row | None = None
     if kind.dims:
-        dims = tuple(
-            syntax.RowDim(dim.name, () if is_open else axes) for dim, axes in zip(kind.dims, kind.splits, strict=True)
-        )
+        splits = [(axes or ()) if is_open else axes for axes in kind.splits]
+        dims = tuple(syntax.RowDim(dim.name, axes) for dim, axes in zip(kind.dims, splits, strict=True))
         row = syntax.Row(dims, is_open)
     partial: syntax.PartialExpr | None = None
     if isinstance(kind.partial, Partial):
