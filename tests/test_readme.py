@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from oracles.documents import blocks, operation_of, rewritten
 
+from shardwright.cli.front import COMMANDS
+from shardwright.cli.options import Parser
 from shardwright.ir.builders import BUILDERS
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
@@ -71,6 +74,19 @@ def test_every_operation_has_its_strategies_in_the_docs() -> None:
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     shown = {operation_of(block.text.partition("\n")[0])[0].keyword for block in blocks(text)}
     assert {*BUILDERS, "@", "+", "-", "*", "/", "neg", ""} - shown == set()
+
+
+def test_every_option_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    common, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    sections = {part.split()[0]: part for part in parts}
+    assert list(sections) == list(COMMANDS)
+    for name, section in sections.items():
+        subparsers = Parser(prog="shardwright").add_subparsers()
+        import_module(f"shardwright.cli.{COMMANDS[name].module}").add_parser(subparsers)
+        usage = subparsers.choices[name].format_usage()
+        options = set(re.findall(r"--[a-z-]+", usage))
+        assert {option for option in options if option not in common and option not in section} == set()
 
 
 def test_every_pass_is_in_the_docs() -> None:
