@@ -83,7 +83,7 @@ def _contract(operation: ops.Contract, call: Call) -> Array:
     product = a.reshape(*outer, n_rows, n_summed) @ b.reshape(*outer, n_summed, n_columns)
     made = (*batch, *rows, *columns)
     extents = dict(zip(call.result.names, call.result.local_shape(call.setting.mesh), strict=True))
-    product = product.reshape(*outer[:lead], *(extents[name] for name in made))
+    product = product.reshape((*outer[:lead], *(extents[name] for name in made)))
     return product.transpose(*range(lead), *(lead + made.index(name) for name in call.result.names))
 
 

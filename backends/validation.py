@@ -60,7 +60,7 @@ def validate(surface: Program, compiled: Program, seed: int = 0) -> Validation:
             return Validation({}, (), 0.0, surface.mesh.n_chips, 0.0, f"its sizes cannot be reduced ({error})")
         small, small_compiled = surface, compiled
         sizes = {dim.name: dim.size for dim in surface.dims}
-    worst = max((_run(small, small_compiled, func, seed) for func in small.funcs), default=0.0)
+    worst = max((compare(small, small_compiled, func, seed) for func in small.funcs), default=0.0)
     seconds = time.perf_counter() - began
     return Validation(sizes, tuple(f.name for f in small.funcs), worst, surface.mesh.n_chips, seconds)
 
@@ -70,7 +70,12 @@ def _resized(program: Program, sizes: Mapping[str, int]) -> Program:
     return elaborate(unparse(program), dims=declared)
 
 
-def _run(surface: Program, compiled: Program, func: Func, seed: int) -> float:
+def compare(surface: Program, compiled: Program, func: Func, seed: int = 0) -> float:
+    """Runs one function of both on the same random inputs.
+
+    Returns the largest difference of results and state, relative to the largest element. Raises `ValidationError`
+    where it is more than rounding in float64.
+    """
     import numpy as np
 
     from shardwright.backends.random_inputs import random_inputs

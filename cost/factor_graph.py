@@ -250,7 +250,7 @@ class FactorGraph:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def minimize(self, tolerance: float, max_nodes: int = 2000) -> Solution:
+    def minimize(self, tolerance: float, max_nodes: int = 300) -> Solution:
         """The least cost, proved to within `tolerance` unless `max_nodes` branches were not enough.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.

@@ -25,8 +25,8 @@ from shardwright.cost.factor_graph import (
 from shardwright.cost.layouts import Codes, Coding, local_elements, moving_costs, unique_codes
 from shardwright.ir.diagnostics import DiagnosticError, Span, fault
 from shardwright.ir.digit_orders import splitting_axes
-from shardwright.ir.operation import Arg, Number
-from shardwright.ir.ops import Contract, Max
+from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Shape, TensorType, ValueType
@@ -157,6 +157,8 @@ class PlacementOptions:
     )
     excluded: frozenset[tuple[str | None, str, str]] = frozenset()
     """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
+    whole_reshapes: frozenset[tuple[str, str]] = frozenset()
+    """(function, result) of renames, splits and merges whose own dimensions stay whole, where digits conflict."""
 
 
 def place_layouts(program: Program, options: PlacementOptions | None = None) -> Placement:
@@ -473,6 +475,11 @@ class _Builder:
         keep = np.ones(len(codes[0]), np.bool_)
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed)
+        if (self.func.name, statement.result.name) in self.options.whole_reshapes:
+            for node, code in zip(nodes, codes, strict=True):
+                for name in reshaped_dims(statement.operation):
+                    if name in node.shape:
+                        keep &= (self.coding.digits(code) != self.coding.number_of_dim(name)).all(axis=1)
         codes = [code[keep] for code in codes]
         for node, code in zip(nodes, codes, strict=True):
             node.group.root().found.append(code)
@@ -697,6 +704,19 @@ class _Builder:
                 for a, b in edges
             ]
         return Placement(self.nodes, self.defined, kinds, self.by_use, trees, received, solution, steps)
+
+
+def reshaped_dims(operation: Operation) -> tuple[str, ...]:
+    """The dimensions that a rename, split or merge is about."""
+    match operation:
+        case Rename():
+            return tuple(name for pair in operation.pairs for name in pair)
+        case Split():
+            return (operation.source, *operation.parts)
+        case Merge():
+            return (operation.target, *operation.parts)
+        case _:
+            return ()
 
 
 def _sets_in(body: tuple[Statement, ...]) -> frozenset[str]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import ClassVar
 
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import orders_in, splitting_axes
-from shardwright.ir.digits import Order, is_contiguous, order_size
+from shardwright.ir.digits import Order, is_contiguous, order_size, radix
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.passes.base import Pass
+
+
+class DigitConflictError(DiagnosticError):
+    """No orders of digits let all renames, splits and merges keep every index on its chip."""
+
+    statements: tuple[tuple[str, str], ...] = ()
+    """The function and the result of each statement that takes part."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,7 @@ class _Search:
                 if best is None or score > best[0]:
                     best = (score, dict(orders))
         if best is None:
-            first = relevant[0]
-            raise fault(
-                "digits",
-                f"no order of digits lets {first.statement.operation.keyword} keep every index on its chip:"
-                f" {first.operand} and {first.statement.result.type}",
-                first.statement.span,
-                f"leave one of {', '.join(first.dims)} whole, or gather before it",
-            )
+            raise _conflict(relevant)
         return best[1]
 
     def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
@@ -142,38 +142,56 @@ class _Search:
     def composed(
         self, constraint: _Constraint, name: str, parts: list[str], orders: Mapping[str, Order]
     ) -> Iterator[Order]:
-        """The parts' digits one after the other, with the axes that split only the whole placed where they fit."""
+        """The parts' digits one after the other.
+
+        An axis that splits the whole is a digit of one part: of one whose order has it, or of any that has room.
+        Digits of the parts that do not split the whole are numbers in its order.
+        """
         pinned = self.program.dim(name).order
         if pinned is not None:
             yield pinned
             return
         mesh = self.program.mesh
         sizes = self.program.sizes(constraint.func)
-        known = {digit for part in parts for digit in orders.get(part, ())}
-        extra = [axis for axis in mesh.sorted(self.used.get(name, ())) if axis not in known]
-        for homes in _distributions(len(extra), len(parts)):
+        own = mesh.sorted(self.used.get(name, ()))
+        having = [[i for i, part in enumerate(parts) if axis in orders.get(part, ())] for axis in own]
+        for homes in product(*(choice or range(len(parts)) for choice in having)):
             digits: list[str | int] = []
             fits = True
             for i, part in enumerate(parts):
-                own = (*orders.get(part, ()), *(axis for axis, home in zip(extra, homes, strict=True) if home == i))
-                rest, remainder = divmod(sizes[part], order_size(own, mesh))
+                mine = [axis for axis, home in zip(own, homes, strict=True) if home == i]
+                order = (*orders.get(part, ()), *(axis for axis in mine if axis not in orders.get(part, ())))
+                rest, remainder = divmod(sizes[part], order_size(order, mesh))
                 fits &= remainder == 0
-                digits.extend(own)
-                if rest > 1 and i + 1 < len(parts):
-                    digits.append(rest)
+                digits.extend(digit if digit in mine else radix(digit, mesh) for digit in order)
+                digits.append(rest)
             if fits:
-                while digits and isinstance(digits[-1], int):
-                    digits.pop()
-                yield tuple(digits)
+                yield _normal(digits)
 
 
-def _distributions(n: int, places: int) -> Iterator[tuple[int, ...]]:
-    if n == 0:
-        yield ()
-        return
-    for first in range(places):
-        for rest in _distributions(n - 1, places):
-            yield (first, *rest)
+def _normal(digits: list[str | int]) -> Order:
+    """Neighbouring numbers multiplied, ones and the remainder left out."""
+    made: list[str | int] = []
+    for digit in digits:
+        if isinstance(digit, int) and made and isinstance(made[-1], int):
+            made[-1] *= digit
+        elif digit != 1:
+            made.append(digit)
+    return tuple(made[:-1] if made and isinstance(made[-1], int) else made)
+
+
+def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
+    first = constraints[0]
+    told = fault(
+        "digits",
+        f"no order of digits lets {first.statement.operation.keyword} keep every index on its chip:"
+        f" {first.operand} and {first.statement.result.type}",
+        first.statement.span,
+        f"leave one of {', '.join(first.dims)} whole, or gather before it",
+    )
+    conflict = DigitConflictError(told.diagnostics)
+    conflict.statements = tuple((c.func.name, c.statement.result.name) for c in constraints)
+    return conflict
 
 
 def _holds(constraint: _Constraint, orders: Mapping[str, Order], program: Program) -> bool:

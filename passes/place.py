@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.cost.placement import Node, Placement, UseKey, place_layouts
+from shardwright.cost.placement import Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.passes.base import Pass
+from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,51 @@ class Place(Pass):
     name: ClassVar[str] = "place"
 
     def run(self, program: Program) -> Program:
-        placement = place_layouts(program)
-        weights = tuple(_filled(value, placement) for value in program.weights)
-        state = tuple(_filled(value, placement) for value in program.state)
-        funcs = tuple(_Writer(program, func, placement).rewritten() for func in program.funcs)
-        return replace(program, weights=weights, state=state, funcs=funcs)
+        return place(program, PlacementOptions())[0]
+
+
+def place(program: Program, options: PlacementOptions) -> tuple[Program, Placement]:
+    """The program with its layouts filled in, and how they were found.
+
+    Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
+    them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken.
+    """
+    placement = place_layouts(program, options)
+    written = _written(program, placement)
+    try:
+        ChooseDigitOrder(tied=True).run(written)
+    except DigitConflictError as conflict:
+        return min(_without_conflict(program, options, conflict), key=lambda found: found[1].solution.cost)
+    return written, placement
+
+
+def _without_conflict(
+    program: Program, options: PlacementOptions, conflict: DigitConflictError
+) -> list[tuple[Program, Placement]]:
+    found: list[tuple[Program, Placement]] = []
+    for func, result in dict.fromkeys(conflict.statements):
+        origin = _origin(program, func, result)
+        if origin is None or (func, origin) in options.whole_reshapes:
+            continue
+        narrowed = replace(options, whole_reshapes=options.whole_reshapes | {(func, origin)})
+        with suppress(DiagnosticError):
+            found.append(place(program, narrowed))
+    if not found:
+        raise conflict
+    return found
+
+
+def _origin(program: Program, func: str, result: str) -> str | None:
+    """The statement before placement whose value, as it was made, has this name afterwards."""
+    names = {s.result.name for s, _ in program.func(func).walk() if isinstance(s, Let)}
+    return next((n for n in sorted(names, key=len, reverse=True) if result == n or result.startswith(f"{n}_")), None)
+
+
+def _written(program: Program, placement: Placement) -> Program:
+    weights = tuple(_filled(value, placement) for value in program.weights)
+    state = tuple(_filled(value, placement) for value in program.state)
+    funcs = tuple(_Writer(program, func, placement).rewritten() for func in program.funcs)
+    return replace(program, weights=weights, state=state, funcs=funcs)
 
 
 def _filled(value: Value, placement: Placement) -> Value:
@@ -164,8 +207,6 @@ def explain(program: Program) -> list[str]:
 
     The next best is found by placing the whole program anew with the chosen layout forbidden.
     """
-    from shardwright.cost.placement import PlacementOptions
-    from shardwright.ir.diagnostics import DiagnosticError
     from shardwright.passes.decompose import Decompose
 
     decomposed = Decompose().run(program)

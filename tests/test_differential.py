@@ -1,0 +1,45 @@
+"""Random well-typed programs with random demands: compiled, they mean what they meant (see bench/differential.py)."""
+
+import hypothesis
+import pytest
+from oracles.differential import JAX_TOLERANCE, in_simulator, surface_program, under_jax
+from programs import programs
+
+from shardwright.backends.validation import TOLERANCE
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.format import format_module
+from shardwright.ir.parser import parse
+from shardwright.ir.unparse import unparse
+from shardwright.passes.pipelines import explicit
+
+SIMULATED, PER_TEST = 2000, 25
+UNDER_JAX, PER_JAX_TEST = 200, 5
+
+
+@pytest.mark.parametrize("first", range(0, SIMULATED, PER_TEST))
+def test_simulator_gives_the_unsharded_result(first: int) -> None:
+    for seed in range(first, first + PER_TEST):
+        assert in_simulator(surface_program(seed), seed) <= TOLERANCE, f"random program {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, UNDER_JAX, PER_JAX_TEST))
+def test_jax_gives_the_unsharded_result(first: int) -> None:
+    for seed in range(first, first + PER_JAX_TEST):
+        assert under_jax(surface_program(seed), seed) <= JAX_TOLERANCE, f"random program {seed}"
+
+
+@hypothesis.settings(max_examples=100)
+@hypothesis.given(programs())
+def test_a_program_that_shrinks(text: str) -> None:
+    """The same with programs that hypothesis draws, so that a failure is shown small."""
+    program = elaborate(parse(Source("random", text)))
+    assert in_simulator(program, 0) <= TOLERANCE
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(programs())
+def test_a_compiled_program_prints_as_one_that_parses_to_it(text: str) -> None:
+    compiled = explicit(elaborate(parse(Source("random", text))))
+    printed = format_module(unparse(compiled))
+    assert elaborate(parse(Source("printed", printed))) == compiled
