@@ -444,16 +444,17 @@ class _FuncBuilder:
         conversions: list[Let] = []
         for i, carry in enumerate(carries):
             kind = carry.value.type
+            # The result prints without a type: that of the carried value says it, found or not.
+            marking = Marking.FOUND if carry.value.marking is Marking.FOUND else Marking.UNWRITTEN
             if not statement.targets:
-                results.append(Value(self.namer.fresh(f"{carry.value.name}_last"), kind, Marking.UNWRITTEN))
+                results.append(Value(self.namer.fresh(f"{carry.value.name}_last"), kind, marking))
                 continue
             target, want = statement.targets[i], wanted[i]
             if want is None or str(want) == str(kind):
-                marking = carry.value.marking if want is not None else Marking.UNWRITTEN
                 results.append(Value(target.name, kind, marking, target.span))
                 continue
             value = self.target_value(target, want, kind.shape, target.span)
-            raw = Value(self.namer.fresh(f"{target.name}_raw"), kind, Marking.UNWRITTEN, target.span)
+            raw = Value(self.namer.fresh(f"{target.name}_raw"), kind, marking, target.span)
             results.append(raw)
             conversions.append(Let((value,), ops.Alias(), (raw.name,), target.span))
         return tuple(results), conversions
@@ -601,7 +602,8 @@ class _FuncBuilder:
         if demanded is not None:
             self.fits(found, demanded, f"{fresh} is", expr.span)
             kind = replace(demanded, dims=found.dims)
-        value = Value(fresh, kind, Marking.UNWRITTEN, expr.span)
+        marking = Marking.FOUND if isinstance(kind, TensorType) else Marking.UNWRITTEN
+        value = Value(fresh, kind, marking, expr.span)
         out.append(Let((value,), operation, operands, expr.span))
         scope.define(value)
         return fresh
