@@ -86,3 +86,24 @@ def test_titles_differ_and_every_case_is_at_fault(path: Path, request: pytest.Fi
 
 def test_there_are_at_least_sixty() -> None:
     assert len(ALL) >= 60
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ("decompse", ["<program>: error: there is no pass decompse [unknown-pass]", "note: did you mean decompose?"]),
+        ("place{", ["<program>: error: cannot read the passes from 'place{' on [bad-pipeline]",
+                    "note: write them as in: decompose,place,insert-moves"]),
+        ("place{objective}", ["<program>: error: place: the option 'objective' has no value [bad-pipeline]",
+                              "note: write place{objective=...}"]),
+        ("insert-moves{fast=true}", ["<program>: error: insert-moves has no option fast [unknown-option]",
+                                     "note: it takes none"]),
+    ],
+    ids=["unknown", "unclosed", "no-value", "no-option"],
+)  # fmt: skip
+def test_passes_that_cannot_be_run(passes: str, expected: list[str]) -> None:
+    from shardwright.passes.pipelines import parse_pipeline
+
+    with pytest.raises(DiagnosticError) as caught:
+        parse_pipeline(passes)
+    assert caught.value.render().splitlines() == expected
