@@ -9,13 +9,20 @@ from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.validation import compare
 from shardwright.ir.diagnostics import Source
+from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.types import DType
 from shardwright.passes.pipelines import explicit
 
-JAX_TOLERANCE = 2e-4
-"""Relative to the largest element: f32 in another order of summation, through as many operations as there are."""
+_TOLERANCES = {DType.F32: 2e-4, DType.F16: 4e-3, DType.BF16: 3e-2}
+
+
+def jax_tolerance(program: Program) -> float:
+    """Relative to the largest element: some roundings of the coarsest format in it, in another order of summation."""
+    formats = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
+    return max(_TOLERANCES.get(dtype, 0.0) for dtype in formats)
 
 
 def surface_program(seed: int) -> Program:
