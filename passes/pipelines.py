@@ -16,10 +16,13 @@ from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
+from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.place import Place
 
-PASSES: dict[str, type[Pass]] = {p.name: p for p in (Decompose, Place, ChooseDigitOrder, InsertMoves, Cleanup)}
+PASSES: dict[str, type[Pass]] = {
+    p.name: p for p in (Decompose, Place, ChooseDigitOrder, InsertMoves, Cleanup, FuseParallelBlock)
+}
 """Every pass by name."""
 
 EXPLICIT: tuple[Pass, ...] = (
