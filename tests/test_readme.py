@@ -20,7 +20,7 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.verifier import Level, verify
-from shardwright.passes.pipelines import PASSES
+from shardwright.passes.pipelines import EXPLICIT, PASSES, parse_pipeline
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,12 +92,13 @@ def test_every_option_is_in_the_docs() -> None:
 def test_every_pass_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^## `([a-z-]+)`$", text, re.MULTILINE)) == sorted(PASSES)
+    pipeline = next(line for line in text.splitlines() if line.startswith("    decompose,"))
+    assert parse_pipeline(pipeline.strip()) == EXPLICIT
 
 
 def test_every_code_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
     used: set[str] = set()
-    for folder in ("ir", "passes"):
-        for path in (ROOT / folder).rglob("*.py"):
-            used |= set(re.findall(r"""(?:fault|misuse)\(\s*"([a-z-]+)",""", path.read_text(encoding="utf-8")))
+    for path in (*(ROOT / "ir").rglob("*.py"), ROOT / "passes" / "pipelines.py"):
+        used |= set(re.findall(r"""(?:fault|misuse)\(\s*"([a-z-]+)",""", path.read_text(encoding="utf-8")))
     assert {code for code in used if f"`{code}`" not in text} == set()
