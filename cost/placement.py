@@ -22,7 +22,7 @@ from shardwright.cost.factor_graph import (
     TreeFactor,
     arborescence,
 )
-from shardwright.cost.layouts import Codes, Coding, local_elements, moving_costs, unique_codes
+from shardwright.cost.layouts import SUM, Codes, Coding, local_elements, moving_costs, unique_codes
 from shardwright.ir.diagnostics import DiagnosticError, Span, fault
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.operation import Arg, Number, Operation
@@ -662,6 +662,12 @@ class _Builder:
     def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
         received, steps = moves[id(node.group.root())]
         finite = np.isfinite(received)
+        # Addends are made in full on every chip, which costs work though nothing is received.
+        group = node.group.root()
+        digits = self.coding.digits(group.codes)
+        addends = ((digits[:, None, :] != digits[None, :, :]) & (digits[None, :, :] == SUM)).any(axis=2)
+        made = local_elements(self.coding, group.codes, group.shape)[None, :] / self.step_worth
+        steps = steps + np.where(addends, made, 0.0)
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
         return np.where(finite, costs, 16 * float(costs.max()) + quantum)
 

@@ -197,8 +197,8 @@ class _Module:
         returned = [_reshaped(y, e.global_shape, e.is_strided) for y, e in zip(made, result_edges, strict=True)]
         if self.has_globals:
             lines.extend(broken(f"{bare_or_tuple(made) if made else '_'}, state = {call}", indent))
-            state = "{name: a.reshape(given[name]) for name, a in state.items()}"
-            lines.extend(broken(f"return {bare_or_tuple(returned) if returned else '()'}, {state}", indent))
+            lines.append(f"{indent}state = {{name: a.reshape(given[name]) for name, a in state.items()}}")
+            lines.extend(broken(f"return {bare_or_tuple(returned) if returned else '()'}, state", indent))
         elif strided:
             lines.extend(broken(f"{bare_or_tuple(made)} = {call}", indent))
             lines.extend(broken(f"return {bare_or_tuple(returned)}", indent))
