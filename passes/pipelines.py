@@ -12,16 +12,32 @@ from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
+from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.insert_moves import InsertMoves
+from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
+from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.passes.weight_gather import WeightGather
 
 PASSES: dict[str, type[Pass]] = {
-    p.name: p for p in (Decompose, Place, ChooseDigitOrder, InsertMoves, Cleanup, FuseParallelBlock)
+    p.name: p
+    for p in (
+        Decompose,
+        Place,
+        ChooseDigitOrder,
+        InsertMoves,
+        Cleanup,
+        FuseParallelBlock,
+        QuantizeWeights,
+        WeightGather,
+        AttentionOverBatch,
+        PadHeads,
+    )
 }
 """Every pass by name."""
 

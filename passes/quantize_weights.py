@@ -1,0 +1,385 @@
+"""`quantize-weights`: the weights of contractions become integers, with scales as weights beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.operation import Operand
+from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
+from shardwright.ir.program import (
+    DimInfo,
+    Func,
+    Let,
+    Marking,
+    Namer,
+    Program,
+    Scope,
+    Statement,
+    Value,
+    map_scoped,
+    names_of,
+)
+from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType
+from shardwright.passes.base import Pass
+from shardwright.passes.patterns import sites, use_counts, weights_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class QuantizeWeights(Pass):
+    """Weights as int8 with a scale for each output channel (Pope et al. 2022, section 3.6), or int4 in groups.
+
+        weights { w: E_xF_yz }
+        h: BLF_xyz = a @[E] w
+
+    becomes
+
+        weights { w: int8 E_xF_yz  w_scale: f32 F_yz }
+        w_bf16 = convert[bf16](w)
+        h_unscaled = a @[E] w_bf16
+        h_unscaled_f32 = convert[f32](h_unscaled)
+        h_scaled = h_unscaled_f32 * w_scale
+        h: BLF_xyz = convert[bf16](h_scaled)
+
+    A scale is linear, so it passes partial sums: `place` reduces before it. Gathers of the weight move int8,
+    because they cost less there than after the conversion. With `bits=4`, groups of `group` neighbouring elements
+    along the output channel have a scale each (Sheng et al. 2023, section 4.2, symmetric). It depends on the
+    contracted index as well, so the weight is scaled before the contraction, on the chip that holds it:
+
+        weights { w: int4 E_xF_yz  w_scale: bf16 E_xG_yz }     # dim G=F/64 C=64
+        w_bf16 = convert[bf16](w)
+        w_groups = split[F -> GC](w_bf16)
+        w_scaled = w_groups * w_scale
+        w_whole = merge[GC -> F](w_scaled)
+        h: BLF_xyz = a @[E] w_whole
+
+    In f16, whose range sums of integers leave, the product is f32 until it is scaled.
+    A group never crosses chips: it shrinks to a divisor of what a chip holds. Floating-point weights of two
+    dimensions or more are quantized where every use is a contraction over the same dimensions; an embedding
+    that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does it.
+    """
+
+    name: ClassVar[str] = "quantize-weights"
+    bits: int = 8
+    group: int = 64
+
+    def run(self, program: Program) -> Program:
+        return _quantized(program, quantization(program, self.bits, self.group))
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """How one weight is stored: its integers along `dims`, and the scales along theirs.
+
+    `summed` are the dimensions that its contractions sum over. With `groups`, the last of the others is cut into so
+    many, each with a scale; None where a scale holds for a whole output channel. `func` names the function whose
+    parameter it is; None for a weight of the program.
+    """
+
+    weight: str
+    scale: str
+    func: str | None
+    dims: tuple[str, ...]
+    summed: tuple[str, ...]
+    bits: int
+    grouped: str | None = None
+    groups: int | None = None
+
+    @property
+    def dtype(self) -> DType:
+        return DType.INT8 if self.bits == 8 else DType.INT4
+
+    @property
+    def largest(self) -> int:
+        """The largest integer; the range is symmetric about 0."""
+        return (1 << (self.bits - 1)) - 1
+
+
+Quantization = tuple[Quantized, ...]
+"""How the weights of a program are stored."""
+
+
+def quantize(
+    recipe: Quantization, arrays: Mapping[str, npt.ArrayLike], func: str | None = None
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The arrays with integers in place of the weights, and their scales, global shapes as the program declares them.
+
+    `arrays` are the weights of the program; or with `func` the arguments of that function. Integers are in int8
+    also where they are of 4 bits; scales are in float32 for 8 bits and in the weight's format for 4, to which
+    they are rounded before the division. KeyError for a weight that is missing.
+    """
+    import numpy as np
+
+    made: dict[str, npt.NDArray[np.generic]] = {name: np.asarray(array) for name, array in arrays.items()}
+    for entry in recipe:
+        if entry.func != func:
+            continue
+        array = made[entry.weight]
+        values = array.astype(np.float32)
+        shape = values.shape
+        if entry.groups is None or entry.grouped is None:
+            over = tuple(entry.dims.index(dim) for dim in entry.summed)
+        else:
+            at = entry.dims.index(entry.grouped)
+            values = values.reshape(*shape[:at], entry.groups, shape[at] // entry.groups, *shape[at + 1 :])
+            over = (at + 1,)
+        scale = np.abs(values).max(axis=over, keepdims=True) / entry.largest
+        scale = np.where(scale == 0, np.float32(1), scale)
+        if entry.groups is not None:
+            scale = scale.astype(array.dtype)
+        rounded = np.rint(values / scale.astype(np.float32))
+        integers = np.clip(rounded, -entry.largest, entry.largest).astype(np.int8)
+        made[entry.weight] = integers.reshape(shape)
+        made[entry.scale] = scale.squeeze(axis=over)
+    return made
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantization:
+    """How `quantize-weights` stores the weights of this program (given as it is before the pass).
+
+    Raises a `DiagnosticError` for another number of bits than 8 and 4, and for a group of none.
+    """
+    if bits not in (4, 8):
+        raise fault("bad-option", f"quantize-weights: bits is 8 or 4, not {bits}", NOWHERE)
+    if group < 1:
+        raise fault("bad-option", f"quantize-weights: a group has at least 1 element, not {group}", NOWHERE)
+    found: dict[tuple[str | None, str], set[tuple[str, ...]]] = {}
+    values: dict[tuple[str | None, str], TensorType] = {}
+    spoilt: set[tuple[str | None, str]] = set()
+    for func in program.funcs:
+        scope = None if program.weights else func.name
+        for name, value in weights_of(program, func).items():
+            key = (scope, name)
+            if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
+                continue
+            values[key] = value.type
+            summed = _summed(program, func, name)
+            if summed is None:
+                spoilt.add(key)
+            else:
+                found.setdefault(key, set()).update(summed)
+    namer = Namer(set(program.globals).union(*(names_of(func) for func in program.funcs)))
+    made: list[Quantized] = []
+    for key, ways in found.items():
+        if key in spoilt or len(ways) != 1:
+            continue
+        (summed,) = ways
+        scope, name = key
+        kind = values[key]
+        entry = Quantized(name, "", scope, kind.names, summed, bits)
+        if bits == 4:
+            grouped = [dim for dim in kind.names if dim not in summed][-1:]
+            if not grouped:
+                continue
+            size = kind.shape.size(grouped[0])
+            together = math.gcd(group, size // program.mesh.product(kind.split(grouped[0])))
+            entry = replace(entry, grouped=grouped[0], groups=size // together)
+        made.append(replace(entry, scale=namer.fresh(f"{name}_scale")))
+    return tuple(made)
+
+
+def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] | None:
+    """The dimensions that the function sums the weight over, by contraction; None where it does anything else."""
+    names = {weight}
+    uses: dict[str, int] = {}
+    found: set[tuple[str, ...]] = set()
+    for site in sites(program, func):
+        statement = site.statement
+        if not isinstance(statement, Let):
+            continue
+        at = [operand for operand in statement.operands if operand in names]
+        if len(at) != 1:
+            continue
+        (name,) = at
+        assert isinstance(name, str)
+        operation = statement.operation
+        if isinstance(operation, Contract):
+            kind = site.scope.type_of(name)
+            found.add(tuple(dim for dim in kind.names if dim in operation.dims))
+        elif isinstance(operation, Alias | Movement):
+            kind = statement.result.type
+            if isinstance(kind, TensorType) and kind.partial is not None:
+                return None
+            names.add(statement.result.name)
+        else:
+            return None
+        uses[name] = uses.get(name, 0) + 1
+    counts = use_counts(func)
+    return found if all(uses.get(name, 0) == counts.get(name, 0) for name in names) else None
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def _quantized(program: Program, recipe: Quantization) -> Program:
+    if not recipe:
+        return program
+    cuts = _Cuts(program)
+    shared = {entry.weight: entry for entry in recipe if entry.func is None}
+    weights = _declared(program.weights, shared, cuts)
+    funcs: list[Func] = []
+    for func in program.funcs:
+        entries = {entry.weight: entry for entry in recipe if entry.func in (None, func.name)}
+        own = {name: entry for name, entry in entries.items() if entry.func is not None}
+        made = _Writer(program, func, entries, cuts).rewritten()
+        funcs.append(replace(made, params=_declared(func.params, own, cuts)))
+    return replace(program, dims=(*program.dims, *cuts.added), weights=weights, funcs=tuple(funcs))
+
+
+class _Cuts:
+    """The dimensions that groups need: for a dimension and a number of groups, the groups and what one holds."""
+
+    def __init__(self, program: Program) -> None:
+        self.sizes = program.sizes()
+        self.taken = {dim.name for dim in program.dims}
+        self.known: dict[tuple[str, int], tuple[Dim, Dim]] = {}
+        self.within: dict[tuple[int, str], Dim] = {}
+        self.added: list[DimInfo] = []
+
+    def of(self, dim: str, groups: int) -> tuple[Dim, Dim]:
+        if (dim, groups) not in self.known:
+            self.known[dim, groups] = (self.fresh("G", groups), self.fresh("C", self.sizes[dim] // groups))
+        return self.known[dim, groups]
+
+    def fresh(self, wish: str, size: int) -> Dim:
+        name, count = wish, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wish}{count}"
+        self.taken.add(name)
+        self.added.append(DimInfo(name, size))
+        return Dim(name, size)
+
+
+def _scale_type(kind: TensorType, entry: Quantized, cuts: _Cuts) -> TensorType:
+    dims: list[Dim] = []
+    splits: list[Axes] = []
+    for dim, axes in zip(kind.dims, kind.splits, strict=True):
+        if entry.groups is not None and dim.name == entry.grouped:
+            dims.append(cuts.of(dim.name, entry.groups)[0])
+            splits.append(axes)
+        elif entry.groups is not None or dim.name not in entry.summed:
+            dims.append(dim)
+            splits.append(axes)
+    dtype = DType.F32 if entry.groups is None else kind.dtype
+    return TensorType(dtype, tuple(dims), tuple(splits), None, kind.placement)
+
+
+def _declared(values: Sequence[Value], entries: Mapping[str, Quantized], cuts: _Cuts) -> tuple[Value, ...]:
+    """Declarations with integers in place of weights, each followed by its scales."""
+    made: list[Value] = []
+    for value in values:
+        entry = entries.get(value.name)
+        if entry is None or not isinstance(value.type, TensorType):
+            made.append(value)
+            continue
+        made.append(replace(value, type=value.type.with_dtype(entry.dtype)))
+        made.append(Value(entry.scale, _scale_type(value.type, entry, cuts), value.marking, value.span))
+    return tuple(made)
+
+
+class _Writer:
+    """Rewrites the contractions of one function."""
+
+    def __init__(self, program: Program, func: Func, entries: Mapping[str, Quantized], cuts: _Cuts) -> None:
+        self.program = program
+        self.func = func
+        self.sources = dict(entries)
+        self.cuts = cuts
+        scales = {entry.scale for entry in entries.values()}
+        self.namer = Namer(names_of(func) | set(program.globals) | scales)
+
+    def rewritten(self) -> Func:
+        for statement, _ in self.func.walk():  # names for weights in other layouts are weights, too
+            match statement:
+                case Let(operation=Alias() | Movement(), operands=(str() as name,)) if name in self.sources:
+                    self.sources[statement.result.name] = self.sources[name]
+                case _:
+                    pass
+        return map_scoped(self.program, self.func, self.statement)
+
+    def statement(self, statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+        if not isinstance(statement, Let):
+            return (statement,)
+        at = next((i for i, operand in enumerate(statement.operands) if operand in self.sources), None)
+        if at is None:
+            return (statement,)
+        name = statement.operands[at]
+        assert isinstance(name, str)
+        entry = self.sources[name]
+        if isinstance(statement.operation, Alias | Movement):
+            value = statement.result
+            kind = value.type
+            return (replace(statement, results=(replace(value, type=replace(kind, dtype=entry.dtype)),)),)
+        # The scope holds the types that were: a weight's own, or an alias's, which this pass may have retyped.
+        seen = scope.type_of(name).shape
+        dtype = next(
+            scope.type_of(operand).shape.dtype
+            for i, operand in enumerate(statement.operands)
+            if i != at and isinstance(operand, str)
+        )
+        out: list[Statement] = []
+        weight = self.emit(out, statement, Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
+        if entry.groups is None:
+            self.scale_after(out, statement, at, weight, entry)
+        else:
+            self.scale_before(out, statement, at, weight, entry, Shape(dtype, seen.dims))
+        return tuple(out)
+
+    def emit(
+        self,
+        out: list[Statement],
+        at: Let,
+        operation: Convert | Split | Merge | Mul | Contract,
+        operands: tuple[Operand, ...],
+        wish: str,
+        shape: Shape,
+    ) -> str:
+        value = Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, at.span)
+        out.append(Let((value,), operation, operands, at.span))
+        return value.name
+
+    def scale_after(self, out: list[Statement], statement: Let, at: int, weight: str, entry: Quantized) -> None:
+        """One scale for each output channel: whatever was summed, it multiplies the sum, in f32."""
+        assert isinstance(statement.operation, Contract)
+        result = statement.result
+        shape = result.shape
+        operands = tuple(weight if i == at else operand for i, operand in enumerate(statement.operands))
+        wide = Shape(DType.F32, shape.dims)
+        narrow = wide if shape.dtype is DType.F16 else shape  # sums of integers up to 127 leave the range of f16
+        product = self.emit(out, statement, statement.operation, operands, f"{result.name}_unscaled", narrow)
+        if shape.dtype is DType.F32:
+            out.append(replace(statement, operation=Mul(), operands=(product, entry.scale)))
+            return
+        exact = product
+        if narrow != wide:
+            exact = self.emit(out, statement, Convert(DType.F32), (product,), f"{product}_f32", wide)
+        scaled = self.emit(out, statement, Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
+        out.append(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
+
+    def scale_before(
+        self, out: list[Statement], statement: Let, at: int, weight: str, entry: Quantized, seen: Shape
+    ) -> None:
+        """One scale for each group: the weight is cut into groups, scaled, and joined again."""
+        assert entry.groups is not None
+        assert entry.grouped is not None
+        groups, within = self.cuts.of(entry.grouped, entry.groups)
+        place = seen.names.index(entry.grouped)
+        cut = Shape(seen.dtype, (*seen.dims[:place], groups, within, *seen.dims[place + 1 :]))
+        parts = (groups.name, within.name)
+        name = entry.weight
+        apart = self.emit(out, statement, Split(entry.grouped, parts), (weight,), f"{name}_groups", cut)
+        scaled = self.emit(out, statement, Mul(), (apart, entry.scale), f"{name}_scaled", cut)
+        whole = self.emit(out, statement, Merge(parts, entry.grouped), (scaled,), f"{name}_whole", seen)
+        operands = tuple(whole if i == at else operand for i, operand in enumerate(statement.operands))
+        out.append(replace(statement, operands=operands))
