@@ -188,11 +188,11 @@ def _made_word(kind: TensorType) -> str:
 
 def change_word(source: TensorType, target: TensorType) -> str:
     """What a value is called after it has gone from one layout to another."""
+    if target.partial and set(target.partial_axes) - set(source.partial_axes):
+        return "addend"
     if source.partial and source.partial != target.partial:
         return "reduced" if set(source.partial_axes) <= _freed(source, target) else "scattered"
     before, after = set(source.split_axes), set(target.split_axes)
-    if target.partial and not source.partial:
-        return "addend"
     if before - after:
         return "gathered"
     return "sliced" if after - before else "moved"
@@ -213,7 +213,9 @@ def explain(program: Program) -> list[str]:
     best = place_layouts(decomposed)
     total = best.bytes_received
     named = {(func.name, value.name) for func in program.funcs for value in _open_values(func)}
-    lines = [f"place: {total:,.0f} bytes received per chip in all, proved least"]
+    gap = best.solution.cost - best.solution.bound
+    proof = "proved least" if gap < 1 else f"at most {gap:,.0f} above the least"
+    lines = [f"place: {total:,.0f} bytes received per chip in all, {proof}"]
     for node in best.nodes:
         if node.home < 0 or (node.func, node.name) not in named:
             continue

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardwright.cost.factor_graph import FORBIDDEN, FactorGraph, TableFactor, TreeFactor, arborescence, subtrees
+from shardwright.cost.factor_graph import FactorGraph
+from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, subtrees
 
 
 def random_moves(rng: np.random.Generator, n: int) -> np.ndarray:

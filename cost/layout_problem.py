@@ -1,0 +1,143 @@
+"""The layout problem: values and uses as variables, and what relates them, before anything is chosen.
+
+Every operation is a table of its strategies, every value a tree of movements from the layout in which it is made
+to those in which it is used. `cost.program_layouts` makes the problem of a program, `cost.placement` solves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.layouts import Codes, Coding
+from shardwright.ir.program import Loop, Program
+from shardwright.ir.types import Shape, ValueType
+
+UseKey = tuple[int, int]
+"""The statement (by identity) and the number of the operand within it."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Values that must be able to take the same layouts, with the set of them."""
+
+    shape: Shape
+    found: list[Codes] = field(default_factory=list[Codes])
+    codes: Codes = field(default_factory=lambda: np.zeros(0, np.int64))
+    parent: Group | None = None
+
+    def root(self) -> Group:
+        group = self
+        while group.parent is not None:
+            group = group.parent
+        return group
+
+    def join(self, other: Group) -> None:
+        a, b = self.root(), other.root()
+        if a is not b:
+            a.found.extend(b.found)
+            b.parent = a
+
+    def index(self, code: int) -> int:
+        return int(np.searchsorted(self.root().codes, code))
+
+
+@dataclass(eq=False)
+class Node:
+    """A value at one place: as an operation makes it (`made`), and as it is at home in its scope (`home`).
+
+    The two differ only where the author demands a type. `loops` are those around its scope.
+    """
+
+    func: str | None
+    name: str
+    type: ValueType
+    group: Group
+    weight: float
+    loops: tuple[Loop, ...]
+    home: int = -1
+    made: int = -1
+    uses: list[tuple[UseKey, int, bool]] = field(default_factory=list[tuple[UseKey, int, bool]])
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+
+@dataclass
+class Table:
+    """An operation's strategies before layouts are numbered: codes per slot."""
+
+    nodes: list[Node]
+    variables: list[int]
+    codes: list[Codes]
+    work: NDArray[np.float64]
+
+
+@dataclass
+class Equal:
+    """Variables, of values in joined groups, that take one layout."""
+
+    node: Node
+    variables: list[int]
+
+
+@dataclass
+class MadeTree:
+    """From where the operation leaves a value to the type that is demanded of it."""
+
+    node: Node
+
+
+@dataclass
+class UsesTree:
+    """From a value's home to its uses."""
+
+    node: Node
+
+
+@dataclass
+class Slice:
+    """A loop's slice of a captured value lies as the value does."""
+
+    view: Node
+    outer: int
+
+
+Entry = Table | Equal | MadeTree | UsesTree | Slice
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """What is minimised: bytes received per chip, then communicating steps, then work done more than once."""
+
+    digit_sets: Mapping[tuple[str, str | None], frozenset[str]] = field(
+        default_factory=dict[tuple[str, str | None], frozenset[str]]
+    )
+    excluded: frozenset[tuple[str | None, str, str]] = frozenset()
+    """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
+    whole_reshapes: frozenset[tuple[str, str]] = frozenset()
+    """(function, result) of renames, splits and merges whose own dimensions stay whole, where digits conflict."""
+
+
+@dataclass(eq=False)
+class LayoutProblem:
+    """Everything that is to be chosen for a program, and all that constrains it.
+
+    `variables[v]` is the value whose layout variable v is; `entries` stand in the order of the program, for each
+    becomes a factor. `step_worth` is the elements of work that a communicating step is worth in ties.
+    """
+
+    program: Program
+    options: PlacementOptions
+    coding: Coding
+    step_worth: float
+    nodes: list[Node] = field(default_factory=list[Node])
+    defined: dict[tuple[int, str], Node] = field(default_factory=dict[tuple[int, str], Node])
+    """Values by the statement (or function) that defines them, by identity, and their name."""
+    variables: list[Node] = field(default_factory=list[Node])
+    entries: list[Entry] = field(default_factory=list[Entry])
+    by_use: dict[UseKey, tuple[Node, int]] = field(default_factory=dict[UseKey, tuple[Node, int]])

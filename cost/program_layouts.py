@@ -1,0 +1,369 @@
+"""From a program to its layout problem.
+
+Loops count by their trips; a carried value's entry and `next` share one choice; weights and state share one across
+functions. A loop's slice of a captured value is a value of its own that lies as the whole does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.layout_problem import (
+    Equal,
+    Group,
+    LayoutProblem,
+    MadeTree,
+    Node,
+    PlacementOptions,
+    Slice,
+    Table,
+    UseKey,
+    UsesTree,
+)
+from shardwright.cost.layouts import Codes, Coding, local_elements
+from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
+from shardwright.ir.strategies import axis_table
+from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Shape, TensorType, ValueType
+
+
+def layout_problem(program: Program, options: PlacementOptions) -> LayoutProblem:
+    """What is to be chosen for a program, weights and state included."""
+    return _Builder(program, options).build()
+
+
+@dataclass
+class _Frame:
+    """A block's names, and the states that are set anywhere inside it."""
+
+    loop: Loop | None
+    names: dict[str, Node]
+    sets: frozenset[str]
+
+
+class _Builder:
+    """Walks a program in its order and gathers the values, their uses, and what relates them."""
+
+    def __init__(self, program: Program, options: PlacementOptions) -> None:
+        self.program = program
+        self.options = options
+        self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims))
+        made = [s.result.shape.elements for f in program.funcs for s, _ in f.walk() if isinstance(s, Let)]
+        step_worth = max(made, default=1) / program.mesh.n_chips / 2
+        self.problem = LayoutProblem(program, options, self.coding, step_worth)
+        self.globals: dict[str, Node] = {}
+        self.func: Func = program.funcs[0]
+        self.frames: list[_Frame] = []
+        self.has_max = any(
+            isinstance(s, Let) and isinstance(s.operation, Max) for func in program.funcs for s, _ in func.walk()
+        ) or any("partialmax" in str(v.type) for func in program.funcs for v in func.params)
+
+    # ------------------------------------------------------------ the graph of a program
+
+    def build(self) -> LayoutProblem:
+        for value in (*self.program.weights, *self.program.state):
+            node = self.node(value.name, value.type, 0.0, ())
+            node.func = None
+            node.home = self.variable(node)
+            self.restrict(node, node.home, value.type)
+            self.globals[value.name] = node
+        for func in self.program.funcs:
+            self.func = func
+            self.function(func)
+        return self.problem
+
+    def function(self, func: Func) -> None:
+        top = _Frame(None, {}, _sets_in(func.body))
+        self.frames = [top]
+        for name, node in self.globals.items():
+            local = self.node(name, node.type, 1.0, ())
+            local.group.join(node.group)
+            local.home = node.home
+            self.problem.entries.append(UsesTree(local))
+            top.names[name] = local
+        for value in func.params:
+            node = self.node(value.name, value.type, 1.0, ())
+            self.problem.defined[id(func), value.name] = node
+            node.home = self.variable(node)
+            self.restrict(node, node.home, value.type)
+            self.problem.entries.append(UsesTree(node))
+            top.names[value.name] = node
+        self.block(func.body)
+        for i, (name, kind) in enumerate(zip(func.returns, func.results, strict=True)):
+            node = self.resolve(name)
+            self.restrict(node, self.use(node, (id(func), i), rigid=False), kind)
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            match statement:
+                case Let():
+                    self.let(statement)
+                case SetState():
+                    self.set(statement)
+                case Loop():
+                    self.loop(statement)
+
+    def let(self, statement: Let) -> None:
+        operation = statement.operation
+        args: list[Arg] = []
+        nodes: list[Node] = []
+        variables: list[int] = []
+        for i, operand in enumerate(statement.operands):
+            if isinstance(operand, Number):
+                args.append(Arg(str(operand), None, operand))
+                continue
+            node = self.resolve(operand)
+            args.append(Arg(operand, node.shape))
+            nodes.append(node)
+            variables.append(self.use(node, (id(statement), i), rigid=operation.is_movement))
+        value = statement.result
+        node = self.define(value, statement)
+        nodes.append(node)
+        node.made = self.variable(node)
+        self.problem.entries.append(self.table(statement, args, nodes, [*variables, node.made]))
+        self.settle(node, value, rigid=operation.is_movement)
+
+    def settle(self, node: Node, value: Value, *, rigid: bool) -> None:
+        """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
+        self.exclude(node, value)
+        if isinstance(value.type, OpenType) and value.type.open and not _demands_partial(value.type):
+            node.home = node.made
+            self.restrict(node, node.home, value.type)
+            self.problem.entries.append(UsesTree(node))
+            return
+        if rigid:
+            node.home = node.made
+        else:
+            node.home = self.variable(node)
+            self.problem.entries.append(MadeTree(node))
+        self.restrict(node, node.home, value.type)
+        self.problem.entries.append(UsesTree(node))
+
+    def set(self, statement: SetState) -> None:
+        source = self.resolve(statement.operand)
+        before = self.resolve(statement.state)
+        source.group.join(before.group)
+        variable = self.use(source, (id(statement), 0), rigid=False)
+        self.equal(source, [variable, before.home])
+        version = self.node(statement.state, before.type, before.weight, before.loops)
+        version.group.join(before.group)
+        version.home = before.home
+        self.problem.entries.append(UsesTree(version))
+        self.frames[-1].names[statement.state] = version
+
+    def loop(self, statement: Loop) -> None:
+        trips = self.trips(statement)
+        outer_weight = self.weight()
+        entries: list[int] = []
+        for i, carry in enumerate(statement.carries):
+            entries.append(self.use(self.resolve(carry.initial), (id(statement), i), rigid=False))
+        sources = [self.resolve(carry.initial) for carry in statement.carries]
+        frame = _Frame(statement, {}, _sets_in(statement.body))
+        self.frames.append(frame)
+        if statement.index is not None:
+            counter = self.define(index_value(statement), statement)
+            counter.home = self.variable(counter)
+            self.restrict(counter, counter.home, counter.type)
+            self.problem.entries.append(UsesTree(counter))
+        bodies: list[Node] = []
+        for carry in statement.carries:
+            node = self.define(carry.value, statement)
+            node.weight = outer_weight * trips
+            node.home = self.variable(node)
+            self.restrict(node, node.home, carry.value.type)
+            self.problem.entries.append(UsesTree(node))
+            bodies.append(node)
+        self.block(statement.body)
+        nexts: list[int] = []
+        for i, name in enumerate(statement.following):
+            source = self.resolve(name)
+            source.group.join(bodies[i].group)
+            nexts.append(self.use(source, (id(statement), len(statement.carries) + i), rigid=False))
+        self.frames.pop()
+        for i, (body, source) in enumerate(zip(bodies, sources, strict=True)):
+            source.group.join(body.group)
+            result = self.define(statement.results[i], statement)
+            result.group.join(body.group)
+            result.home = self.variable(result)
+            self.equal(body, [entries[i], body.home, nexts[i], result.home])
+            self.problem.entries.append(UsesTree(result))
+        for name in frame.sets:
+            before = self.resolve(name)
+            after = self.node(name, before.type, before.weight, before.loops)
+            after.group.join(before.group)
+            after.home = before.home
+            self.problem.entries.append(UsesTree(after))
+            self.frames[-1].names[name] = after
+
+    # ------------------------------------------------------------ names, values, uses
+
+    def weight(self) -> float:
+        weight = 1.0
+        for frame in self.frames:
+            if frame.loop is not None:
+                weight *= self.trips(frame.loop)
+        return weight
+
+    def trips(self, loop: Loop) -> int:
+        return self.program.sizes(self.func)[loop.dim]
+
+    def node(self, name: str, kind: ValueType, weight: float, loops: tuple[Loop, ...]) -> Node:
+        node = Node(self.func.name, name, kind, Group(kind.shape), weight, loops)
+        self.problem.nodes.append(node)
+        return node
+
+    def define(self, value: Value, by: Statement) -> Node:
+        loops = tuple(frame.loop for frame in self.frames if frame.loop is not None)
+        node = self.node(value.name, value.type, self.weight(), loops)
+        self.problem.defined[id(by), value.name] = node
+        self.frames[-1].names[value.name] = node
+        return node
+
+    def variable(self, node: Node) -> int:
+        self.problem.variables.append(node)
+        return len(self.problem.variables) - 1
+
+    def resolve(self, name: str, level: int | None = None) -> Node:
+        """The value that a name means here; inside a loop that slices it or sets it, a value of the loop's own."""
+        level = len(self.frames) - 1 if level is None else level
+        frame = self.frames[level]
+        if name in frame.names:
+            return frame.names[name]
+        outer = self.resolve(name, level - 1)
+        loop = frame.loop
+        assert loop is not None
+        if loop.dim not in outer.shape and name not in frame.sets:
+            return outer
+        sliced = loop.dim in outer.shape
+        kind = outer.type.without_dim(loop.dim) if sliced else outer.type
+        weight = outer.weight * self.trips(loop) if outer.weight else self.weight()
+        view = self.node(name, kind, weight, (*outer.loops, loop))
+        if sliced:
+            view.home = self.variable(view)
+            self.problem.entries.append(Slice(view, outer.home))
+        else:
+            view.group.join(outer.group)
+            view.home = outer.home
+        self.problem.entries.append(UsesTree(view))
+        frame.names[name] = view
+        return view
+
+    def use(self, node: Node, key: UseKey, *, rigid: bool) -> int:
+        variable = self.variable(node)
+        node.uses.append((key, variable, rigid))
+        self.problem.by_use[key] = (node, variable)
+        return variable
+
+    # ------------------------------------------------------------ factors
+
+    def allowed(self, dim: str, axis: str) -> bool:
+        overridden = any(name == dim for name, _ in self.func.overrides)
+        chosen = self.options.digit_sets.get((dim, self.func.name if overridden else None))
+        order = self.program.dim(dim).order
+        return (chosen is None or axis in chosen) and (order is None or axis in order)
+
+    def table(self, statement: Let, args: list[Arg], nodes: list[Node], variables: list[int]) -> Table:
+        """The strategies of an operation as codes, one array for each operand that is a value and for the result."""
+        shape = statement.result.shape
+        tables = [axis_table(statement.operation, args, [shape], axis) for axis in self.program.mesh]
+        slots = [i for i, arg in enumerate(args) if arg.shape is not None]
+        numbers = [
+            [np.array([self.coding.number(row.operands[i]) for row in rows], np.int64) for rows in tables]
+            for i in slots
+        ]
+        numbers.append([np.array([self.coding.number(row.results[0]) for row in rows], np.int64) for rows in tables])
+        codes = [self.coding.combine(per_axis) for per_axis in numbers]
+        keep = np.ones(len(codes[0]), np.bool_)
+        for node, code in zip(nodes, codes, strict=True):
+            keep &= self.coding.valid(code, node.shape, self.allowed)
+        if (self.func.name, statement.result.name) in self.options.whole_reshapes:
+            for node, code in zip(nodes, codes, strict=True):
+                for name in reshaped_dims(statement.operation):
+                    if name in node.shape:
+                        keep &= (self.coding.digits(code) != self.coding.number_of_dim(name)).all(axis=1)
+        codes = [code[keep] for code in codes]
+        for node, code in zip(nodes, codes, strict=True):
+            node.group.root().found.append(code)
+        return Table(nodes, variables, codes, self.work(statement, nodes, codes))
+
+    def work(self, statement: Let, nodes: list[Node], codes: list[Codes]) -> NDArray[np.float64]:
+        """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
+
+        A step is worth half of one chip's part of the largest value. So a collective is not split in two around
+        work on a few sums, and is around the nonlinearity of a feedforward layer, as in figure 2b of Pope et al.
+        """
+        if statement.operation.is_movement:
+            return np.zeros(len(codes[0]))
+        result = nodes[-1].shape
+        elements = local_elements(self.coding, codes[-1], result)
+        if isinstance(statement.operation, Contract):
+            left, right = nodes[0].shape, nodes[1].shape
+            share = local_elements(self.coding, codes[0], left) / left.elements
+            share = share * local_elements(self.coding, codes[1], right) / right.elements
+            elements = 4 * result.elements * np.sqrt(share * elements / result.elements)
+        return elements / self.problem.step_worth
+
+    def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
+        """Only layouts that the written type admits."""
+        if isinstance(kind, TensorType):
+            code = np.array([self.coding.encode(kind)], np.int64)
+            node.group.root().found.append(code)
+            self.problem.entries.append(Table([node], [variable], [code], np.zeros(1)))
+        elif not kind.open or _demands_partial(kind) or any(axes is not None for axes in kind.splits):
+            codes = self.every_layout(node.shape)
+            admitted = np.array(
+                [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
+                np.bool_,
+            )
+            node.group.root().found.append(codes[admitted])
+            self.problem.entries.append(Table([node], [variable], [codes[admitted]], np.zeros(int(admitted.sum()))))
+
+    def exclude(self, node: Node, value: Value) -> None:
+        """Leaves out the layouts that may not be chosen."""
+        texts = {text for func, name, text in self.options.excluded if (func, name) == (node.func, node.name)}
+        if texts and isinstance(value.type, OpenType):
+            codes = self.every_layout(node.shape)
+            kept = [self.coding.decode(int(c), node.shape, ON_DEVICE).layout_text not in texts for c in codes]
+            left = codes[np.array(kept, np.bool_)]
+            node.group.root().found.append(left)
+            self.problem.entries.append(Table([node], [node.made], [left], np.zeros(len(left))))
+
+    def every_layout(self, shape: Shape) -> Codes:
+        states = [0, 1, *([2] if self.has_max else []), *(self.coding.number(dim.name) for dim in shape.dims)]
+        codes = self.coding.combine([np.array(states, np.int64)] * len(self.program.mesh))
+        return codes[self.coding.valid(codes, shape, self.allowed)]
+
+    def equal(self, node: Node, variables: list[int]) -> None:
+        """The variables (of joined groups) take one layout."""
+        self.problem.entries.append(Equal(node, variables))
+
+
+def reshaped_dims(operation: Operation) -> tuple[str, ...]:
+    """The dimensions that a rename, split or merge is about."""
+    match operation:
+        case Rename():
+            return tuple(name for pair in operation.pairs for name in pair)
+        case Split():
+            return (operation.source, *operation.parts)
+        case Merge():
+            return (operation.target, *operation.parts)
+        case _:
+            return ()
+
+
+def _sets_in(body: tuple[Statement, ...]) -> frozenset[str]:
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, SetState):
+            found.add(statement.state)
+        elif isinstance(statement, Loop):
+            found |= _sets_in(statement.body)
+    return frozenset(found)
+
+
+def _demands_partial(kind: OpenType) -> bool:
+    return not (isinstance(kind.partial, AnyPartial) and kind.partial.kind is None)
