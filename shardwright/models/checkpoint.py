@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, did_you_mean, fault, located
 from shardwright.ir.types import DType
 from shardwright.models.config import shown
-from shardwright.models.weight_map import LAYERS, Entry, WeightMap
+from shardwright.models.weight_map import Entry, WeightMap, extents
+from shardwright.models.weights import Part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,19 +43,29 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
         for name, dtype in dtypes.items():
             entry = mapping.entries[name]
             array = np.empty(mapping.shape(name), _numpy(dtype))
-            stacked = LAYERS in entry.dims
-            view = np.moveaxis(array, entry.dims.index(LAYERS), 0) if stacked else array[None]
-            for part, tensor in zip(view, entry.tensors(mapping.sizes), strict=True):
-                part[...] = _arranged(files[tensor].get_tensor(tensor), entry, mapping.sizes)
+            stacked = [entry.dims.index(dim) for dim in entry.stacked]
+            view = np.moveaxis(array, stacked, range(len(stacked)))
+            indices = np.ndindex(*view.shape[: len(stacked)])
+            for index, tensor in zip(indices, entry.tensors(mapping.sizes), strict=True):
+                view[index] = _arranged(files[tensor].get_tensor(tensor), entry, mapping.sizes)
             weights[name] = array
         return weights
 
 
 def _arranged(stored: NDArray[np.generic], entry: Entry, sizes: Mapping[str, int]) -> NDArray[np.generic]:
     """A tensor of the checkpoint with the dimensions of the weight, in their order."""
-    parts = [dim for group in entry.stored for dim in group]
-    order = [parts.index(dim) for dim in entry.dims if dim != LAYERS]
-    return stored.reshape([sizes[dim] for dim in parts]).transpose(order)
+    items = [item for group in entry.stored for item in group]
+    taken = tuple(_taken(item) for item in items)
+    parts = [item.dim if isinstance(item, Part) else item for item in items]
+    kept = [dim for dim in parts if dim is not None]
+    order = [kept.index(dim) for dim in entry.dims if dim not in entry.stacked]
+    return stored.reshape(extents(items, sizes))[taken].transpose(order)
+
+
+def _taken(item: str | Part) -> slice | int:
+    if isinstance(item, str):
+        return slice(None)
+    return item.start if item.dim is None else slice(item.start, item.stop)
 
 
 def _numpy(dtype: DType) -> np.dtype[Any]:

@@ -1,7 +1,7 @@
 """Descriptions of models: the pieces that a transformer is put together from, with their sizes.
 
-An architecture (`models.architectures`) is a choice of these pieces; the forward pass (`models.forward`) and the
-mapping of the weights (`models.weight_map`) are derived from them and know no architecture by name.
+An architecture (`models.architectures`) is a choice of these pieces; the program (`models.forward`) and the mapping
+of the weights (`models.weight_map`) are derived from them and know no architecture by name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Norm:
-    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019), with a scale."""
+    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
+
+    Without `scale` the normed value is left as it is; `scale="one-plus"` multiplies by 1 + the stored weight.
+    """
 
     kind: Literal["layernorm", "rmsnorm"]
     eps: float
     offset: bool = False
+    scale: Literal["none", "weight", "one-plus"] = "weight"
 
     @property
     def title(self) -> str:
+        if self.scale == "none":
+            return "layer norm without parameters"
         if self.kind == "rmsnorm":
-            return "RMS norm"
+            return "RMS norm" if self.scale == "weight" else "RMS norm scaled by 1 + its weight"
         return "layer norm" if self.offset else "layer norm without offset"
 
 
@@ -55,11 +61,24 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """A learned vector for each of `size` positions, added to the embeddings.
+
+    The checkpoint's table has `skipped` rows before that of position 0.
+    """
+
+    size: int
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
 class Attention:
     """Causal self-attention; `kv_heads` is 1 in multiquery attention (Shazeer 2019), `heads` in multihead.
 
-    Scores are multiplied by `scale` before the softmax. `head_norm` is applied to each head of queries and keys,
-    with a scale of its own for each head.
+    Scores are multiplied by `scale` before the softmax. `head_norm` is applied to each head of queries and keys, with
+    a scale of its own for each head unless it is `shared_head_norm`. Where `window` is not 0, a query sees only the
+    last `window` positions, itself among them. `fused` says that the checkpoint has queries, keys and values in one
+    tensor, module `wqkv`: for each head of keys and values its queries, then its keys, then its values.
     """
 
     heads: int
@@ -69,6 +88,9 @@ class Attention:
     bias: bool = False
     out_bias: bool = False
     head_norm: Norm | None = None
+    shared_head_norm: bool = False
+    window: int = 0
+    fused: bool = False
 
     @property
     def groups(self) -> int:
@@ -90,11 +112,21 @@ class Attention:
     @property
     def title(self) -> str:
         heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
+        window = f" in a window of {self.window} positions" if self.window else ""
         if self.kv_heads == self.heads:
-            return f"multihead attention ({heads})"
+            return f"multihead attention ({heads}){window}"
         if self.kv_heads == 1:
-            return f"multiquery attention ({heads}, 1 of keys and values)"
-        return f"grouped-query attention ({heads}, {self.kv_heads} of keys and values)"
+            return f"multiquery attention ({heads}, 1 of keys and values){window}"
+        return f"grouped-query attention ({heads}, {self.kv_heads} of keys and values){window}"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A router sends each token to the `chosen` of `number` feedforward layers that it gives the highest
+    probability, and adds their results weighted by these, made to sum to 1 (Jiang et al. 2024)."""
+
+    number: int
+    chosen: int
 
 
 @dataclass(frozen=True)
@@ -108,22 +140,32 @@ class Feedforward:
     activation: str
     gated: bool = True
     bias: bool = False
+    experts: Experts | None = None
 
     @property
     def title(self) -> str:
         if not self.gated:
-            return f"feedforward with {self.activation}"
-        return "SwiGLU" if self.activation == "silu" else f"gated feedforward with {self.activation}"
+            plain = f"feedforward with {self.activation}"
+        else:
+            plain = "SwiGLU" if self.activation == "silu" else f"gated feedforward with {self.activation}"
+        if self.experts is None:
+            return plain
+        return f"{self.experts.number} experts of {plain}, {self.experts.chosen} for each token"
 
 
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer.
 
-    A parallel block has one norm, and adds attention and feedforward of it to the residual stream together
-    (Wang and Komatsuzaki 2021); a serial one has two. `modules` maps what the program calls a weight to the
-    checkpoint's module, with `{layer}` for the number of a layer: `wq` to `model.layers.{layer}.self_attn.q_proj`.
-    `ignored` are tensors of the checkpoint that the program does without; `*` stands for anything.
+    A parallel block adds attention and feedforward to the residual stream together (Wang and Komatsuzaki 2021); a
+    serial one adds attention, then feedforward of the sum. Each of the two has a norm before it; in a parallel block
+    they share one where `shared_norm`. Where not `norm_first`, the norms of a serial block stand after the sums.
+    `embedding_size` is the width of the embedding tables where it is not `hidden`; projections lie between.
+
+    `modules` maps what the program calls a weight to the checkpoint's module, with `{layer}` for the number of a
+    layer: `wq` to `model.layers.{layer}.self_attn.q_proj`. `ignored` are tensors of the checkpoint that the program
+    does without; `*` stands for anything. `longest` is how many positions the model has, by the config's key
+    `longest_key`.
     """
 
     architecture: str
@@ -131,24 +173,47 @@ class Model:
     hidden: int
     layers: int
     norm: Norm
-    rotary: Rotary
+    positions: Rotary | Learned
     attention: Attention
     feedforward: Feedforward
     parallel: bool
     tied: bool
+    longest: int
+    shared_norm: bool = True
+    norm_first: bool = True
+    final_norm: bool = True
+    embedding_size: int | None = None
+    embedding_scale: float = 1.0
+    logit_bias: bool = False
     logit_scale: float = 1.0
     modules: Mapping[str, str] = field(default_factory=dict[str, str])
     ignored: tuple[str, ...] = ()
+    longest_key: str = "max_position_embeddings"
 
-    def sizes(self, batch: int, length: int) -> dict[str, int | str]:
+    @property
+    def rotary(self) -> Rotary | None:
+        return self.positions if isinstance(self.positions, Rotary) else None
+
+    @property
+    def table_dim(self) -> str:
+        """The dimension of the embedding tables beside V."""
+        return "E" if self.embedding_size is None else "W"
+
+    def sizes(self, batch: int, length: int, cache: int | None = None) -> dict[str, int | str]:
         """The dimensions of the program, in the order in which they are declared; text is another's name."""
-        attention = self.attention
-        made: dict[str, int | str] = {"B": batch, "L": length, "T": "L", "N": self.layers}
+        attention, positions = self.attention, self.positions
+        made: dict[str, int | str] = {"B": batch, "L": length, "T": cache or "L", "N": self.layers}
         made |= {"E": self.hidden, "F": self.feedforward.size, "V": self.vocab}
+        if self.embedding_size is not None:
+            made["W"] = self.embedding_size
+        if self.feedforward.experts is not None:
+            made["X"] = self.feedforward.experts.number
+        if isinstance(positions, Learned):
+            made["P"] = positions.size
         if attention.query_dims == ("K", "G"):
             made |= {"K": attention.kv_heads, "G": attention.groups}
         else:
             made["H"] = attention.heads
-        if self.rotary.scaling is None:
-            return made | {"D": attention.head_dim}
-        return made | {"R": (self.rotary.rotated or attention.head_dim) // 2, "D": attention.head_dim}
+        if isinstance(positions, Rotary) and positions.scaling is not None:
+            made["R"] = (positions.rotated or attention.head_dim) // 2
+        return made | {"D": attention.head_dim}

@@ -12,7 +12,8 @@ from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.description import Model
-from shardwright.models.forward import forward_program
+from shardwright.models.forward import PHASES, Request, model_program
+from shardwright.models.layouts import AttentionOver
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -30,25 +31,54 @@ class Imported:
 
 
 def import_model(
-    config: Mapping[str, Any], layout: str, mesh: Mesh, batch: int, length: int, dtype: DType | None = None
+    config: Mapping[str, Any],
+    layout: str,
+    mesh: Mesh,
+    batch: int,
+    length: int,
+    dtype: DType | None = None,
+    *,
+    attention: AttentionOver | None = None,
+    cache: int | None = None,
+    prefill_layout: str | None = None,
+    phases: tuple[str, ...] = PHASES,
 ) -> Imported:
-    """The forward pass of the model of a config.json, for `batch` sequences of `length` tokens.
+    """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`.
 
-    `func forward(ids: int32 BL) -> f32 BLV` gives the logits at every position. Weights and activations are
-    `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at fault, the
-    architecture or the layout unknown, or the sequence longer than the model's positions.
+    `func forward(ids: int32 BL) -> f32 BLV` gives the logits at every position. With `cache`, the number of positions
+    of a KV cache, there are instead
+
+    - `func prefill(ids: int32 BL, length: int32 B) -> f32 BV`, in `prefill_layout` (`layout` where None), which
+      appends the first `length[b]` tokens of row b to the cache, and gives the logits after the last of them;
+    - `func decode[L=1](ids: int32 BL) -> f32 BV`, in `layout`, which appends one token of each row;
+
+    or one of these, as `phases` says. They share weights, stored once, and the state `k`, `v` and `pos: int32 B`, how
+    many tokens of each row are in the cache, all 0 to begin with.
+
+    `attention` is over `"head"` or `"batch"`; without a cache None leaves it to the compiler. Weights and activations
+    are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at fault, the
+    architecture or the layout unknown, or the sequence longer than the model's positions or the cache.
     """
     read = Config(config)
     model = describe(read)
-    longest = read.whole("max_position_embeddings", 10**9)
-    if length > longest:
+    what, option, most = ("length", "--length", length) if cache is None else ("cache", "--cache", cache)
+    if most > model.longest:
         raise fault(
             "too-long",
-            f"the length is {length}, and the model has max_position_embeddings={longest}",
+            f"the {what} is {most}, and the model has {model.longest_key}={model.longest}",
             NOWHERE,
-            f"give --length {longest} or less",
+            f"give {option} {model.longest} or less",
         )
-    text, fitted = forward_program(model, layout, mesh, batch, length, dtype or checkpoint_dtype(read))
+    if cache is not None and length > cache:
+        raise fault(
+            "too-long",
+            f"the length is {length}, and the cache has {cache} positions",
+            NOWHERE,
+            f"give --length {cache} or less, or a larger --cache",
+        )
+    made = dtype or checkpoint_dtype(read)
+    request = Request(layout, mesh, batch, length, made, attention, cache, prefill_layout, phases)
+    text, fitted = model_program(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)
 
 

@@ -1,20 +1,27 @@
 """Layout presets: which axes of the mesh split which dimension of weights and activations, by name.
 
 A preset says for each role of a dimension how many of the mesh's axes it takes and from which end, so that it fits
-a mesh of any number of axes. `ws1d` and `ws2d` are the weight-stationary layouts of Pope et al. 2022, sections
-3.2.1 and 3.2.2: in the first, weights are split over all axes along F and the heads; in the second, along E over
-the first axis (x of the paper) and along F and the heads over the others (y and z). On a mesh of one axis no axis
-is left over for E, and ws2d is ws1d.
+a mesh of any number of axes. `megatron` (Shoeybi et al. 2019) and `ws1d` split weights over all axes along F and the
+heads, the first with a residual stream that is whole on every chip, the second with one split along E. The others
+store weights along E over the first axis (x of the paper) and along F and the heads over the others (y and z): `ws2d`
+leaves them there, `wg-x`, `wg-xy` and `wg-xyz` gather them over one, two or all axes just before use, where the batch
+of the activations is split instead (Pope et al. 2022, sections 3.2.1 to 3.2.3). On a mesh of one axis no axis is left
+over for E, and ws2d is ws1d.
+
+Attention is over heads or over batch (section 3.3) whatever the preset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.mesh import Mesh
+
+AttentionOver = Literal["head", "batch"]
 
 
 class Axes(Enum):
@@ -23,40 +30,56 @@ class Axes(Enum):
     NONE = "none"
     FIRST = "the first, where there are others"
     OTHERS = "all but the first, or the only one"
+    LEADING = "the first"
+    LEADING_TWO = "the first two"
     ALL = "all"
 
     def of(self, mesh: Mesh) -> tuple[str, ...]:
         """The names, in the order of the mesh."""
         at = 1 if len(mesh) > 1 else 0
-        chosen = {Axes.NONE: (), Axes.FIRST: mesh.axes[:at], Axes.OTHERS: mesh.axes[at:], Axes.ALL: mesh.axes}
+        chosen = {
+            Axes.NONE: (),
+            Axes.FIRST: mesh.axes[:at],
+            Axes.OTHERS: mesh.axes[at:],
+            Axes.LEADING: mesh.axes[:1],
+            Axes.LEADING_TWO: mesh.axes[:2],
+            Axes.ALL: mesh.axes,
+        }
         return chosen[self]
 
 
 class Role(Enum):
-    """What a dimension is to a tensor."""
+    """What a dimension is to a stored weight."""
 
-    RESIDUAL = "E of the residual stream, of norms, and of biases added to it"
+    NORM = "E of norms, of positions, and of biases added to the residual stream"
     EMBED = "E of the weight matrices"
     FEEDFORWARD = "F"
     HEADS = "the heads"
     VOCAB = "V of the embedding tables and of the logits"
 
 
-PRESETS: dict[str, dict[Role, Axes]] = {
-    "ws1d": {
-        Role.RESIDUAL: Axes.ALL,
-        Role.EMBED: Axes.NONE,
-        Role.FEEDFORWARD: Axes.ALL,
-        Role.HEADS: Axes.ALL,
-        Role.VOCAB: Axes.ALL,
-    },
-    "ws2d": {
-        Role.RESIDUAL: Axes.ALL,
-        Role.EMBED: Axes.FIRST,
-        Role.FEEDFORWARD: Axes.OTHERS,
-        Role.HEADS: Axes.OTHERS,
-        Role.VOCAB: Axes.ALL,
-    },
+@dataclass(frozen=True)
+class Preset:
+    """Axes for each role in the stored weights, for E of the residual stream, and for the batch of activations.
+
+    Axes of the batch split no other dimension of activations, and weights are gathered over them before use.
+    """
+
+    weights: Mapping[Role, Axes]
+    residual: Axes
+    batch: Axes = Axes.NONE
+
+
+_ONE = {Role.EMBED: Axes.NONE, Role.FEEDFORWARD: Axes.ALL, Role.HEADS: Axes.ALL, Role.VOCAB: Axes.ALL}
+_TWO = {Role.EMBED: Axes.FIRST, Role.FEEDFORWARD: Axes.OTHERS, Role.HEADS: Axes.OTHERS, Role.VOCAB: Axes.ALL}
+
+PRESETS: dict[str, Preset] = {
+    "megatron": Preset({**_ONE, Role.NORM: Axes.NONE}, residual=Axes.NONE),
+    "ws1d": Preset({**_ONE, Role.NORM: Axes.ALL}, residual=Axes.ALL),
+    "ws2d": Preset({**_TWO, Role.NORM: Axes.ALL}, residual=Axes.ALL),
+    "wg-x": Preset({**_TWO, Role.NORM: Axes.ALL}, residual=Axes.ALL, batch=Axes.LEADING),
+    "wg-xy": Preset({**_TWO, Role.NORM: Axes.ALL}, residual=Axes.ALL, batch=Axes.LEADING_TWO),
+    "wg-xyz": Preset({**_TWO, Role.NORM: Axes.ALL}, residual=Axes.ALL, batch=Axes.ALL),
 }
 
 
@@ -64,26 +87,30 @@ PRESETS: dict[str, dict[Role, Axes]] = {
 class Layout:
     """A preset fitted to a mesh and to the sizes of a model.
 
-    `axes` gives for each role, and dimension that has it, the axes that split the dimension. `dropped` says in
-    sentences what the preset would have split and the sizes do not allow.
+    `stored` gives for each role, and dimension that has it, the axes that split the dimension in a stored weight;
+    `batch` and `residual` the axes of B and E of activations; `attention` those of B and the heads in attention and
+    its cache, None where they are left to the compiler. `dropped` says in sentences what the preset would have split
+    and the sizes do not allow.
     """
 
     name: str
-    axes: Mapping[tuple[Role, str], tuple[str, ...]]
+    stored: Mapping[tuple[Role, str], tuple[str, ...]]
+    batch: tuple[str, ...]
+    residual: tuple[str, ...]
+    attention: Mapping[str, tuple[str, ...]] | None
     dropped: tuple[str, ...]
 
     def split(self, role: Role | None, dim: str) -> tuple[str, ...]:
-        return () if role is None else self.axes.get((role, dim), ())
+        """The axes of a dimension of a stored weight."""
+        return () if role is None else self.stored.get((role, dim), ())
+
+    def used(self, role: Role | None, dim: str) -> tuple[str, ...]:
+        """The axes of a dimension of a weight where it is used, gathered over those of the batch."""
+        return tuple(axis for axis in self.split(role, dim) if axis not in self.batch)
 
 
-def fit_layout(name: str, mesh: Mesh, sizes: Mapping[str, int], heads: Sequence[str]) -> Layout:
-    """The preset on this mesh, for dimensions of these sizes; `heads` are those that number the query heads.
-
-    All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
-    first claim, so that the innermost are dropped first. An axis that does not fit the first dimension of the
-    heads (K, the heads of keys and values) splits the second (G, the queries in a group), which keeps the heads of
-    a chip together with their keys and values. Raises where there is no such preset.
-    """
+def preset(name: str) -> Preset:
+    """The preset of this name. Raises where there is none."""
     if name not in PRESETS:
         near = did_you_mean(name, list(PRESETS))
         raise fault(
@@ -92,23 +119,90 @@ def fit_layout(name: str, mesh: Mesh, sizes: Mapping[str, int], heads: Sequence[
             NOWHERE,
             *([f"did you mean {near}?"] if near else []),
         )
-    preset = PRESETS[name]
-    axes: dict[tuple[Role, str], tuple[str, ...]] = {}
+    return PRESETS[name]
+
+
+def fit_layouts(
+    names: Sequence[str],
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    heads: Sequence[str],
+    attention: AttentionOver | None = None,
+    *,
+    cached: bool = False,
+) -> tuple[Layout, ...]:
+    """The presets on this mesh, for the functions of one program, whose dimensions have these sizes; `heads` are
+    those that number the query heads.
+
+    All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
+    first claim, so that the innermost are dropped first. An axis that does not fit the first dimension of the
+    heads (K, the heads of keys and values) splits the second (G, the queries in a group), which keeps the heads of
+    a chip together with their keys and values. Attention over batch puts on the heads what does not fit B. Where
+    attention is `cached`, its layout is that of the cache, the same in every function.
+
+    Raises where there is no such preset, or where two store the weights differently.
+    """
+    presets = [preset(name) for name in names]
+    homes: dict[str, dict[str, str]] = {}
     dropped: list[str] = []
-    for dims, roles in (
-        (("E",), (Role.RESIDUAL, Role.EMBED)),
-        (("F",), (Role.FEEDFORWARD,)),
-        (tuple(heads), (Role.HEADS,)),
-        (("V",), (Role.VOCAB,)),
-    ):
-        wanted = mesh.sorted(axis for role in roles for axis in preset[role].of(mesh))
-        home, left_out = _homes(dims, wanted, mesh, sizes)
-        for role in roles:
-            for dim in dims:
-                axes[role, dim] = tuple(a for a in preset[role].of(mesh) if home.get(a) == dim)
+
+    def place(dims: tuple[str, ...], wanted: Iterable[str]) -> None:
+        ordered = mesh.sorted(wanted)
+        home, left_out = _homes(dims, ordered, mesh, sizes)
+        homes[dims[0]] = home
         if left_out:
             dropped.append(_sentence(dims, home, left_out, mesh, sizes))
-    return Layout(name, axes, tuple(dropped))
+
+    def stored(*roles: Role) -> list[str]:
+        return [axis for made in presets for role in roles for axis in made.weights[role].of(mesh)]
+
+    place(("B",), [*(mesh.axes if attention == "batch" else ()), *(a for made in presets for a in made.batch.of(mesh))])
+    on_batch = homes["B"]
+    place(("E",), [*stored(Role.NORM, Role.EMBED), *(a for made in presets for a in made.residual.of(mesh))])
+    place(("F",), stored(Role.FEEDFORWARD))
+    spare = {"head": mesh.axes, "batch": tuple(a for a in mesh.axes if a not in on_batch), None: ()}[attention]
+    place(tuple(heads), [*stored(Role.HEADS), *spare])
+    place(("V",), stored(Role.VOCAB))
+
+    made: list[Layout] = []
+    for name, own in zip(names, presets, strict=True):
+        axes = {
+            (role, dim): tuple(a for a in own.weights[role].of(mesh) if homes[group].get(a) == dim)
+            for group, dims, roles in _groups(heads)
+            for role in roles
+            for dim in dims
+        }
+        batch = tuple(a for a in own.batch.of(mesh) if a in on_batch)
+        residual = tuple(a for a in own.residual.of(mesh) if a in homes["E"] and a not in batch)
+        over = None
+        if attention is not None:
+            first = () if cached else batch
+            first = tuple(on_batch) if attention == "batch" else first
+            over = {"B": first, **{d: _on(homes[heads[0]], d, first) for d in heads}}
+        made.append(Layout(name, axes, batch, residual, over, tuple(dropped)))
+    for other in made[1:]:
+        if other.stored != made[0].stored:
+            raise fault(
+                "layouts-differ",
+                f"{other.name} stores weights otherwise than {made[0].name}, and they are stored once",
+                NOWHERE,
+                "ws2d, wg-x, wg-xy and wg-xyz store them alike",
+            )
+    return tuple(made)
+
+
+def _groups(heads: Sequence[str]) -> tuple[tuple[str, tuple[str, ...], tuple[Role, ...]], ...]:
+    """The dimensions that are placed together, by the first, and their roles."""
+    return (
+        ("E", ("E",), (Role.NORM, Role.EMBED)),
+        ("F", ("F",), (Role.FEEDFORWARD,)),
+        (heads[0], tuple(heads), (Role.HEADS,)),
+        ("V", ("V",), (Role.VOCAB,)),
+    )
+
+
+def _on(home: Mapping[str, str], dim: str, taken: Sequence[str]) -> tuple[str, ...]:
+    return tuple(axis for axis, at in home.items() if at == dim and axis not in taken)
 
 
 def _homes(

@@ -15,12 +15,12 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
-from shardwright.models.weights import model_weights
+from shardwright.models.weights import Part, Stored, model_weights
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
-LAYERS = "N"
-"""The dimension along which the layers are stacked."""
+STACKED = {"N": "{layer}", "X": "{expert}"}
+"""The dimensions along which tensors are stacked, and what stands for the number in the tensors' name."""
 
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
 
@@ -30,22 +30,33 @@ class Entry:
     """One weight: its dimensions, and how each tensor that it is made of is stored.
 
     A tensor's array has a dimension for each group of `stored`, the product of the group's sizes (1 for none).
-    Reshaped to all of them and transposed to the order of `dims`, it is the weight, or, where `dims` has N, the
-    weight's slice for the layer whose number stands for `{layer}` in `tensor`.
+    Reshaped to all of them, parts taken, and transposed to the order of `dims`, it is the weight, or, where `tensor`
+    has `{layer}` or `{expert}`, the weight's slice for that number along N or X.
     """
 
     dims: tuple[str, ...]
-    stored: tuple[tuple[str, ...], ...]
+    stored: Stored
     tensor: str
 
+    @property
+    def stacked(self) -> tuple[str, ...]:
+        """The dimensions along which tensors are stacked, in the order of `dims`."""
+        return tuple(dim for dim in self.dims if STACKED.get(dim, "{}") in self.tensor)
+
     def tensors(self, sizes: Mapping[str, int]) -> list[str]:
-        """The names of the tensors, one for each layer or one alone."""
-        if LAYERS not in self.dims:
-            return [self.tensor]
-        return [self.tensor.replace("{layer}", str(layer)) for layer in range(sizes[LAYERS])]
+        """The names of the tensors, one for each index of the stacked dimensions, the last running fastest."""
+        names = [self.tensor]
+        for dim in self.stacked:
+            names = [name.replace(STACKED[dim], str(i)) for name in names for i in range(sizes[dim])]
+        return names
 
     def stored_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(math.prod(sizes[dim] for dim in group) for group in self.stored)
+        return tuple(math.prod(extents(group, sizes)) for group in self.stored)
+
+
+def extents(group: Sequence[str | Part], sizes: Mapping[str, int]) -> list[int]:
+    """The sizes of the dimensions and parts of a stored dimension."""
+    return [item.size if isinstance(item, Part) else sizes[item] for item in group]
 
 
 @dataclass(frozen=True)
@@ -86,21 +97,29 @@ def map_path(program: str | Path) -> Path:
 
 
 def to_json(mapping: WeightMap) -> str:
-    """The text of the file."""
-    value = {
-        "format": FORMAT,
-        "architecture": mapping.architecture,
-        "sizes": dict(mapping.sizes),
-        "weights": {
-            name: {"dims": list(entry.dims), "tensor": entry.tensor, "stored": [list(group) for group in entry.stored]}
-            for name, entry in mapping.entries.items()
-        },
-        "ignored": list(mapping.ignored),
-    }
-    text = json.dumps(value, indent=2)
-    # Lists on one line each: a person reads this file.
-    nested = r"\[\s*(?:\[[^\[\]]*\],?\s*)+\]|\[[^\[\]{}]*\]"
-    return re.sub(nested, lambda found: json.dumps(json.loads(found[0])), text) + "\n"
+    """The text of the file, with lists on one line each: a person reads it."""
+    sizes = ",\n".join(f"    {json.dumps(dim)}: {size}" for dim, size in mapping.sizes.items())
+    entries = ",\n".join(
+        f"    {json.dumps(name)}: {{\n"
+        f'      "dims": {json.dumps(list(entry.dims))},\n'
+        f'      "tensor": {json.dumps(entry.tensor)},\n'
+        f'      "stored": {json.dumps([[_item_json(item) for item in group] for group in entry.stored])}\n'
+        "    }"
+        for name, entry in mapping.entries.items()
+    )
+    return (
+        f'{{\n  "format": {json.dumps(FORMAT)},\n  "architecture": {json.dumps(mapping.architecture)},\n'
+        f'  "sizes": {{\n{sizes}\n  }},\n  "weights": {{\n{entries}\n  }},\n'
+        f'  "ignored": {json.dumps(list(mapping.ignored))}\n}}\n'
+    )
+
+
+def _item_json(item: str | Part) -> object:
+    """A dimension by its name; a part as `{"of": 6, "take": [0, 4], "as": "G"}`, without "as" where it is one index."""
+    if isinstance(item, str):
+        return item
+    of: dict[str, object] = {"of": item.size, "take": [item.start, item.stop]}
+    return of if item.dim is None else {**of, "as": item.dim}
 
 
 def read_map(path: str | Path) -> WeightMap:
@@ -145,19 +164,50 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
     groups: object = keys.get("stored")
     if not isinstance(groups, list):
         raise _wrong(f"{name}: stored is {shown(cast('object', groups))}, not a list of lists")
-    stored = tuple(_texts(group, f"{name}: stored") for group in cast("list[object]", groups))
+    stored = tuple(_group(group, f"{name}: stored", sizes) for group in cast("list[object]", groups))
     for dim in dims:
         if dim not in sizes:
             raise _wrong(f"{name}: dimension {shown(dim)[1:-1]} has no size")
-    parts = [dim for group in stored for dim in group]
-    if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim != LAYERS):
-        raise _wrong(f"{name}: stored has {' '.join(parts)}, and dims, but for {LAYERS}, {' '.join(dims)}")
     tensor = keys.get("tensor")
     if not isinstance(tensor, str) or not tensor:
         raise _wrong(f"{name}: tensor is {shown(tensor)}, not a name")
-    if ("{layer}" in tensor) != (LAYERS in dims):
-        raise _wrong(f"{name}: {{layer}} stands in the tensor's name where dims have {LAYERS}, and only there")
-    return Entry(dims, stored, tensor)
+    if ("{layer}" in tensor) != ("N" in dims):
+        raise _wrong(f"{name}: {{layer}} stands in the tensor's name where dims have N, and only there")
+    if "{expert}" in tensor and "X" not in dims:
+        raise _wrong(f"{name}: {{expert}} stands in the tensor's name, and dims have no X")
+    entry = Entry(dims, stored, tensor)
+    named = [item if isinstance(item, str) else item.dim for group in stored for item in group]
+    parts = [dim for dim in named if dim is not None]
+    if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim not in entry.stacked):
+        raise _wrong(f"{name}: stored has {' '.join(parts)}, and dims, but for N, {' '.join(dims)}")
+    return entry
+
+
+def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | Part, ...]:
+    if not isinstance(value, list):
+        raise _wrong(f"{what} is {shown(value)}, not a list of texts")
+    items = cast("list[object]", value)
+    made: list[str | Part] = []
+    for item in items:
+        if isinstance(item, dict):
+            made.append(_part(cast("dict[str, object]", item), what, sizes))
+        elif isinstance(item, str):
+            made.append(item)
+        else:
+            raise _wrong(f"{what} is {shown(items)}, not a list of texts")
+    return tuple(made)
+
+
+def _part(keys: Mapping[str, object], what: str, sizes: Mapping[str, int]) -> Part:
+    size, take, dim = keys.get("of"), keys.get("take"), keys.get("as")
+    bounds = cast("list[object]", take) if isinstance(take, list) else []
+    numbers = [n for n in (size, *bounds) if isinstance(n, int) and not isinstance(n, bool)]
+    if len(numbers) == 3 and len(bounds) == 2 and (dim is None or isinstance(dim, str)):
+        of, start, stop = numbers
+        wanted = 1 if dim is None else sizes.get(dim)
+        if 0 <= start < stop <= of and stop - start == wanted:
+            return Part(of, start, stop, dim)
+    raise _wrong(f'{what}: {shown(keys)} is no part of a dimension, like {{"of": 6, "take": [0, 4], "as": "G"}}')
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

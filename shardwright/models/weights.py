@@ -5,23 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.models.description import Model, Norm
+from shardwright.models.description import Learned, Model, Norm
 from shardwright.models.layouts import Role
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of `size` indices of a tensor those from `start` to `stop`, which are the dimension `dim` of the weight.
+
+    Without `dim` it is a single index, and the weight has no dimension for it.
+    """
+
+    size: int
+    start: int
+    stop: int
+    dim: str | None = None
+
+
+Stored = tuple[tuple[str | Part, ...], ...]
+"""The dimensions of a stored tensor, each the product of dimensions of the program or parts, outermost first."""
 
 
 @dataclass(frozen=True)
 class Weight:
     """A weight of the program.
 
-    `dims` are its dimensions; with N among them it stacks one tensor for each layer. `stored` are the dimensions
-    of a tensor of the checkpoint, each the product of dimensions of the program, outermost first: torch's Linear
-    stores out times in, so that `wq: N E K G D` is stored `(K G D) (E)`. `tensor` names it, `{layer}` for a
-    layer's number. `roles` run parallel to `dims` and say how a layout splits them, None for never.
+    `dims` are its dimensions; with N among them it stacks one tensor for each layer, with `{expert}` in `tensor` one
+    for each X too. `stored` are the dimensions of a tensor of the checkpoint: torch's Linear stores out times in, so
+    that `wq: N E K G D` is stored `(K G D) (E)`. `tensor` names it, `{layer}` for a layer's number. `roles` run
+    parallel to `dims` and say how a layout splits them, None for never.
     """
 
     name: str
     dims: tuple[str, ...]
-    stored: tuple[tuple[str, ...], ...]
+    stored: Stored
     tensor: str
     roles: tuple[Role | None, ...]
 
@@ -38,77 +55,132 @@ class _Weights:
     def all(self) -> Iterator[Weight]:
         model = self.model
         yield self.table("embed")
-        if model.parallel:
-            yield from self.norm("block_norm", model.norm)
-        else:
-            yield from self.norm("attention_norm", model.norm)
+        if isinstance(model.positions, Learned):
+            yield self.learned(model.positions)
+        if model.embedding_size is not None:
+            yield self.matrix("project_in", ("W",), ("E",), layered=False)
+        shared = model.parallel and model.shared_norm
+        yield from self.norm("block_norm" if shared else "attention_norm", model.norm)
         yield from self.attention()
-        if not model.parallel:
+        if not shared:
             yield from self.norm("feedforward_norm", model.norm)
         yield from self.feedforward()
-        yield from self.norm("final_norm", model.norm, layered=False)
+        if model.final_norm:
+            yield from self.norm("final_norm", model.norm, layered=False)
+        if model.embedding_size is not None:
+            yield self.matrix("project_out", ("E",), ("W",), layered=False)
         if not model.tied:
             yield self.table("unembed")
+        if model.logit_bias:
+            yield self.vector("unembed_bias", "unembed", "bias", ("V",), layered=False)
 
     def tensor(self, module: str, kind: str) -> str:
         return f"{self.model.modules[module]}.{kind}"
 
     def table(self, name: str) -> Weight:
         """V E: the tokens' embeddings, and the other way round."""
-        return Weight(name, ("V", "E"), (("V",), ("E",)), self.tensor(name, "weight"), (Role.VOCAB, None))
+        width = self.model.table_dim
+        return Weight(name, ("V", width), (("V",), (width,)), self.tensor(name, "weight"), (Role.VOCAB, None))
+
+    def learned(self, positions: Learned) -> Weight:
+        """P E: a vector for each position."""
+        rows = Part(positions.size + positions.skipped, positions.skipped, positions.size + positions.skipped, "P")
+        tensor = self.tensor("positions", "weight")
+        return Weight(
+            "positions", ("P", "E"), ((rows if positions.skipped else "P",), ("E",)), tensor, (None, Role.NORM)
+        )
 
     def norm(self, name: str, norm: Norm, *, layered: bool = True) -> Iterator[Weight]:
-        kinds = ("weight", "bias") if norm.offset else ("weight",)
-        for kind in kinds:
-            yield self.vector(name if kind == "weight" else f"{name}_offset", name, kind, ("E",), layered=layered)
+        for kind in _kinds(norm):
+            yield self.vector(_named(name, kind), name, kind, ("E",), layered=layered)
 
-    def vector(self, name: str, module: str, kind: str, dims: tuple[str, ...], *, layered: bool = True) -> Weight:
+    def vector(
+        self,
+        name: str,
+        module: str,
+        kind: str,
+        dims: tuple[str, ...],
+        stored: Stored | None = None,
+        *,
+        layered: bool = True,
+    ) -> Weight:
         """A scale, offset or bias, stored flat."""
 
         roles = tuple(_ROLES_OF_VECTORS.get(dim) for dim in dims)
         full, layers = (("N", *dims), (None, *roles)) if layered else (dims, roles)
-        return Weight(name, full, (dims,), self.tensor(module, kind), layers)
+        return Weight(name, full, stored or (dims,), self.tensor(module, kind), layers)
 
-    def matrix(self, name: str, inner: tuple[str, ...], outer: tuple[str, ...]) -> Weight:
+    def matrix(
+        self, name: str, inner: tuple[str, ...], outer: tuple[str, ...], stored: Stored | None = None,
+        module: str | None = None, *, layered: bool = True,
+    ) -> Weight:  # fmt: skip
         """From the dimensions `inner` to `outer`; stored out times in."""
-        dims = ("N", *inner, *outer)
+        dims = (*(("N",) if layered else ()), *inner, *outer)
         roles = tuple(_ROLES_OF_MATRICES.get(dim) for dim in dims)
-        return Weight(name, dims, (outer, inner), self.tensor(name, "weight"), roles)
+        return Weight(name, dims, stored or (outer, inner), self.tensor(module or name, "weight"), roles)
 
     def attention(self) -> Iterator[Weight]:
         attention = self.model.attention
         queries, keys = (*attention.query_dims, "D"), (*attention.key_dims, "D")
         for name, dims in (("wq", queries), ("wk", keys), ("wv", keys)):
-            yield self.matrix(name, ("E",), dims)
+            rows = self.rows(name, dims)
+            module = "wqkv" if attention.fused else name
+            yield self.matrix(name, ("E",), dims, (rows, ("E",)), module)
             if attention.bias:
-                yield self.vector(f"b{name[1]}", name, "bias", dims)
+                yield self.vector(f"b{name[1]}", module, "bias", dims, (rows,))
         if attention.head_norm is not None:
-            for name, dims in (
-                ("q_norm", queries),
-                ("k_norm", keys),
-            ):
-                yield self.head_scale(name, dims)
+            for name, dims in (("q_norm", queries), ("k_norm", keys)):
+                for kind in _kinds(attention.head_norm):
+                    yield self.head_scale(_named(name, kind), name, kind, dims)
         yield self.matrix("wo", queries, ("E",))
         if attention.out_bias:
             yield self.vector("bo", "wo", "bias", ("E",))
 
-    def head_scale(self, name: str, dims: tuple[str, ...]) -> Weight:
-        """Stored (heads) (D), also where there is a single head, whose dimension the program leaves out."""
+    def rows(self, name: str, dims: tuple[str, ...]) -> tuple[str | Part, ...]:
+        """The rows of a projection: of a fused one those of queries, keys or values, beside each other for each head
+        of keys and values."""
+        attention = self.model.attention
+        if not attention.fused:
+            return dims
+        groups = attention.groups
+        own = {"wk": Part(groups + 2, groups, groups + 1), "wv": Part(groups + 2, groups + 1, groups + 2)}
+        queries = Part(groups + 2, 0, groups, attention.query_dims[-1] if groups > 1 else None)
+        return (*attention.key_dims, own.get(name, queries), "D")
+
+    def head_scale(self, name: str, module: str, kind: str, dims: tuple[str, ...]) -> Weight:
+        """Shared by the heads, or stored (heads) (D), also where there is a single head, whose dimension the program
+        leaves out."""
+        if self.model.attention.shared_head_norm:
+            return self.vector(name, module, kind, ("D",))
         roles = tuple(_ROLES_OF_VECTORS.get(dim) for dim in dims)
-        return Weight(name, ("N", *dims), (dims[:-1], ("D",)), self.tensor(name, "weight"), (None, *roles))
+        return Weight(name, ("N", *dims), (dims[:-1], ("D",)), self.tensor(module, kind), (None, *roles))
 
     def feedforward(self) -> Iterator[Weight]:
         feedforward = self.model.feedforward
+        each: tuple[str, ...] = ()
+        if feedforward.experts is not None:
+            yield self.matrix("w_router", ("E",), ("X",))
+            each = ("X",)
         inward = ("w_gate", "w_up") if feedforward.gated else ("w_up",)
         for name in inward:
-            yield self.matrix(name, ("E",), ("F",))
+            yield self.matrix(name, (*each, "E"), ("F",), (("F",), ("E",)))
             if feedforward.bias:
                 yield self.vector(f"b{name[1:]}", name, "bias", ("F",))
-        yield self.matrix("w_down", ("F",), ("E",))
+        yield self.matrix("w_down", (*each, "F"), ("E",), (("E",), ("F",)))
         if feedforward.bias:
             yield self.vector("b_down", "w_down", "bias", ("E",))
 
 
+def _kinds(norm: Norm) -> tuple[str, ...]:
+    if norm.scale == "none":
+        return ()
+    return ("weight", "bias") if norm.offset else ("weight",)
+
+
+def _named(name: str, kind: str) -> str:
+    return name if kind == "weight" else f"{name}_offset"
+
+
 _HEADS = {"H": Role.HEADS, "K": Role.HEADS, "G": Role.HEADS, "F": Role.FEEDFORWARD}
-_ROLES_OF_VECTORS: dict[str, Role] = {**_HEADS, "E": Role.RESIDUAL}
+_ROLES_OF_VECTORS: dict[str, Role] = {**_HEADS, "E": Role.NORM, "V": Role.VOCAB}
 _ROLES_OF_MATRICES: dict[str, Role] = {**_HEADS, "E": Role.EMBED}

@@ -292,7 +292,11 @@ def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> 
     assert caught.value.render() == f"{tmp_path}/config.json: error: {what} [bad-config]"
 
 
-KNOWN = "CohereForCausalLM, LlamaForCausalLM"
+KNOWN = (
+    "CohereForCausalLM, FalconForCausalLM, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoXForCausalLM,"
+    " GemmaForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, PhiForCausalLM,"
+    " Qwen2ForCausalLM, Qwen3ForCausalLM"
+)
 
 
 @pytest.mark.parametrize(
@@ -319,8 +323,8 @@ KNOWN = "CohereForCausalLM, LlamaForCausalLM"
         ({"attention_bias": 1}, "attention_bias is 1 in the config, not true or false"),
         (
             {"hidden_act": "gelu_fst"},
-            'hidden_act "gelu_fst" is not known; known are silu, swish, gelu, gelu_new,'
-            " gelu_pytorch_tanh, relu\ndid you mean gelu?",
+            'hidden_act "gelu_fst" is not known; known are silu, swish, gelu, gelu_fast, gelu_new,'
+            " gelu_pytorch_tanh, relu\ndid you mean gelu_fast?",
         ),
         ({"num_key_value_heads": 3}, "num_attention_heads=8 is not a multiple of num_key_value_heads=3"),
         (
@@ -354,11 +358,58 @@ def test_configs_at_fault(changes: dict[str, object], what: str) -> None:
     assert "\n".join([only.message, *(note.message for note in only.notes)]) == what
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "what"),
+    [
+        ("falcon", {"alibi": True}, "position biases (ALiBi) are not supported (alibi)"),
+        (
+            "falcon",
+            {"num_ln_in_parallel_attn": 2},
+            "num_ln_in_parallel_attn=2 with parallel_attn true and new_decoder_architecture false is not supported",
+        ),
+        ("falcon", {"hidden_size": 36}, "the hidden size, 36, is not a multiple of the 8 heads"),
+        (
+            "falcon-grouped",
+            {"num_kv_heads": 3},
+            "the number of attention heads, 8, is not a multiple of the 3 heads of keys and values",
+        ),
+        (
+            "qwen2-window",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "a sliding window in some layers and not in others is not supported (layer_types)",
+        ),
+        (
+            "gemma",
+            {"use_bidirectional_attention": True},
+            "attention to later positions is not supported (use_bidirectional_attention)",
+        ),
+        ("mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok=7 of num_local_experts=4"),
+        (
+            "phi",
+            {"rope_parameters": {"partial_rotary_factor": 0.4}},
+            "rotary embeddings turn pairs, and 0.4 of 8 elements is 3",
+        ),
+        ("gptj", {"n_positions": 20}, "the length is 40, and the model has n_positions=20\ngive --length 20 or less"),
+        (
+            "opt",
+            {"activation_function": "gelu_10"},
+            'activation_function "gelu_10" is not known; known are silu, swish, gelu, gelu_fast, gelu_new,'
+            " gelu_pytorch_tanh, relu\ndid you mean gelu?",
+        ),
+    ],
+)
+def test_configs_of_other_architectures_at_fault(name: str, changes: dict[str, object], what: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(config_of(name, **changes), "ws1d", Mesh.of(x=2), 2, 40)
+    (only,) = caught.value.diagnostics
+    assert "\n".join([only.message, *(note.message for note in only.notes)]) == what
+
+
 def test_unknown_layout() -> None:
     with pytest.raises(DiagnosticError) as caught:
         import_model(config_of("llama-grouped"), "ws3d", Mesh.of(x=2), 2, 40)
     (only,) = caught.value.diagnostics
-    assert only.message == "there is no layout ws3d; there are ws1d, ws2d"
+    assert only.message == "there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz"
     assert only.notes[0].message in {"did you mean ws1d?", "did you mean ws2d?"}
 
 

@@ -120,7 +120,9 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     assert got.status == 1
     assert got.err == (
         f"{tmp_path}/config.json: error: the architecture LamaForCausalLM is not known; known are"
-        " CohereForCausalLM, LlamaForCausalLM [unknown-architecture]\n"
+        " CohereForCausalLM, FalconForCausalLM, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoXForCausalLM,"
+        " GemmaForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, PhiForCausalLM,"
+        " Qwen2ForCausalLM, Qwen3ForCausalLM [unknown-architecture]\n"
         "note: did you mean LlamaForCausalLM?\n"
     )
 

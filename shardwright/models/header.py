@@ -1,0 +1,110 @@
+"""The comment above a model's program: what the model is, its layouts, and the letters of its dimensions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from shardwright.ir.mesh import Mesh
+from shardwright.models.description import Learned, Model
+from shardwright.models.layers import capital
+from shardwright.models.layouts import Layout, Role
+
+
+def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, cached: bool) -> list[str]:
+    """Comment lines. `layouts` are those of the functions, by their names, the one that stores the weights first."""
+    stored = layouts[0][1]
+    whole = "the whole forward pass" if not cached else f"{' and '.join(name for name, _ in layouts)} with a KV cache"
+    if len({layout.name for _, layout in layouts}) == 1:
+        names = [f"Layout {stored.name}: {_where(model, stored, mesh)}."]
+    else:
+        names = [f"Weights as in {stored.name}: {_weights(model, stored, mesh)}."]
+        names += [f"{capital(name)} in layout {layout.name}: {_residual(layout)}." for name, layout in layouts]
+    paragraphs = [
+        f"{model.architecture}: {whole}. {capital(', '.join(_pieces(model)))}.",
+        *names,
+        *_attention(stored),
+        *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
+        _letters(model, cached=cached),
+    ]
+    return [line for paragraph in paragraphs for line in _comment(paragraph)]
+
+
+def _pieces(model: Model) -> list[str]:
+    blocks = "parallel blocks" if model.parallel else "serial blocks"
+    if model.parallel and not model.shared_norm:
+        blocks += " with two norms"
+    if not model.norm_first:
+        blocks += " with norms after the sums"
+    tied = "tied embeddings" if model.tied else "separate embeddings of input and output"
+    if isinstance(model.positions, Learned):
+        tied += ", learned positions"
+    return [blocks, model.norm.title, model.attention.title, model.feedforward.title, tied]
+
+
+def _where(model: Model, layout: Layout, mesh: Mesh) -> str:
+    return f"{_residual(layout)}; {_weights(model, layout, mesh)}"
+
+
+def _residual(layout: Layout) -> str:
+    splits = [_splits("B", layout.batch), _splits("E", layout.residual)]
+    return f"the residual stream is split {', '.join(filter(None, splits)) or 'over no axis'}"
+
+
+def _weights(model: Model, layout: Layout, mesh: Mesh) -> str:
+    split = layout.split
+    heads = tuple(axis for dim in model.attention.query_dims for axis in split(Role.HEADS, dim))
+    weights = [
+        _splits("E", split(Role.EMBED, "E")),
+        _splits("F", split(Role.FEEDFORWARD, "F")),
+        _splits("heads", mesh.sorted(heads)),
+    ]
+    return "; ".join(
+        [
+            f"weights are split {', '.join(filter(None, weights)) or 'over no axis'}",
+            f"embedding tables {_splits('V', split(Role.VOCAB, 'V')) or 'over no axis'}",
+        ]
+    )
+
+
+def _attention(layout: Layout) -> list[str]:
+    if layout.attention is None:
+        return []
+    splits = [_splits(dim, axes) for dim, axes in layout.attention.items()]
+    return [f"Attention is split {', '.join(filter(None, splits)) or 'over no axis'}."]
+
+
+def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
+    """What is to be said of keys and values that have fewer heads than the mesh could split."""
+    attention = model.attention
+    queries = [axis for dim in attention.query_dims for axis in layout.split(Role.HEADS, dim)]
+    keys = [axis for dim in attention.key_dims for axis in layout.split(Role.HEADS, dim)]
+    left = mesh.sorted(set(queries) - set(keys))
+    if not left:
+        return []
+    heads = "a single head" if attention.kv_heads == 1 else f"{attention.kv_heads} heads"
+    return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
+
+
+def _letters(model: Model, *, cached: bool) -> str:
+    rotary, grouped = model.rotary, model.attention.query_dims == ("K", "G")
+    pieces = [
+        "B batch, L positions of the queries",
+        "T of the cache" if cached else "T of the keys",
+        "N layers, E embedding, F feedforward, V vocabulary",
+        "W width of the embedding tables" if model.embedding_size is not None else "",
+        "X experts" if model.feedforward.experts is not None else "",
+        "P learned positions" if isinstance(model.positions, Learned) else "",
+        "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
+        "D elements of a head",
+        "R pairs of elements that turn" if rotary is not None and rotary.scaling is not None else "",
+    ]
+    return ", ".join(filter(None, pieces)) + "."
+
+
+def _splits(what: str, axes: Sequence[str]) -> str:
+    return f"along {what} over {' '.join(axes)}" if axes else ""
+
+
+def _comment(paragraph: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(paragraph, 100, break_on_hyphens=False)]

@@ -1,0 +1,219 @@
+"""The statements of one layer of a model, and of the norms and rotary embeddings in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright.ir.types import DType
+from shardwright.models.description import Experts, Llama3Scaling, Model, Norm
+from shardwright.models.value_types import ValueTypes
+from shardwright.models.weights import Weight
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Writes the body of the loop over layers. `cached` says that keys and values go to a cache, `k` and `v`."""
+
+    model: Model
+    types: ValueTypes
+    weights: dict[str, Weight]
+    cached: bool
+
+    def lines(self) -> list[str]:
+        """From `h`, the residual stream, to the next."""
+        if self.model.parallel:
+            return self.parallel_block()
+        return self.serial_block() if self.model.norm_first else self.normed_after()
+
+    def parallel_block(self) -> list[str]:
+        norm = self.model.norm
+        if self.model.shared_norm:
+            lines, source = [*self.normed("a", "h", "block_norm", norm)], "a"
+        else:
+            lines = [*self.normed("a", "h", "attention_norm", norm), *self.normed("b", "h", "feedforward_norm", norm)]
+            source = "b"
+        return [*lines, *self.attention("a"), *self.feedforward(source), "    next h + (attended + fed)"]
+
+    def serial_block(self) -> list[str]:
+        norm = self.model.norm
+        return [
+            *self.normed("a", "h", "attention_norm", norm),
+            *self.attention("a"),
+            f"    middle: {self.types.residual} = h + attended",
+            *self.normed("b", "middle", "feedforward_norm", norm),
+            *self.feedforward("b"),
+            "    next middle + fed",
+        ]
+
+    def normed_after(self) -> list[str]:
+        norm, residual = self.model.norm, self.types.residual
+        return [
+            *self.attention("h"),
+            f"    summed: {residual} = h + attended",
+            *self.normed(f"middle: {residual}", "summed", "attention_norm", norm),
+            *self.feedforward("middle"),
+            f"    total: {residual} = middle + fed",
+            *self.normed(f"following: {residual}", "total", "feedforward_norm", norm),
+            "    next following",
+        ]
+
+    # ------------------------------------------------------------ norms and projections
+
+    def normed(self, name: str, value: str, weight: str, norm: Norm, dim: str = "E", indent: str = "    ") -> list[str]:
+        """`name = layernorm[E](value, weight)`, with a line before where the scale is 1 + the weight."""
+        lines: list[str] = []
+        operands = [value]
+        if norm.scale == "one-plus":
+            scale = weight if self.types.dtype is DType.F32 else f"convert[f32]({weight})"
+            lines.append(f"{indent}{weight}_scale = {scale} + 1.0")
+            operands.append(f"{weight}_scale")
+        elif norm.scale == "weight":
+            operands += [weight, f"{weight}_offset"] if norm.offset else [weight]
+        return [*lines, f"{indent}{name} = {norm.kind}[{dim}, eps={number(norm.eps)}]({', '.join(operands)})"]
+
+    def gathered(self, *names: str) -> list[str]:
+        """The weights as they are used, where the layout gathers them."""
+        lines = [(name, self.types.used(self.weights[name])) for name in names]
+        return [f"    {name}_gathered: {used} = {name}" for name, used in lines if used is not None]
+
+    def at_hand(self, name: str) -> str:
+        return name if self.types.used(self.weights[name]) is None else f"{name}_gathered"
+
+    def projected(self, value: str, weight: str, bias: str) -> str:
+        return f"{value} @ {self.at_hand(weight)}" + (f" + {bias}" if bias in self.weights else "")
+
+    # ------------------------------------------------------------ attention
+
+    def attention(self, source: str) -> list[str]:
+        attention, types = self.model.attention, self.types
+        rows = "".join(attention.query_dims)
+        projections = {
+            name: self.projected(source, weight, bias)
+            for name, weight, bias in (("q", "wq", "bq"), ("k", "wk", "bk"), ("v", "wv", "bv"))
+        }
+        lines = ["", f"    # {capital(attention.title)}.", *self.gathered("wq", "wk", "wv", "wo")]
+        if attention.head_norm is not None:
+            for name in ("q", "k"):
+                lines.append(f"    {name}_raw = {projections[name]}")
+                normed = self.normed("", f"{name}_raw", f"{name}_norm", attention.head_norm, "D")
+                lines += normed[:-1]
+                projections[name] = normed[-1].partition(" = ")[2]
+        lines.append(f"    {named('q', types.attention('L', attention.query_dims))} = {self.turned(projections['q'])}")
+        projections["k"] = self.turned(projections["k"])
+        for name in ("k", "v"):
+            if self.cached:
+                kind = types.attention("L", attention.key_dims)
+                lines.append(f"    {named(f'{name}_new', kind)} = {projections[name]}")
+                lines.append(f"    set {name} = update[T]({name}, {name}_new, pos)")
+            else:
+                kind = types.attention("T", attention.key_dims)
+                lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
+        lines.append(f"    s: f32 BL{rows}T? = q @[D] k")
+        window = f", window={attention.window}" if attention.window else ""
+        scaled = "s" if attention.scale == 1.0 else f"s * {number(attention.scale)}"
+        probabilities = f"softmax[T, causal=L{window}]({scaled}{', pos' if self.cached else ''})"
+        if types.dtype is not DType.F32:
+            probabilities = f"convert[{types.dtype}]({probabilities})"
+        lines.append(f"    p = {probabilities}")
+        lines.append("    o = p @[T] v")
+        lines.append(f"    attended = o @[{rows}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else ""))
+        return lines
+
+    def turned(self, value: str) -> str:
+        """The rotary embedding of a value, where there is one."""
+        rotary = self.model.rotary
+        if rotary is None:
+            return value
+        rotated = f", rotated={rotary.rotated}" if rotary.rotated else ""
+        operands = "at" if self.cached else "pos"
+        operands += "" if rotary.scaling is None else ", frequencies"
+        return f"rotary[D, base={number(rotary.base)}, style={rotary.style}{rotated}]({value}, {operands})"
+
+    # ------------------------------------------------------------ feedforward
+
+    def feedforward(self, source: str) -> list[str]:
+        feedforward, types = self.model.feedforward, self.types
+        names = ("w_gate", "w_up", "w_down") if feedforward.gated else ("w_up", "w_down")
+        up = self.projected(source, "w_up", "b_up")
+        lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*names)]
+        if feedforward.experts is not None:
+            lines += self.router(source, feedforward.experts)
+        if feedforward.gated:
+            gate = f"{feedforward.activation}({self.projected(source, 'w_gate', 'b_gate')})"
+            lines.append(f"    {named('gate', types.hidden)} = {gate}")
+            inner = f"gate * ({up})"
+        else:
+            inner = f"{feedforward.activation}({up})"
+        if feedforward.experts is None:
+            lines.append(f"    {named('inner', types.hidden)} = {inner}")
+            return [*lines, f"    fed = {self.projected('inner', 'w_down', 'b_down')}"]
+        lines.append(f"    {named('each', types.hidden)} = {inner}")
+        lines.append(f"    {named('inner', types.hidden)} = each * share")
+        return [*lines, f"    fed = inner @[XF] {self.at_hand('w_down')}"]
+
+    def router(self, source: str, experts: Experts) -> list[str]:
+        """`share`: what each expert contributes to each token, 0 for those that were not chosen."""
+        lines = [
+            f"    chance = softmax[X](convert[f32]({source} @ w_router))",
+            "    # Every expert computes every token; those not chosen contribute 0.",
+            "    number = iota[X]()",
+        ]
+        left = "chance"
+        for i in range(1, experts.chosen + 1):
+            lines.append(f"    chosen{i} = equal(number, argmax[X]({left}))")
+            if i < experts.chosen:
+                lines.append(f"    left{i} = where(chosen{i}, -1.0, {left})")
+                left = f"left{i}"
+        chosen = "chosen1"
+        for i in range(2, experts.chosen + 1):
+            lines.append(f"    among{i} = logical_or({chosen}, chosen{i})")
+            chosen = f"among{i}"
+        lines.append(f"    kept = where({chosen}, chance, 0.0)")
+        share = "kept / sum[X](kept)"
+        return [
+            *lines,
+            f"    share = {share if self.types.dtype is DType.F32 else f'convert[{self.types.dtype}]({share})'}",
+        ]
+
+
+def frequencies(model: Model) -> list[str]:
+    """The frequencies of a scaled rotary embedding; `rotary` knows those of the plain one."""
+    rotary = model.rotary
+    if rotary is None or rotary.scaling is None:
+        return []
+    pairs = rotary.rotated or model.attention.head_dim
+    lines = [
+        "",
+        f"  # The frequencies of the rotary embedding: {number(rotary.base)}^(-2r/{pairs}), scaled.",
+        "  r = convert[f32](iota[R]())",
+        f"  plain = exp(r * {number(-2 * math.log(rotary.base) / pairs)})",
+    ]
+    scaling = rotary.scaling
+    if not isinstance(scaling, Llama3Scaling):
+        return [*lines, f"  frequencies = plain / {number(scaling.factor)}", ""]
+    periods = number(scaling.context / (2 * math.pi))
+    blend = f"(plain * {periods} - {number(scaling.low)}) / {number(scaling.high - scaling.low)}"
+    return [
+        *lines,
+        f"  # 0 where fewer than {number(scaling.low)} periods fit in {scaling.context} positions,"
+        f" 1 where more than {number(scaling.high)} do.",
+        f"  kept = minimum(maximum({blend}, 0.0), 1.0)",
+        f"  frequencies = plain * (kept + (1.0 - kept) / {number(scaling.factor)})",
+        "",
+    ]
+
+
+def named(name: str, kind: str | None) -> str:
+    """`name: kind`, or the name alone."""
+    return name if kind is None else f"{name}: {kind}"
+
+
+def number(value: float) -> str:
+    """A number as the language writes it, exact in f64."""
+    text = repr(float(value))
+    return text.replace("e-0", "e-").replace("e+", "e")
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
