@@ -1,0 +1,279 @@
+"""`attention-over-batch`: attention and its KV cache split over the batch, over heads, or over some of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from shardwright.ir.ops import Alias
+from shardwright.ir.program import (
+    Carry,
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Namer,
+    Program,
+    Statement,
+    Value,
+    map_bodies,
+    names_of,
+)
+from shardwright.ir.types import Axes, State, TensorType, ValueType, is_split
+from shardwright.passes.attention_pattern import Attention, attentions, is_demanded_alias, reshards_query
+from shardwright.passes.base import Pass
+from shardwright.passes.projections import Dataflow, axes_named, require_divisible, require_surface, with_room
+
+
+@dataclass(frozen=True)
+class AttentionOverBatch(Pass):
+    """Attention takes its query, keys, values and KV cache split over the batch (Pope et al., 3.3, figure 5b).
+
+        state { k: BTD v: BTD }
+          q: BLH_xyzD = x @[E] wq
+          set k = update[T](k, x @[E] wk, pos)
+          scores = q @[D] k
+          ...
+          o: BLH_xyzD = p @[T] v
+          y: BLE_xyz = o @[HD] wo
+
+    becomes, with `axes=xyz`,
+
+        state { k: B_xyzTD v: B_xyzTD }
+          q: BLH_xyzD = x @[E] wq
+          set k = update[T](k, x @[E] wk, pos)
+          q_batch: B_xyzLHD = q
+          scores = q_batch @[D] k
+          ...
+          o_batch: B_xyzLHD = p @[T] v
+          o: BLH_xyzD = o_batch
+          y: BLE_xyz = o @[HD] wo
+
+    where placement puts an all-to-all for each of the two changes of layout. Axes that are not named stay with the
+    heads that the query's projection splits over them: with several heads of keys and values, `axes=yz` leaves x
+    to those, `q_batch: B_yzLK_xGD` beside `k: B_yzTK_xD`. Keys and values lie on an axis that splits the heads of
+    queries alone whole. With `axes=none` attention is over heads again; where there are more chips than heads, over
+    the axes that divide these, and the rest hold copies: "the attention heads are partially replicated". All
+    functions are rewritten, since they share the cache.
+    """
+
+    name: ClassVar[str] = "attention-over-batch"
+    axes: str = "all"
+
+    def run(self, program: Program) -> Program:
+        axes = axes_named("attention-over-batch: axes", self.axes, program.mesh)
+        states: dict[str, ValueType] = {}
+        funcs: list[Func] = []
+        for func in program.funcs:
+            flow = Dataflow(program, func)
+            found = attentions(flow)
+            if found:
+                require_surface("attention-over-batch", func)
+                rewriter = _Rewriter(flow, axes)
+                for attention in found:
+                    rewriter.attend(attention, states)
+                func = rewriter.rewritten()  # noqa: PLW2901
+            funcs.append(func)
+        state = tuple(replace(value, type=states.get(value.name, value.type)) for value in program.state)
+        return with_room(replace(program, state=state, funcs=tuple(funcs)))
+
+
+@dataclass
+class _Rewriter:
+    """Rewrites one function; `attend` decides on the layouts around one attention."""
+
+    flow: Dataflow
+    axes: Axes
+    types: dict[str, ValueType] = field(default_factory=dict[str, ValueType])
+    queries: dict[int, tuple[int, str, TensorType | None]] = field(
+        default_factory=dict[int, tuple[int, str, TensorType | None]]
+    )
+    """By the statement of the scores: which operand is the query, its name, and the type that it takes there."""
+    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
+    """By the statement of an output whose demanded type stays: the type in which attention leaves it."""
+    renamed: dict[int, Value] = field(default_factory=dict[int, Value])
+    """By the statement of an output: the value that a demand after it, now met, gave it."""
+    dropped: set[int] = field(default_factory=set[int])
+    """Statements that demand what is so anyway."""
+
+    def attend(self, attention: Attention, states: dict[str, ValueType]) -> None:
+        flow = self.flow
+        assert flow.batch is not None
+        homes = _Homes(flow, attention, self.axes).found
+        own = {
+            name
+            for value in (attention.query_name, attention.key_name, attention.value_name)
+            for name in flow.values[value].type.names
+        }
+
+        def target(kind: ValueType) -> TensorType:
+            """The layout over batch and heads. Axes on a dimension that attention does not know stay, as on layers."""
+            placed: dict[str, State] = {axis: home if home in kind.names else None for axis, home in homes.items()}
+            for dim, axes in zip(kind.dims, kind.splits, strict=True):
+                if dim.name not in own:
+                    placed.update(dict.fromkeys(axes or (), dim.name))
+            return TensorType.of_states(kind.shape, placed)
+
+        on_batch = tuple(axis for axis in flow.program.mesh if homes[axis] == flow.batch)
+        require_divisible("attention-over-batch", flow.program, flow.func, flow.batch, on_batch)
+        entering = {attention.key_name, attention.value_name}
+        for name in attention.interior | attention.cached:
+            kind = flow.values[name].type
+            if name in flow.program.state_names:
+                states.setdefault(name, target(kind))
+            elif flow.batch in kind.names and (isinstance(kind, TensorType) or name in entering):
+                self.types[name] = target(kind)
+        self.enter(attention, target(flow.values[attention.query_name].type))
+        self.leave(attention, target(attention.out.result.type))
+
+    def enter(self, attention: Attention, wanted: TensorType) -> None:
+        """The query takes its layout: in the statement that demands one of it already, or in a new one."""
+        flow, name = self.flow, attention.query_name
+        own = flow.lets.get(name, ())
+        if len(own) == 1 and is_demanded_alias(own[0]) and len(flow.users[name]) == 1:
+            source = str(own[0].operands[0])
+            if flow.values[source].type == wanted:
+                self.dropped.add(id(own[0]))
+                self.queries[id(attention.scores)] = attention.query, source, None
+            else:
+                self.types[name] = wanted
+        elif flow.values[name].type != wanted:
+            self.queries[id(attention.scores)] = attention.query, name, wanted
+
+    def leave(self, attention: Attention, wanted: TensorType) -> None:
+        """The output keeps the type that is demanded of it, in a statement of its own where attention has another."""
+        flow, out = self.flow, attention.out.result
+        users = flow.users.get(out.name, [])
+        after = users[0] if len(users) == 1 and isinstance(users[0], Let) else None
+        if after is not None and is_demanded_alias(after):
+            if after.result.type == wanted:
+                self.dropped.add(id(after))
+                self.renamed[id(attention.out)] = after.result
+            else:
+                self.types[out.name] = wanted
+        elif isinstance(out.type, TensorType) and out.type != wanted and not reshards_query(flow, attention):
+            self.outputs[id(attention.out)] = wanted
+        else:
+            self.types[out.name] = wanted
+
+    def value(self, value: Value) -> Value:
+        kind = self.types.get(value.name)
+        if kind is None:
+            return value
+        marking = value.marking if isinstance(value.type, TensorType) else Marking.DEMANDED
+        return replace(value, type=kind, marking=marking)
+
+    def rewritten(self) -> Func:
+        func = self.flow.func
+        self.namer = Namer(names_of(func) | set(self.flow.program.globals))
+        results = tuple(self.types.get(n, kind) for n, kind in zip(func.returns, func.results, strict=True))
+        made = replace(func, params=tuple(map(self.value, func.params)), results=results)
+        return map_bodies(made, self.block)
+
+    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for statement in body:
+            match statement:
+                case Let():
+                    made.extend(self.let(statement))
+                case Loop():
+                    carries = tuple(Carry(self.value(carry.value), carry.initial) for carry in statement.carries)
+                    made.append(replace(statement, carries=carries, results=tuple(map(self.value, statement.results))))
+                case _:
+                    made.append(statement)
+        return tuple(made)
+
+    def let(self, statement: Let) -> list[Statement]:
+        if id(statement) in self.dropped:
+            return []
+        made: list[Statement] = []
+        operands = list(statement.operands)
+        if id(statement) in self.queries:
+            at, name, wanted = self.queries[id(statement)]
+            if wanted is not None:
+                value = Value(self.namer.fresh(f"{name}_batch"), wanted, Marking.DEMANDED, statement.span)
+                made.append(Let((value,), Alias(), (name,), statement.span))
+                name = value.name
+            operands[at] = name
+        result = self.renamed.get(id(statement)) or self.value(statement.result)
+        if id(statement) in self.outputs:
+            raw = Value(self.namer.fresh(f"{result.name}_batch"), self.outputs[id(statement)], span=result.span)
+            made.append(replace(statement, results=(raw,), operands=tuple(operands)))
+            made.append(Let((result,), Alias(), (raw.name,), statement.span))
+        else:
+            made.append(replace(statement, results=(result,), operands=tuple(operands)))
+        return made
+
+
+@dataclass
+class _Homes:
+    """For each mesh axis the dimension that it splits inside attention, None where it splits none."""
+
+    flow: Dataflow
+    attention: Attention
+    axes: Axes
+    found: dict[str, str | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch = self.flow.batch
+        around = self.demanded_of_query()
+        if around is None:
+            states = self.by_the_weight()
+        else:
+            states = {axis: _split(around.state(axis)) for axis in self.flow.program.mesh}
+        self.found = {axis: batch if axis in self.axes else home for axis, home in states.items()}
+
+    def query_path(self) -> list[str]:
+        """The query back to its projection, its own demands for attention left out."""
+        flow, path, name = self.flow, list[str](), self.attention.query_name
+        while True:
+            lets = flow.lets.get(name, ())
+            if not any(is_demanded_alias(let) for let in lets) or path:
+                path.append(name)
+            before = [s for s in flow.sources.get(name, ()) if flow.is_activation(s) and len(lets) == 1]
+            projected = any(p.let.result.name == name for p in flow.projections)
+            kinds = flow.values[name].type.names
+            before = [s for s in before if set(kinds) == set(flow.values[s].type.names)]
+            if projected or len(before) != 1 or before[0] in path:
+                return path
+            name = before[0]
+
+    def demanded_of_query(self) -> TensorType | None:
+        for name in self.query_path():
+            kind = self.flow.values[name].type
+            if isinstance(kind, TensorType):
+                return kind
+        return None
+
+    def by_the_weight(self) -> dict[str, str | None]:
+        """As the query's weight splits the heads; axes on none of them go to the first head dimension they divide.
+
+        Axes over which the weight is gathered split the batch.
+        """
+        flow, mesh = self.flow, self.flow.program.mesh
+        sizes = {dim.name: dim.size for dim in flow.values[self.attention.query_name].type.dims}
+        homes: dict[str, str | None] = dict.fromkeys(mesh, None)
+        path = self.query_path()
+        for projection in flow.projections:
+            if path and projection.let.result.name == path[-1]:
+                used = flow.values[projection.weight_name].type
+                for value in flow.stored(projection.weight_name):
+                    for dim, axes in zip(value.type.dims, value.type.splits, strict=True):
+                        for axis in axes or ():
+                            gathered = isinstance(used, TensorType) and used.state(axis) is None
+                            if gathered:
+                                homes[axis] = flow.batch
+                            elif dim.name in self.attention.heads:
+                                homes[axis] = dim.name
+        rest = [axis for axis in mesh if homes[axis] is None and axis not in self.axes]
+        for axis in rest:
+            for dim in self.attention.heads:
+                others = [a for a in mesh if homes[a] == dim]
+                if sizes[dim] % mesh.product([*others, axis]) == 0:
+                    homes[axis] = dim
+                    break
+        return homes
+
+
+def _split(state: State) -> str | None:
+    return state if isinstance(state, str) and is_split(state) else None

@@ -1,0 +1,245 @@
+"""`pad-heads`: attention heads padded to a multiple with heads of zeros, and the recipe for the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, Split, Sum, Take
+from shardwright.ir.program import Func, Let, Program, Value
+from shardwright.ir.unparse import unparse
+from shardwright.passes.attention_pattern import Attention, attentions
+from shardwright.passes.base import Pass
+from shardwright.passes.projections import Dataflow
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class PadHeads(Pass):
+    """Heads are added until their number is a multiple of `to`, so that more axes divide it (Pope et al., section 4).
+
+        mesh x=4 y=4 z=4
+        dim E=18432 H=48 D=256
+        func f(a: BLE_xyz, wq: E_xH_yzD, wo: H_yzDE_x) -> BLE_xyz { ... }
+
+    becomes, with `to=64`,
+
+        dim E=18432 H=64 D=256
+
+    The weights of an added head are zeros: its query is zero, and whatever it reads, the output projection
+    multiplies by zeros, so that results are exactly those of the heads that were there. `padding` gives the recipe by
+    which arrays become those of the padded program, and `pad` follows it. Where several heads of queries share
+    those of keys and values, heads are added to each group, and the KV cache stays as it is. The layouts stay too:
+    what the padded heads now allow is demanded by other passes, or chosen by `place`. To leave heads as they are
+    and let axes that do not divide them hold copies instead, see `attention-over-batch{axes=none}`.
+    """
+
+    name: ClassVar[str] = "pad-heads"
+    to: int = 64
+
+    def run(self, program: Program) -> Program:
+        grown = _grown(program, self.to)
+        _require_zeros_to_stay_apart(program, grown)
+        return elaborate(unparse(program), dims=grown.sizes) if grown.sizes else program
+
+
+@dataclass(frozen=True)
+class PaddedDim:
+    """How one dimension of an array grows.
+
+    Along dimension number `index` the array consists of `blocks` blocks of `before` elements each, which become
+    `after` elements: the added ones are zeros at the end of each block.
+    """
+
+    index: int
+    blocks: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The recipe of a padding: for each weight, state and parameter that grows, its dimensions that do.
+
+    `sizes` are the dimensions' new sizes, `parameters` how many elements the declared weights have more.
+    """
+
+    sizes: Mapping[str, int]
+    arrays: Mapping[str, tuple[PaddedDim, ...]]
+    parameters: int
+
+
+def padding(program: Program, to: int) -> Padding:
+    """What `pad-heads{to=...}` does to the arrays of this program, which is the one before the pass.
+
+    The paper's "18B parameters" for PaLM 540B, of 48 heads padded to 64, are 2 E (64 - 48) D in each of 118 layers.
+    """
+    grown = _grown(program, to)
+    arrays: dict[str, tuple[PaddedDim, ...]] = {}
+    parameters = 0
+    weights = {value.name for value in program.weights}
+    inputs: list[Value] = [*program.weights, *program.state, *(v for func in program.funcs for v in func.params)]
+    for value in inputs:
+        made = tuple(
+            PaddedDim(i, *grown.blocks[dim.name]) for i, dim in enumerate(value.type.dims) if dim.name in grown.blocks
+        )
+        if not made:
+            continue
+        arrays[value.name] = made
+        if value.name in weights:
+            after = math.prod(
+                next((p.blocks * p.after for p in made if p.index == i), dim.size)
+                for i, dim in enumerate(value.type.dims)
+            )
+            parameters += after - value.shape.elements
+    return Padding(grown.sizes, arrays, parameters)
+
+
+def pad(recipe: Padding, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays by name as the padded program takes them; those that do not grow are handed on as they are.
+
+    Raises ValueError where an array has another size than the recipe was made for.
+    """
+    import numpy as np
+
+    made = dict(arrays)
+    for name, dims in recipe.arrays.items():
+        if name not in arrays:
+            continue
+        array: npt.NDArray[Any] = arrays[name]
+        for dim in dims:
+            shape = array.shape
+            if shape[dim.index] != dim.blocks * dim.before:
+                raise ValueError(
+                    f"{name} has {shape[dim.index]} elements along its dimension {dim.index},"
+                    f" and the recipe is for {dim.blocks * dim.before}"
+                )
+            before, behind = shape[: dim.index], shape[dim.index + 1 :]
+            padded: npt.NDArray[Any] = np.zeros((*before, dim.blocks, dim.after, *behind), array.dtype)
+            kept = (slice(None),) * (dim.index + 1)
+            padded[(*kept, slice(dim.before))] = array.reshape(*before, dim.blocks, dim.before, *behind)
+            array = padded.reshape(*before, dim.blocks * dim.after, *behind)
+        made[name] = array
+    return made
+
+
+# ---------------------------------------------------------------- which dimensions grow
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """Declared sizes to be changed, and for each dimension that grows (blocks, elements before, elements after)."""
+
+    sizes: Mapping[str, int]
+    blocks: Mapping[str, tuple[int, int, int]]
+
+
+def _grown(program: Program, to: int) -> _Grown:
+    if to < 1:
+        raise fault("bad-option", f"pad-heads: heads cannot be padded to a multiple of {to}", NOWHERE)
+    blocks: dict[str, tuple[int, int, int]] = {}
+    for func in program.funcs:
+        flow = Dataflow(program, func)
+        for attention in attentions(flow):
+            _grow(program, func, attention, to, blocks)
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            if isinstance(statement, Let):
+                _grow_whole(program, statement, blocks)
+    sizes = {name: n * after for name, (n, _, after) in blocks.items() if program.dim(name).expression is None}
+    _require_independent(program, blocks, sizes)
+    return _Grown(sizes, blocks)
+
+
+def _grow(program: Program, func: Func, attention: Attention, to: int, blocks: dict[str, tuple[int, int, int]]) -> None:
+    """The last dimension of the heads grows until all heads together are a multiple."""
+    if not attention.heads:
+        return
+    sizes = program.sizes(func)
+    *others, last = attention.heads
+    rest = math.prod(sizes[name] for name in others)
+    step = to // math.gcd(to, rest)
+    after = -(-sizes[last] // step) * step
+    if any(name == last for name, _ in func.overrides):
+        raise fault(
+            "overridden-heads",
+            f"pad-heads: {func.name} gives {last} a size of its own",
+            func.span,
+            "heads are those of the whole program",
+        )
+    known = blocks.get(last)
+    if known is not None and known[2] != after:
+        raise fault("heads-differ", f"pad-heads: two attentions need {last} of {known[2]} and of {after}", func.span)
+    if after != sizes[last]:
+        blocks[last] = (1, sizes[last], after)
+
+
+def _grow_whole(program: Program, statement: Let, blocks: dict[str, tuple[int, int, int]]) -> None:
+    """A dimension that is split into heads, or merged from them, grows with the innermost of its parts."""
+    match statement.operation:
+        case Split(source=whole, parts=parts):
+            pass
+        case Merge(parts=parts, target=whole):
+            pass
+        case _:
+            return
+    if not any(part in blocks for part in parts):
+        return
+    *others, last = parts
+    if any(part in blocks for part in others):
+        raise fault(
+            "heads-outermost",
+            f"pad-heads: {statement.operation.keyword} has the heads {''.join(p for p in parts if p in blocks)}"
+            f" outside {last}",
+            statement.span,
+            "pad where heads are a dimension of their own",
+        )
+    _, before, after = blocks[last]
+    blocks[whole] = (math.prod(program.dim(name).size for name in others), before, after)
+
+
+def _require_independent(
+    program: Program, blocks: Mapping[str, tuple[int, int, int]], sizes: Mapping[str, int]
+) -> None:
+    """Raises where another dimension's size follows from one that grows, as a packed dimension's does."""
+    for dim in program.dims:
+        if dim.expression is None:
+            continue
+        named = {word for product in dim.expression for word in product if isinstance(word, str)}
+        if named & set(blocks) and dim.name not in blocks:
+            raise fault(
+                "packed-heads",
+                f"pad-heads: the size of {dim.name} follows from that of {', '.join(sorted(named & set(blocks)))}",
+                dim.span,
+                "pad heads before dimensions are packed: run pad-heads before fuse-parallel-block",
+            )
+        if dim.name in blocks and not named & set(sizes):
+            raise fault("packed-heads", f"pad-heads: the size of {dim.name} follows from other dimensions", dim.span)
+
+
+def _require_zeros_to_stay_apart(program: Program, grown: _Grown) -> None:
+    """Raises where heads are mixed otherwise than by a product, which zeros leave alone, or are counted off."""
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            match statement:
+                case Let(operation=Softmax() | Layernorm() | Rmsnorm() | Sum() | Max() as operation):
+                    dims = operation.dims
+                case Let(operation=Take() | Concat() as operation):
+                    dims = (operation.dim,)
+                case _:
+                    continue
+            for name in dims:
+                if name in grown.blocks:
+                    raise fault(
+                        "mixed-heads",
+                        f"pad-heads: {statement.operation.keyword} runs along {name}, which numbers heads, and heads of"
+                        " zeros would change what it gives",
+                        statement.span,
+                        "pad heads where only products run along them",
+                    )

@@ -1,0 +1,292 @@
+"""What passes that change layouts look for: the batch dimension, what is made of weights alone, the projections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.digit_orders import splitting_axes
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import (
+    Argmax,
+    Contract,
+    Iota,
+    Layernorm,
+    Max,
+    Movement,
+    Rename,
+    Rmsnorm,
+    Rotary,
+    Softmax,
+    Sum,
+    Update,
+)
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
+from shardwright.ir.types import Axes, ValueType
+from shardwright.ir.verifier import check_divisibility
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A contraction of an activation with a weight: the statement, and which of its operands is which."""
+
+    let: Let
+    activation: int
+    weight: int
+
+    @property
+    def activation_name(self) -> str:
+        return str(self.let.operands[self.activation])
+
+    @property
+    def weight_name(self) -> str:
+        return str(self.let.operands[self.weight])
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """A function with what its names are made of. A name that two loops define stands for both values."""
+
+    program: Program
+    func: Func
+
+    @cached_property
+    def lets(self) -> dict[str, list[Let]]:
+        """The statements that define each name."""
+        found: dict[str, list[Let]] = {}
+        for statement, _ in self.func.walk():
+            if isinstance(statement, Let):
+                found.setdefault(statement.result.name, []).append(statement)
+        return found
+
+    @cached_property
+    def sources(self) -> dict[str, set[str]]:
+        """The names that each name is computed from: operands, what a loop carries, what a state is set to."""
+        found: dict[str, set[str]] = {}
+        for statement, _ in self.func.walk():
+            match statement:
+                case Let():
+                    found.setdefault(statement.result.name, set()).update(
+                        o for o in statement.operands if isinstance(o, str)
+                    )
+                case SetState():
+                    found.setdefault(statement.state, set()).add(statement.operand)
+                case Loop():
+                    for carry, following, result in zip(
+                        statement.carries, statement.following, statement.results, strict=True
+                    ):
+                        found.setdefault(carry.value.name, set()).update((carry.initial, following))
+                        found.setdefault(result.name, set()).add(carry.value.name)
+        return found
+
+    @cached_property
+    def users(self) -> dict[str, list[Statement]]:
+        """The statements that use each name."""
+        found: dict[str, list[Statement]] = {}
+        for statement, _ in self.func.walk():
+            match statement:
+                case Let():
+                    names = {o for o in statement.operands if isinstance(o, str)}
+                case SetState():
+                    names = {statement.operand}
+                case Loop():
+                    names = {*(carry.initial for carry in statement.carries), *statement.following}
+            for name in names:
+                found.setdefault(name, []).append(statement)
+        return found
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        """The values by name: weights, state and parameters, and what the statements define."""
+        found = {value.name: value for value in (*self.program.weights, *self.program.state, *self.func.params)}
+        for statement, _ in self.func.walk():
+            if isinstance(statement, Let | Loop):
+                found.update((value.name, value) for value in statement.results)
+            if isinstance(statement, Loop):
+                found.update((carry.value.name, carry.value) for carry in statement.carries)
+        return found
+
+    @cached_property
+    def batch(self) -> str | None:
+        """The batch dimension: the first of the results, and of the parameters, that only numbers sequences.
+
+        It is in no declared weight, nothing sums over it, and no position depends on it.
+        """
+        taken = _dims_with_a_meaning(self.program, self.func)
+        for kind in (*self.func.results, *(value.type for value in self.func.params)):
+            for name in kind.names:
+                if name not in taken:
+                    return name
+        return None
+
+    def is_activation(self, name: str) -> bool:
+        return self.batch is not None and name in self.values and self.batch in self.values[name].type.names
+
+    @cached_property
+    def weights(self) -> dict[str, Value]:
+        """What is stored for multiplying with: declared weights; where there are none, parameters without batch."""
+        leaves = self.program.weights or self.func.params
+        return {
+            value.name: value
+            for value in leaves
+            if value.shape.dims and self.batch not in value.shape.names and not _is_position(value)
+        }
+
+    @cached_property
+    def made_of_weights(self) -> frozenset[str]:
+        """Weights, and values computed from weights and numbers alone."""
+        found = set(self.weights)
+        for statement, _ in self.func.walk():
+            if isinstance(statement, Let) and statement.operands:
+                names = [o for o in statement.operands if isinstance(o, str)]
+                if names and all(name in found for name in names):
+                    found.add(statement.result.name)
+        return frozenset(found)
+
+    @cached_property
+    def projections(self) -> tuple[Projection, ...]:
+        """Contractions of an activation with what is made of weights, in the order of the function."""
+        found: list[Projection] = []
+        for statement, _ in self.func.walk():
+            if isinstance(statement, Let) and isinstance(statement.operation, Contract):
+                for i in range(2):
+                    weight, other = str(statement.operands[i]), str(statement.operands[1 - i])
+                    if weight in self.made_of_weights and self.is_activation(other):
+                        found.append(Projection(statement, 1 - i, i))
+                        break
+        return tuple(found)
+
+    def weight_path(self, name: str) -> Iterator[tuple[Let, int]]:
+        """The statements, with the number of the operand, that read stored weights on the way to this value."""
+        for let in self.lets.get(name, ()):
+            for i, operand in enumerate(let.operands):
+                if isinstance(operand, str) and operand in self.weights:
+                    yield let, i
+                elif isinstance(operand, str):
+                    yield from self.weight_path(operand)
+
+    def stored(self, name: str) -> list[Value]:
+        """The stored weights that a value is, or is computed from."""
+        if name in self.weights:
+            return [self.weights[name]]
+        return [self.weights[str(let.operands[i])] for let, i in self.weight_path(name)]
+
+
+def _is_position(value: Value) -> bool:
+    """Whether the values are indices or masks, which are small and stay where they are."""
+    dtype = value.shape.dtype
+    return (dtype.is_integer and dtype.bits == 32) or (not dtype.is_float and not dtype.is_integer)
+
+
+def is_numeric(kind: ValueType) -> bool:
+    """Whether a type is of numbers that are multiplied and not of indices or masks."""
+    return not _is_position(Value("", kind))
+
+
+def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
+    """Dimensions in weights, summed over, looped over, or along which positions run."""
+    found = {name for value in program.weights for name in value.type.names}
+    for statement, _ in func.walk():
+        match statement:
+            case Loop():
+                found.add(statement.dim)
+            case Let(operation=Contract() | Sum() | Max() | Layernorm() | Rmsnorm() as operation):
+                found.update(operation.dims)
+            case Let(operation=Softmax() as operation):
+                found.update((*operation.dims, operation.causal or ""))
+            case Let(operation=Rotary() as operation):
+                found.update((operation.dim, operation.seq or ""))
+            case Let(operation=Update() | Iota() | Argmax() as operation):
+                found.add(operation.dim)
+            case Let(operation=Rename() as operation):
+                found.update(name for pair in operation.pairs for name in pair)
+            case _:
+                pass
+    return found
+
+
+# ---------------------------------------------------------------- options and faults
+
+
+def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
+    """The mesh axes that an option names: `xy`, or `data+model` where a name is longer; `none` and `all` are words.
+
+    Raises a `DiagnosticError` where the mesh has no such axis.
+    """
+    if text in ("", "none"):
+        return ()
+    if text == "all":
+        return mesh.axes
+    names = text.split("+") if "+" in text or text in mesh else re.findall(r"[a-z][0-9]*|.", text)
+    for name in names:
+        if name not in mesh:
+            near = did_you_mean(name, list(mesh))
+            raise fault(
+                "bad-option",
+                f"{option}: the mesh {mesh} has no axis {name}",
+                NOWHERE,
+                f"did you mean {near}?" if near else "write axes as in xy, or data+model where names are longer",
+            )
+    return mesh.sorted(names)
+
+
+def functions_named(option: str, text: str, program: Program) -> tuple[Func, ...]:
+    """The functions that an option names, joined by `+`; `all` is every one."""
+    if text == "all":
+        return program.funcs
+    known = {func.name: func for func in program.funcs}
+    for name in text.split("+"):
+        if name not in known:
+            raise fault(
+                "bad-option", f"{option}: the program has no function {name}", NOWHERE, f"it has {', '.join(known)}"
+            )
+    return tuple(known[name] for name in text.split("+"))
+
+
+def require_surface(what: str, func: Func) -> None:
+    """Raises where a movement is written in the function, which a new layout would make wrong."""
+    for statement, _ in func.walk():
+        if isinstance(statement, Let) and isinstance(statement.operation, Movement):
+            raise fault(
+                "explicit-movement",
+                f"{what} demands other layouts, and {func.name} has the movement"
+                f" {statement.operation.keyword} written in it",
+                statement.span,
+                "run it before insert-moves, or leave the movement to the compiler",
+            )
+
+
+def require_divisible(what: str, program: Program, func: Func, dim: str, axes: Axes) -> None:
+    """Raises where the axes do not divide the dimension together."""
+    mesh, size = program.mesh, program.sizes(func)[dim]
+    if size % mesh.product(axes):
+        product = "*".join(f"{axis}={mesh[axis]}" for axis in axes)
+        raise fault(
+            "not-divisible",
+            f"{what} splits {dim} over {''.join(axes)}, and {dim}={size} of {func.name} is not divisible by {product}",
+            func.span,
+            f"name fewer axes, or make {dim} a multiple of {mesh.product(axes)}",
+        )
+
+
+def with_room(program: Program) -> Program:
+    """The program with pinned orders extended by the digits that its layouts have come to need.
+
+    They go behind those that are there, which leaves every index of a layout without them where it was. Raises a
+    `DiagnosticError` where a dimension's size has no room for all axes that split it anywhere.
+    """
+    used: dict[str, set[str]] = {}
+    for (name, _), uses in splitting_axes(program).items():
+        used.setdefault(name, set()).update(uses)
+    dims = tuple(
+        dim
+        if dim.order is None
+        else replace(dim, order=(*dim.order, *program.mesh.sorted(used.get(dim.name, set()) - set(dim.order))))
+        for dim in program.dims
+    )
+    made = replace(program, dims=dims)
+    check_divisibility(made)
+    return made
