@@ -22,6 +22,7 @@ from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.passes.reduce_into import ReduceInto
 from shardwright.passes.weight_gather import WeightGather
 
 PASSES: dict[str, type[Pass]] = {
@@ -37,6 +38,7 @@ PASSES: dict[str, type[Pass]] = {
         WeightGather,
         AttentionOverBatch,
         PadHeads,
+        ReduceInto,
     )
 }
 """Every pass by name."""
