@@ -50,7 +50,7 @@ class QuantizeWeights(Pass):
 
     A scale is linear, so it passes partial sums: `place` reduces before it. Gathers of the weight move int8,
     because they cost less there than after the conversion. With `bits=4`, groups of `group` neighbouring elements
-    along the output channel have a scale each (Sheng et al. 2023, section 4.2, symmetric). It depends on the
+    along the output channel have a scale each (Sheng et al. 2023, section 5; here symmetric about 0). It depends on the
     contracted index as well, so the weight is scaled before the contraction, on the chip that holds it:
 
         weights { w: int4 E_xF_yz  w_scale: bf16 E_xG_yz }     # dim G=F/64 C=64
