@@ -16,10 +16,12 @@ BATCH, LENGTH = 4, 32
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--dtype] [--dim] [--json]."""
+    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--attention head|batch] [--cache T
+    [--prefill-layout NAME] [--phase prefill|decode]] [--dtype] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "import",
-        description="Write the forward pass of a Hugging Face checkpoint as a program with the given layout. "
+        description="Write the forward pass of a Hugging Face checkpoint as a program with the given layout, or with "
+        "--cache its prefill and decode. "
         "Its config.json is enough; `run --weights` loads the weights, by OUT.weights.json beside the program.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json, or that file")
@@ -27,8 +29,21 @@ def add_parser(subparsers: Subparsers) -> None:
         "--layout",
         metavar="NAME",
         required=True,
-        help="the layout of weights and activations: ws1d or ws2d, weight-stationary over one dimension or two",
+        help="the layout of weights and activations: megatron; ws1d or ws2d, weight-stationary over one dimension or "
+        "two; wg-x, wg-xy or wg-xyz, weights stored as in ws2d and gathered",
     )
+    parser.add_argument(
+        "--attention",
+        choices=("head", "batch"),
+        help="what attention, and the cache, is split over (default: heads with --cache, else the compiler's choice)",
+    )
+    parser.add_argument(
+        "--cache", type=_positive, metavar="T", help="write prefill and decode with a KV cache of T positions"
+    )
+    parser.add_argument(
+        "--prefill-layout", metavar="NAME", help="with --cache, the layout of prefill (default: that of decode)"
+    )
+    parser.add_argument("--phase", choices=("prefill", "decode"), help="with --cache, write this function alone")
     parser.add_argument("--batch", type=_positive, metavar="B", help=f"sequences (default: {BATCH})")
     parser.add_argument("--length", type=_positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
     parser.add_argument(
@@ -39,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_json(parser)
     parser.check(lambda args: None if args.mesh else "the following arguments are required: --mesh")
     parser.check(_only_batch_and_length)
+    parser.check(_phases_need_a_cache)
     parser.check(json_needs_output)
 
 
@@ -60,6 +76,11 @@ def _only_batch_and_length(args: argparse.Namespace) -> str | None:
     return None
 
 
+def _phases_need_a_cache(args: argparse.Namespace) -> str | None:
+    given = "--prefill-layout" if args.prefill_layout else "--phase" if args.phase else None
+    return f"{given} needs --cache T" if given and args.cache is None else None
+
+
 def execute(args: argparse.Namespace) -> int:
     """Writes the program to OUT.shard and the mapping of its weights to OUT.weights.json, or the program to
     standard output alone. `--json`: `{"ok", "program", "weights", "architecture", "layout", "mesh", "dropped"}`,
@@ -70,6 +91,7 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
     from shardwright.models.config import config_path, read_config
+    from shardwright.models.forward import PHASES
     from shardwright.models.importing import import_model
     from shardwright.models.weight_map import map_path, to_json
 
@@ -79,7 +101,16 @@ def execute(args: argparse.Namespace) -> int:
     length = args.length or args.dim.get("L", LENGTH)
     with located(Source(str(config_path(args.checkpoint)), "")):
         imported = import_model(
-            config.keys, args.layout, mesh, batch, length, DType(args.dtype) if args.dtype else None
+            config.keys,
+            args.layout,
+            mesh,
+            batch,
+            length,
+            DType(args.dtype) if args.dtype else None,
+            attention=args.attention,
+            cache=args.cache,
+            prefill_layout=args.prefill_layout,
+            phases=(args.phase,) if args.phase else PHASES,
         )
     write_output(args.output, imported.text)
     if args.output in {None, "-"}:

@@ -21,9 +21,14 @@ def run(shardwright: Callable, folder: Path, program: Path, mesh: str, layout: s
     return json.loads(got.out)
 
 
-@pytest.mark.parametrize("layout", ["ws1d", "ws2d"])
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", ["cohere-multiquery", "llama-grouped"])
+@pytest.mark.parametrize(
+    ("name", "mesh", "layout"),
+    [
+        (name, mesh, ("ws1d", "ws2d")[(i + j) % 2])
+        for i, name in enumerate(("cohere-multiquery", "llama-grouped"))
+        for j, mesh in enumerate(MESHES)
+    ],
+)
 def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, name: str, mesh: str, layout: str) -> None:
     got = run(shardwright, checkpoint(name), tmp_path / "model.shard", mesh, layout)
     (function,) = got["functions"]
@@ -111,6 +116,44 @@ def test_import_reports(shardwright: Callable, tmp_path: Path) -> None:
     assert "dim B=4 L=32 T=L N=2 E=32 F=64 V=96 K=2 G=4 D=4\n" in printed.out
 
 
+def test_import_of_phases(shardwright: Callable, tmp_path: Path) -> None:
+    """Prefill in a layout of its own; the same functions run, and one of them alone."""
+    config, out = tmp_path / "config.json", tmp_path / "model.shard"
+    config.write_text(json.dumps(config_of("llama-grouped")))
+    words = ["import", config, "--mesh", "x=2,y=2", "--layout", "ws2d", "--cache", "24", "--length", "8", "-o", out]
+    assert shardwright(*words, "--prefill-layout", "wg-xy", "--attention", "batch").err == ""
+    text = out.read_text()
+    assert "state {\n  k: f32 NB_xyTKD\n  v: f32 NB_xyTKD\n  pos: int32 B\n}\n" in text
+    assert "# Decode in layout ws2d: the residual stream is split along E over x y.\n" in text
+    assert "# Prefill in layout wg-xy: the residual stream is split along B over x y.\n" in text
+    got = shardwright("run", out, "--json")
+    assert got.status == 0
+    assert [function["name"] for function in json.loads(got.out)["functions"]] == ["prefill", "decode"]
+    assert shardwright(*words, "--phase", "decode").err == ""
+    assert "func prefill" not in out.read_text()
+    assert shardwright("check", out).status == 0
+
+
+def test_import_of_phases_faults(shardwright: Callable, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_of("llama-grouped")))
+    words = ["import", config, "--mesh", "x=2,y=2", "--layout", "ws2d", "--length", "8"]
+    got = shardwright(*words, "--cache", "24", "--prefill-layout", "ws1d")
+    assert got.status == 1
+    assert got.err == (
+        f"{config}: error: ws1d stores weights otherwise than ws2d, and they are stored once [layouts-differ]\n"
+        "note: ws2d, wg-x, wg-xy and wg-xyz store them alike\n"
+    )
+    assert shardwright(*words, "--cache", "4").err == (
+        f"{config}: error: the length is 8, and the cache has 4 positions [too-long]\n"
+        "note: give --length 4 or less, or a larger --cache\n"
+    )
+    assert shardwright(*words, "--cache", "65").err == (
+        f"{config}: error: the cache is 65, and the model has max_position_embeddings=64 [too-long]\n"
+        "note: give --cache 64 or less\n"
+    )
+
+
 def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     got = shardwright("import", tmp_path, "--mesh", "x=8", "--layout", "ws1d")
     assert got.status == 1
@@ -130,6 +173,8 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["--phase", "decode"], "--phase needs --cache T"),
+        (["--prefill-layout", "wg-x"], "--prefill-layout needs --cache T"),
         (["--batch", "0"], "argument --batch: '0' is not a whole number from 1 up"),
         (["--dim", "E=4"], "--dim E: the checkpoint gives the sizes of all dimensions but B and L"),
         (["--dim", "B=4", "--batch", "2"], "--dim B and --batch both give the size of B"),

@@ -1,0 +1,118 @@
+"""Prefill and decode with a KV cache give the logits of transformers, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.checkpoints import ARCHITECTURES
+
+from shardwright.backends.jax.session import Session
+from shardwright.backends.reference import evaluate
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+from shardwright.models.checkpoint import load_weights
+from shardwright.models.config import read_config
+from shardwright.models.importing import import_model
+from shardwright.models.layouts import AttentionOver
+from shardwright.models.transformers_logits import transformers_logits
+from shardwright.passes.pipelines import explicit
+
+CHUNK, CACHE, STEPS = 6, 20, 3
+LENGTHS = (6, 9, 1, 4)
+"""Of the prompts: one takes two chunks, and the last chunk of the others is empty."""
+
+Run = Callable[[str, dict[str, np.ndarray], dict[str, np.ndarray]], tuple[np.ndarray, dict[str, np.ndarray]]]
+
+
+def program_of(folder: Path, layout: str, mesh: Mesh, **options: Any) -> tuple[Program, dict[str, np.ndarray]]:
+    made = import_model(read_config(folder).keys, layout, mesh, len(LENGTHS), CHUNK, cache=CACHE, **options)
+    program = elaborate(parse(Source("imported", made.text)))
+    return program, load_weights(folder, made.mapping, {v.name: v.type.dtype for v in program.weights})
+
+
+def tokens() -> np.ndarray:
+    """For each row its prompt and the tokens that follow, one row's more than the others'."""
+    return np.random.default_rng(0).integers(3, 96, (len(LENGTHS), max(LENGTHS) + STEPS), dtype=np.int32)
+
+
+def generate(program: Program, run: Run, given: np.ndarray) -> np.ndarray:
+    """Logits [1 + STEPS, B, V] after the prompts, which are read in chunks, and after each token that follows."""
+    state = {v.name: np.zeros([d.size for d in v.type.dims], np.float32) for v in program.state}
+    state["pos"] = state["pos"].astype(np.int32)
+    lengths = np.array(LENGTHS)
+    last = np.zeros((len(LENGTHS), 96), np.float32)
+    for start in range(0, lengths.max(), CHUNK):
+        own = np.clip(lengths - start, 0, CHUNK).astype(np.int32)
+        chunk = np.zeros((len(LENGTHS), CHUNK), np.int32)
+        for row, n in enumerate(own):
+            chunk[row, :n] = given[row, start : start + n]
+        logits, state = run("prefill", {"ids": chunk, "length": own}, state)
+        last[own > 0] = logits[own > 0]
+    found = [last]
+    for step in range(STEPS):
+        following = given[np.arange(len(LENGTHS)), lengths + step]
+        logits, state = run("decode", {"ids": following[:, None]}, state)
+        found.append(logits)
+    assert (state["pos"] == lengths + STEPS).all()
+    return np.stack(found)
+
+
+def wanted(folder: Path, given: np.ndarray) -> np.ndarray:
+    whole = transformers_logits(folder, given)
+    return np.stack([whole[np.arange(len(LENGTHS)), np.array(LENGTHS) - 1 + step] for step in range(1 + STEPS)])
+
+
+def agree(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
+    assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.parametrize(
+    "name", [*ARCHITECTURES, "opt-norms-after", "falcon-grouped", "bigcode-multihead", "qwen2-window", "llama3"]
+)
+def test_unsharded(checkpoint: Callable[..., Path], name: str) -> None:
+    folder = checkpoint(name)
+    program, weights = program_of(folder, "ws2d", Mesh.of(x=2, y=2))
+
+    def run(func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
+        (logits,), after = evaluate(program, func, args, weights, state)
+        return logits, after
+
+    agree(generate(program, run, tokens()), wanted(folder, tokens()))
+
+
+COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
+    ("falcon", "ws2d", "wg-xy", "batch", Mesh.of(x=2, y=2, z=2)),
+    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2)),
+    ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2)),
+    ("gpt-neox", "megatron", None, "head", Mesh.of(x=2)),
+    ("opt", "wg-x", "ws2d", "batch", Mesh.of(x=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh"), COMPILED)
+def test_compiled(
+    checkpoint: Callable[..., Path],
+    name: str,
+    layout: str,
+    prefill: str | None,
+    attention: AttentionOver,
+    mesh: Mesh,
+) -> None:
+    """Under JAX on virtual devices, prefill and decode in layouts of their own over weights stored once."""
+    folder = checkpoint(name)
+    program, weights = program_of(folder, layout, mesh, prefill_layout=prefill, attention=attention)
+    session = Session(explicit(program), weights)
+
+    def run(func: str, args: dict[str, np.ndarray], _: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
+        (logits,) = session.call(func, args)
+        return logits, session.state
+
+    agree(generate(program, run, tokens()), wanted(folder, tokens()))
