@@ -8,12 +8,12 @@ from itertools import permutations, product
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.digit_orders import orders_in, splitting_axes
+from shardwright.ir.digit_orders import orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, is_contiguous, order_size, radix
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take
-from shardwright.ir.program import Func, Let, Program, Scope
+from shardwright.ir.program import DimInfo, Func, Let, Program, Scope
 from shardwright.ir.strategies import digits_fit
-from shardwright.ir.types import TensorType, ValueType
+from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.passes.base import Pass
 
 
@@ -38,8 +38,9 @@ class ChooseDigitOrder(Pass):
     Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
     order. Renames, splits and merges that pass a split need equal digits on both sides, which comes first. An
     order that the author pinned stays; of equally good ones the first in the order of the mesh is taken.
-    With `tied=true` only dimensions that such statements tie together get an order: what the movements must
-    keep to, while all others still have room for digits of their own.
+    Before `place` the order goes on with the axes that might still come to split the dimension, as far as its
+    size divides. With `tied=true` only dimensions that such statements tie together get an order: what the
+    movements must keep to, while all others still have room for digits of their own.
     """
 
     name: ClassVar[str] = "choose-digit-order"
@@ -69,6 +70,7 @@ class _Search:
             self.used.setdefault(name, set()).update(uses)
         self.edges = list(_edges(program))
         self.constraints = list(_constraints(program))
+        self.open = any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
     def result(self, *, tied_only: bool) -> Program:
         tied: list[set[str]] = []
@@ -84,12 +86,21 @@ class _Search:
         dims = tuple(
             dim
             if dim.order is not None
-            else replace(dim, order=chosen.get(dim.name) or self.candidates(dim.name)[0])
+            else replace(dim, order=self.extended(dim, chosen.get(dim.name) or self.candidates(dim.name)[0]))
             if dim.name in chosen or (self.used.get(dim.name) and not tied_only)
             else dim
             for dim in self.program.dims
         )
         return replace(self.program, dims=dims)
+
+    def extended(self, dim: DimInfo, order: Order) -> Order:
+        """The order with the axes that layouts yet to be chosen may need."""
+        if not self.open:
+            return order
+        for axis in self.program.mesh:
+            if axis not in order and dim.size % order_size((*order, axis), self.program.mesh) == 0:
+                order = (*order, axis)
+        return order
 
     def score(self, name: str, order: Order) -> int:
         """How many edges are contiguous."""

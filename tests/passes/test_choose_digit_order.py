@@ -1,0 +1,130 @@
+"""Orders of digits: contiguous edges, digits that agree across renames, splits and merges, and pinned orders."""
+
+from __future__ import annotations
+
+import pytest
+from program_text import program
+
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.digits import Order
+from shardwright.passes.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+
+
+def orders(text: str, *, tied: bool = False) -> dict[str, Order | None]:
+    """The orders that the pass chooses."""
+    return {dim.name: dim.order for dim in ChooseDigitOrder(tied=tied).run(program(text)).dims}
+
+
+def test_as_many_edges_as_possible_are_contiguous() -> None:
+    found = orders("""
+        mesh x=2 y=2
+        dim E=8 F=8
+        func f(a: f32 E_y, b: f32 E_xy, c: f32 F_x) -> f32 E_y {
+          return a
+        }""")
+    assert found == {"E": ("y", "x"), "F": ("x",)}
+
+
+def test_of_equally_good_orders_the_mesh_decides() -> None:
+    assert orders("mesh x=2 y=2\ndim E=8\nfunc f(a: f32 E_xy) -> f32 E_xy {\n return a\n}") == {"E": ("x", "y")}
+
+
+def test_a_pinned_order_stays() -> None:
+    text = "mesh x=2 y=2\ndim E=8 order x y\nfunc f(a: f32 E_y, b: f32 E_xy) -> f32 E_y {\n return a\n}"
+    assert orders(text) == {"E": ("x", "y")}
+
+
+def test_a_rename_makes_orders_equal() -> None:
+    found = orders("""
+        mesh x=2 y=2
+        dim L=8 T=8
+        func f(a: f32 L_xy, b: f32 T_y) -> f32 T_xy {
+          r: f32 T_xy = rename[L -> T](a)
+          return r
+        }""")
+    assert found == {"L": ("y", "x"), "T": ("y", "x")}
+
+
+def test_a_merged_dimension_has_the_digits_of_its_parts_with_what_is_left_between_them() -> None:
+    """K=4 over x leaves 2 in K, which stands between the digits of x and y in the index of H."""
+    found = orders("""
+        mesh x=2 y=2
+        dim K=4 G=2 H=K*G
+        func f(a: f32 K_xG_y) -> f32 H_xy {
+          m: f32 H_xy = merge[KG -> H](a)
+          return m
+        }""")
+    assert found == {"K": ("x",), "G": ("y",), "H": ("x", 2, "y")}
+
+
+def test_an_axis_is_never_two_digits_of_one_dimension() -> None:
+    """x splits K in one value and G in another; of H it is the digit of one of them."""
+    compiled = explicit(
+        program("""
+        mesh x=2 y=2
+        dim K=4 G=4 H=K*G
+        func f(h: f32 H_xy, g: f32 G_x, a: f32 K_xG_y) -> (f32 H_xy, f32 K_xG_y, f32 G_x) {
+          s: f32 K_xG_y = split[H -> KG](h)
+          m: f32 H_xy = merge[KG -> H](a)
+          return m, s, g
+        }""")
+    )
+    order = compiled.dim("H").order
+    assert order is not None
+    assert len([digit for digit in order if digit == "x"]) == 1
+
+
+def test_tied_dimensions_alone() -> None:
+    text = """
+        mesh x=2
+        dim L=8 T=8 E=8
+        func f(a: f32 L_xE) -> f32 T_xE {
+          r: f32 T_xE = rename[L -> T](a)
+          return r
+        }"""
+    assert orders(text, tied=True) == {"L": ("x",), "T": ("x",), "E": None}
+
+
+def test_digits_that_cannot_agree_are_a_fault() -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        orders("""
+            mesh x=2 y=2
+            dim L=8 order x y
+            dim T=8 order y x
+            func f(a: f32 L_y) -> f32 T_y {
+              r: f32 T_y = rename[L -> T](a)
+              return r
+            }""")
+    (told,) = raised.value.diagnostics
+    assert told.code == "digits"
+    assert told.message == "no order of digits lets rename keep every index on its chip: f32 L_y and f32 T_y"
+
+
+def test_placement_gathers_where_digits_cannot_agree() -> None:
+    """The same, with the layouts in between left open: the value goes whole through the rename."""
+    compiled = explicit(
+        program("""
+        mesh x=2 y=2
+        dim L=8 order x y
+        dim T=8 order y x
+        func f(a: f32 L_y) -> f32 T_y {
+          r = rename[L -> T](a)
+          return r
+        }""")
+    )
+    keywords = [statement.operation.keyword for statement in compiled.funcs[0].body]
+    assert keywords == ["all_gather", "rename", "slice"]
+
+
+def test_before_placement_the_order_leaves_room_for_layouts_yet_to_be_chosen() -> None:
+    text = """
+        mesh x=4 y=4 z=4
+        dim B=512 L=1 E=18432 F=73728
+        func ffn(x: BLE_xyz, w_in: E_xF_yz, w_out: F_yzE_x) -> BLE_xyz {
+          h = x @[E] w_in
+          return gelu(h) @[F] w_out
+        }"""
+    early = run_passes(program(text), parse_pipeline("decompose,choose-digit-order,place,insert-moves,cleanup"))
+    assert early.dim("F").order == ("y", "z", "x")
+    assert early.funcs == explicit(program(text)).funcs
