@@ -1,0 +1,115 @@
+"""What cleanup removes, merges and keeps."""
+
+from __future__ import annotations
+
+from program_text import program
+
+from shardwright.compiling import print_program
+from shardwright.ir.completion import complete
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.pipelines import run_passes
+
+
+def cleaned(body: str, results: str, returns: str, head: str = "x: f32 BE_x") -> list[str]:
+    """The statements that are left of a function."""
+    text = f"mesh x=2 y=2\ndim N=3 B=4 E=8\nfunc f({head}) -> {results} {{\n{body}\n  return {returns}\n}}"
+    printed = print_program(run_passes(complete(program(text)), (Cleanup(),)))
+    lines = printed[printed.index("func") :].splitlines()[1:-1]
+    return [line.strip() for line in lines]
+
+
+def test_dead_code_goes() -> None:
+    assert cleaned("  a: f32 BE_x = exp(x)\n  b: f32 BE_x = tanh(x)", "f32 BE_x", "b") == [
+        "b: f32 BE_x = tanh(x)",
+        "return b",
+    ]
+
+
+def test_a_loop_that_nobody_reads_goes_and_one_that_sets_state_stays() -> None:
+    text = """
+        mesh x=2
+        dim N=3 B=4
+        state { s: f32 B_x }
+        func f(x: f32 B_x) -> f32 B_x {
+          y: f32 B_x = loop[N](h: f32 B_x = x) {
+            next exp(h)
+          }
+          z: f32 B_x = loop[N](h2: f32 B_x = x) {
+            set s = s + h2
+            next h2
+          }
+          return x
+        }"""
+    made = Cleanup().run(complete(program(text)))
+    assert len(made.funcs[0].body) == 1
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    assert cleaned("  a :~ f32 BE_x = exp(x)\n  b :~ f32 BE_x = exp(x)\n  c :~ f32 BE_x = a * b", "f32 BE_x", "c") == [
+        "a :~ f32 BE_x = exp(x)",
+        "c :~ f32 BE_x = a * a",
+        "return c",
+    ]
+
+
+def test_a_demanded_value_stays_under_its_name() -> None:
+    kept = cleaned("  a: f32 BE_x = exp(x)\n  b: f32 BE_x = exp(x)\n  c :~ f32 BE_x = a * b", "f32 BE_x", "c")
+    assert kept[:2] == ["a: f32 BE_x = exp(x)", "b: f32 BE_x = exp(x)"]
+
+
+def test_a_state_that_was_set_between_is_another_value() -> None:
+    text = """
+        mesh x=2
+        dim B=4
+        state { s: f32 B_x }
+        func f(x: f32 B_x) -> f32 B_x {
+          a :~ f32 B_x = exp(s)
+          set s = x
+          b :~ f32 B_x = exp(s)
+          c :~ f32 B_x = a - b
+          return c
+        }"""
+    made = Cleanup().run(complete(program(text)))
+    assert len(made.funcs[0].body) == 4
+
+
+def test_an_alias_of_the_same_type_goes() -> None:
+    assert cleaned("  a :~ f32 BE_x = x\n  b :~ f32 BE_x = exp(a)", "f32 BE_x", "b") == [
+        "b :~ f32 BE_x = exp(x)",
+        "return b",
+    ]
+
+
+def test_a_scatter_and_a_gather_of_it_are_an_all_reduce() -> None:
+    body = "  a :~ f32 BE_x = reduce_scatter[x -> E](p)\n  b :~ f32 BE = all_gather[x](a)"
+    assert cleaned(body, "f32 BE", "b", "p: f32 BE(partialsum-x)") == [
+        "b :~ f32 BE = all_reduce[x](p)",
+        "return b",
+    ]
+
+
+def test_movements_that_cancel_go() -> None:
+    body = "  a :~ f32 BE = all_gather[x](x)\n  b :~ f32 BE_x = slice[x -> E](a)\n  c :~ f32 BE_x = exp(b)"
+    assert cleaned(body, "f32 BE_x", "c") == ["c :~ f32 BE_x = exp(x)", "return c"]
+
+
+def test_an_all_reduce_and_a_slice_are_a_reduce_scatter() -> None:
+    body = "  a :~ f32 BE = all_reduce[x](p)\n  b :~ f32 BE_x = slice[x -> E](a)"
+    assert cleaned(body, "f32 BE_x", "b", "p: f32 BE(partialsum-x)") == [
+        "b :~ f32 BE_x = reduce_scatter[x -> E](p)",
+        "return b",
+    ]
+
+
+def test_two_all_to_alls_are_one() -> None:
+    body = "  a :~ f32 B_xE_y = all_to_all[x: E -> B](v)\n  b :~ f32 B_xyE = all_to_all[y: E -> B](a)"
+    assert cleaned(body, "f32 B_xyE", "b", "v: f32 BE_xy") == [
+        "b :~ f32 B_xyE = all_to_all[xy: E -> B](v)",
+        "return b",
+    ]
+
+
+def test_a_movement_with_another_use_stays() -> None:
+    body = "  a :~ f32 BE = all_reduce[x](p)\n  b :~ f32 BE_x = slice[x -> E](a)"
+    kept = cleaned(body, "(f32 BE_x, f32 BE)", "b, a", "p: f32 BE(partialsum-x)")
+    assert kept[0] == "a :~ f32 BE = all_reduce[x](p)"

@@ -1,0 +1,70 @@
+"""Decomposition keeps the meaning, and leaves nothing that reduces inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from program_text import program
+
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.ir import ops
+from shardwright.ir.program import Let
+from shardwright.passes.decompose import Decompose
+
+CASES = {
+    "softmax": ("s: f32 BT", "softmax[T](s)", "f32 BT"),
+    "softmax in bf16": ("s: bf16 BT", "softmax[T](s)", "bf16 BT"),
+    "causal softmax": ("s: f32 BLT", "softmax[T, causal=L](s)", "f32 BLT"),
+    "causal softmax from a position": ("s: f32 BLT, p: int32", "softmax[T, causal=L](s, p)", "f32 BLT"),
+    "causal softmax from a position each": ("s: f32 BLT, p: int32 B", "softmax[T, causal=L](s, p)", "f32 BLT"),
+    "layernorm": ("x: f32 BE", "layernorm[E, eps=1e-5](x)", "f32 BE"),
+    "layernorm with scale": ("x: f32 BE, g: f32 E", "layernorm[E](x, g)", "f32 BE"),
+    "layernorm with scale and offset": ("x: bf16 BE, g: f32 E, b: f32 E", "layernorm[E](x, g, b)", "bf16 BE"),
+    "rmsnorm": ("x: f32 BE, g: f32 E", "rmsnorm[E, eps=1e-6](x, g)", "f32 BE"),
+    "rmsnorm of two dimensions": ("x: f32 BLE", "rmsnorm[LE](x)", "f32 BLE"),
+    "argmax": ("x: f32 BV", "argmax[V](x)", "int32 B"),
+    "rotary from a position": ("x: f32 BLD, p: int32", "rotary[D, base=100, style=neox](x, p)", "f32 BLD"),
+}
+
+
+def of(name: str) -> str:
+    params, expression, result = CASES[name]
+    head = "mesh x=2\ndim B=2 L=4 T=8 E=8 V=16 D=4\n"
+    return f"{head}func f({params}) -> {result} {{\n  y: {result} = {expression}\n  return y\n}}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_meaning_stays(name: str) -> None:
+    before = program(of(name))
+    after = Decompose().run(before)
+    for seed in range(3):
+        inputs = random_inputs(before, "f", seed)
+        (wanted,), _ = evaluate(before, "f", inputs.args)
+        (found,), _ = evaluate(after, "f", inputs.args)
+        np.testing.assert_allclose(
+            np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_to_decompose(name: str) -> None:
+    once = Decompose().run(program(of(name)))
+    assert Decompose().run(once) == once
+    left = {type(s.operation) for s, _ in once.funcs[0].walk() if isinstance(s, Let)}
+    assert not left & {ops.Softmax, ops.Layernorm, ops.Rmsnorm, ops.Argmax}
+
+
+def test_argmax_takes_the_least_of_equal_elements() -> None:
+    after = Decompose().run(program(of("argmax")))
+    values = np.zeros((2, 16), np.float32)
+    values[1, [5, 9]] = 1.0
+    (found,), _ = evaluate(after, "f", {"x": values})
+    assert found.tolist() == [0, 5]
+
+
+def test_the_mean_is_of_the_declared_size() -> None:
+    """`size[E]` and not a number, so that the program can be given other sizes."""
+    after = Decompose().run(program(of("layernorm")))
+    numbers = [str(o) for s, _ in after.funcs[0].walk() if isinstance(s, Let) for o in s.operands]
+    assert "size[E]" in numbers
