@@ -265,11 +265,15 @@ class _Homes:
                                 homes[axis] = flow.batch
                             elif dim.name in self.attention.heads:
                                 homes[axis] = dim.name
+        stored: dict[str, set[str]] = {}  # digits of a dimension's index, with which all others must fit
+        for value in flow.weights.values():
+            for dim, axes in zip(value.type.dims, value.type.splits, strict=True):
+                stored.setdefault(dim.name, set()).update(axes or ())
         rest = [axis for axis in mesh if homes[axis] is None and axis not in self.axes]
         for axis in rest:
             for dim in self.attention.heads:
-                others = [a for a in mesh if homes[a] == dim]
-                if sizes[dim] % mesh.product([*others, axis]) == 0:
+                digits = {a for a in mesh if homes[a] == dim} | stored.get(dim, set())
+                if sizes[dim] % mesh.product(digits | {axis}) == 0:
                     homes[axis] = dim
                     break
         return homes

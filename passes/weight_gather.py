@@ -177,8 +177,8 @@ class _Layouts:
                 candidates = [name for name in kind.names if name in self.homes]
                 candidates.sort(key=lambda name: axis not in self.homes[name])
                 for name in candidates:
-                    others = [a for a in mesh if states[a] == name]
-                    if sizes[name] % mesh.product([*others, axis]) == 0:
+                    digits = {a for a in mesh if states[a] == name} | set(self.homes[name])
+                    if sizes[name] % mesh.product(digits | {axis}) == 0:
                         states[axis] = name
                         break
         for axis in self.axes:

@@ -1,0 +1,140 @@
+"""Transformations in many orders: whichever comes first, the program means the same and compiles."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from oracles.rewritten_programs import printed
+from program_text import program
+
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.backends.simulator import simulate
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.program import Program
+from shardwright.ir.unparse import unparse
+from shardwright.passes.pad_heads import pad, padding
+from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+
+BLOCKS = {
+    "multiquery, a cache, in parallel": """
+        mesh x=2 y=2 z=2
+        dim B=8 L=2 T=4 E=16 F=32 H=6 D=4
+        weights {
+          ln: f32 E_xyz
+          wq: E_xH_yD
+          wk: E_xD
+          wv: E_xD
+          wo: H_yDE_x
+          w_in: E_xF_yz
+          w_out: F_yzE_x
+        }
+        state {
+          k: BTD
+          v: BTD
+          pos: int32
+        }
+        func block(x: BLE_xyz) -> BLE_xyz {
+          a: BLE_xyz = layernorm[E](x, ln)
+          q: BLH_yD = rotary[D](a @[E] wq, pos)
+          set k = update[T](k, rotary[D](a @[E] wk, pos), pos)
+          set v = update[T](v, a @[E] wv, pos)
+          p = softmax[T, causal=L](q @[D] k * 0.5, pos)
+          o: BLH_yD = p @[T] v
+          h: BLF_xyz = a @[E] w_in
+          y: BLE_xyz = x + (o @[HD] wo + gelu(h) @[F] w_out)
+          return y
+        }""",
+    "grouped, one after the other": """
+        mesh x=2 y=2 z=2
+        dim B=8 L=4 T=4 E=16 F=32 K=2 G=3 D=4
+        func block(
+          x: BLE_xyz, wq: E_xK_yGD, wk: E_xK_yD, wv: E_xK_yD, wo: K_yGDE_x, w_in: E_xF_yz, w_out: F_yzE_x
+        ) -> BLE_xyz {
+          a = rmsnorm[E](x)
+          keys = rename[L -> T](a @[E] wk)
+          values = rename[L -> T](a @[E] wv)
+          scores = (a @[E] wq) @[D] keys
+          p = softmax[T, causal=L](scores)
+          o = p @[T] values
+          u: BLE_xyz = x + o @[KGD] wo
+          b = rmsnorm[E](u)
+          h: BLF_xyz = b @[E] w_in
+          y: BLE_xyz = u + silu(h) @[F] w_out
+          return y
+        }""",
+}
+
+CHANGES = ["weight-gather{axes=xy}", "attention-over-batch{axes=yz}", "pad-heads{to=8}"]
+ORDERS = [",".join((*order[: i % 4], "decompose", *order[i % 4 :])) for i, order in enumerate(permutations(CHANGES))]
+
+
+def after(source: Program, passes: str) -> Program:
+    return run_passes(source, parse_pipeline(passes))
+
+
+def assert_the_same(before: Program, made: Program, to: int) -> None:
+    """Unsharded and on chips, with the arrays padded to a multiple of so many heads."""
+    recipe = padding(before, to)
+    (func,) = before.funcs
+    given = random_inputs(before, func, 0)
+    wanted, kept = evaluate(before, func.name, given.args, given.weights, given.state)
+    args, weights, state = (pad(recipe, arrays) for arrays in (given.args, given.weights, given.state))
+    found, _ = evaluate(made, func.name, args, weights, state)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12, atol=1e-13)
+    chips = simulate(explicit(made), func.name, args, weights, state)
+    np.testing.assert_allclose(chips.results[0], wanted[0], rtol=1e-11, atol=1e-12)
+    for name, array in pad(recipe, kept).items():
+        np.testing.assert_allclose(chips.state[name], array, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("passes", ORDERS)
+def test_every_order(block: str, passes: str) -> None:
+    before = program(BLOCKS[block])
+    made = after(before, passes)
+    assert elaborate(unparse(made)) == made
+    assert_the_same(before, made, 8)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_there_and_back_in_between(block: str) -> None:
+    before = program(BLOCKS[block])
+    assert_the_same(
+        before, after(before, "attention-over-batch,weight-gather{axes=xyz},attention-over-batch{axes=x}"), 1
+    )
+    assert_the_same(before, after(before, "weight-gather{axes=xyz},pad-heads{to=4},weight-gather{axes=none}"), 4)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_over_the_whole_batch_the_order_does_not_matter(block: str) -> None:
+    """Of gathering over fewer axes than attention has the batch over, and of padding: the same program results."""
+    before = program(BLOCKS[block])
+    made = [
+        after(before, ",".join(order))
+        for order in permutations(["weight-gather{axes=x}", "attention-over-batch{axes=all}", "pad-heads{to=8}"])
+    ]
+    assert len({printed(each) for each in made}) == 1
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "fuse-parallel-block,weight-gather{axes=xy}",
+        "attention-over-batch{axes=yz},fuse-parallel-block,weight-gather{axes=x}",
+        "fuse-parallel-block,weight-gather{axes=x},attention-over-batch{axes=yz}",
+    ],
+)
+def test_beside_packed_weights(passes: str) -> None:
+    """The packed weights are those that `packing` says for this program alone, so results are compared after it."""
+    before = program(BLOCKS["multiquery, a cache, in parallel"])
+    made = after(before, passes)
+    packed = after(before, "fuse-parallel-block")
+    assert [(v.name, v.shape) for v in made.weights] == [(v.name, v.shape) for v in packed.weights]
+    (func,) = packed.funcs
+    given = random_inputs(packed, func, 0)
+    wanted, _ = evaluate(packed, func.name, given.args, given.weights, given.state)
+    chips = simulate(explicit(made), func.name, given.args, given.weights, given.state)
+    np.testing.assert_allclose(chips.results[0], wanted[0], rtol=1e-11, atol=1e-12)
