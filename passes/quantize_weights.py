@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.digits import order_size
 from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
 from shardwright.ir.program import (
@@ -182,7 +183,8 @@ def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantizati
             if not grouped:
                 continue
             size = kind.shape.size(grouped[0])
-            together = math.gcd(group, size // program.mesh.product(kind.split(grouped[0])))
+            order = program.dim(grouped[0]).order or kind.split(grouped[0])
+            together = math.gcd(group, size // order_size(order, program.mesh))
             entry = replace(entry, grouped=grouped[0], groups=size // together)
         made.append(replace(entry, scale=namer.fresh(f"{name}_scale")))
     return tuple(made)
