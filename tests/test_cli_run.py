@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.cli.inputs import random_arguments, random_weights, zero_state
+from shardwright.backends.random_inputs import random_inputs
 from shardwright.cli.run import compare, tolerance
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
@@ -130,6 +130,7 @@ def test_a_reference_that_does_not_fit_is_not_begun(shardwright: Callable, feedf
     ("words", "why"),
     [
         (["--against", "transformers"], "--against transformers needs --weights FOLDER"),
+        (["--against", "nothing"], "--against nothing needs --weights FOLDER"),
         (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 up"),
     ],
 )
@@ -153,22 +154,13 @@ def test_logits_need_a_function_that_has_them(shardwright: Callable, feedforward
 
 def test_inputs() -> None:
     program = program_of(CACHED)
-    rng = np.random.default_rng(0)
-    many = [random_arguments(program, program.funcs[0], rng) for _ in range(50)]
-    ids = np.stack([one["ids"] for one in many])
-    starts = np.stack([one["start"] for one in many])
+    many = [random_inputs(program, "step", seed) for seed in range(50)]
+    ids = np.stack([one.args["ids"] for one in many])
+    starts = np.stack([one.args["start"] for one in many])
     assert (ids.min(), ids.max(), ids.dtype) == (0, 9, np.int32)
     assert (starts.min(), starts.max()) == (0, 6)  # two positions fit from 6 on, not from 7
-    assert many[0]["keep"].dtype == np.bool_
-    assert not zero_state(program)["k"].any()
-    assert random_weights(program, rng)["table"].shape == (10, 4)
-
-
-def test_right_operands_are_scaled_down() -> None:
-    program = program_of(FEEDFORWARD.replace("E=16", "E=1024"))
-    arguments = random_arguments(program, program.funcs[0], np.random.default_rng(0))
-    assert 0.9 < arguments["x"].std() < 1.1
-    assert 0.03 < arguments["w_in"].std() < 0.033
+    assert many[0].args["keep"].dtype == np.bool_
+    assert many[0].weights["table"].shape == (10, 4)
 
 
 # ---------------------------------------------------------------- differences

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from shardwright.backends.number_formats import Array
     from shardwright.cli.options import Subparsers
-    from shardwright.ir.program import Func, Program
+    from shardwright.ir.program import Func, Program, Value
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -27,13 +27,16 @@ def add_parser(subparsers: Subparsers) -> None:
     add_file(parser)
     parser.add_argument("--weights", metavar="FOLDER", help="a checkpoint (config.json and safetensors) to load")
     parser.add_argument(
-        "--against", choices=("transformers",), help="compare the logits with those of this library in float32 too"
+        "--against",
+        choices=("transformers", "nothing"),
+        help="compare the logits of a checkpoint with those of this library in float32 too; what happens anyway where "
+        "it is installed and the program gives logits of token ids",
     )
     parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_sizes(parser)
     add_json(parser)
     parser.check(
-        lambda args: "--against transformers needs --weights FOLDER" if args.against and not args.weights else None
+        lambda args: f"--against {args.against} needs --weights FOLDER" if args.against and not args.weights else None
     )
 
 
@@ -69,9 +72,6 @@ def execute(args: argparse.Namespace) -> int:
     `{"name", "type", "max_abs_difference", "max_rel_difference"}`, relative to the largest magnitude of the
     reference, and "virtual" says that the devices are virtual ones of the CPU.
     """
-    import numpy as np
-
-    from shardwright.cli.inputs import random_arguments, random_weights, zero_state
     from shardwright.cli.output import print_json, read_program
     from shardwright.ir.diagnostics import located
     from shardwright.ir.elaborate import elaborate
@@ -82,10 +82,11 @@ def execute(args: argparse.Namespace) -> int:
     with located(source):
         program = elaborate(parse(source), args.mesh, args.dim)
         _check_memory(program, from_checkpoint=bool(args.weights))
-        compared = _logits_function(program) if args.against else None
-        weights = _checkpoint_weights(args.file, args.weights, program) if args.weights else None
+        compared = _compared(program, args)
+        stored = _checkpoint_weights(args.file, args.weights, program) if args.weights else None
         compiled = explicit(program)
         from shardwright.backends.jax.run import arrange_devices, run_program
+        from shardwright.backends.random_inputs import random_inputs
         from shardwright.backends.reference import evaluate
 
         devices = arrange_devices(program.mesh.n_chips)
@@ -95,15 +96,14 @@ def execute(args: argparse.Namespace) -> int:
             print(text)
 
     say(f"{f'mesh {program.mesh}' if len(program.mesh) else 'no mesh'}: {devices}")
-    rng = np.random.default_rng(args.seed)
-    weights = random_weights(program, rng) if weights is None else weights
     limit = tolerance(program)
     worst = 0.0
     reports: list[dict[str, Any]] = []
     transformers: dict[str, Any] | None = None
     for func in program.funcs:
-        arguments = random_arguments(program, func, rng)
-        state = zero_state(program)
+        inputs = random_inputs(program, func, args.seed)
+        arguments, state = inputs.args, inputs.state
+        weights = inputs.weights if stored is None else stored
         found, found_state = run_program(compiled, func.name, arguments, weights, state)
         wanted, wanted_state = evaluate(program, func.name, arguments, weights, state)
         say(func.name)
@@ -178,9 +178,30 @@ def compare(found: Array, wanted: Array) -> Difference:
     return Difference(largest, largest / magnitude if magnitude else largest)
 
 
-def _logits_function(program: Program) -> Func:
-    """The function from token ids to logits. Raises where there is none."""
+def _compared(program: Program, args: argparse.Namespace) -> Func | None:
+    """The function whose logits are compared with those of transformers, if any.
+
+    Raises where that was asked for and there is none.
+    """
+    from importlib.util import find_spec
+
     from shardwright.ir.diagnostics import fault
+
+    if not args.weights or args.against == "nothing":
+        return None
+    found = _logits_function(program)
+    if args.against is None:
+        return found if find_spec("transformers") and find_spec("torch") else None
+    if found is None:
+        raise fault(
+            "no-logits",
+            "there is no function from token ids to logits, func forward(ids: int32 BL) -> f32 BLV, to compare",
+        )
+    return found
+
+
+def _logits_function(program: Program) -> Func | None:
+    """The function from token ids to logits."""
     from shardwright.ir.types import DType
 
     for func in program.funcs:
@@ -188,10 +209,7 @@ def _logits_function(program: Program) -> Func:
             ids, logits = func.params[0].type.names, func.results[0].names
             if len(ids) == 2 and len(logits) == 3 and logits[:2] == ids:
                 return func
-    raise fault(
-        "no-logits",
-        "there is no function from token ids to logits, func forward(ids: int32 BL) -> f32 BLV, to compare",
-    )
+    return None
 
 
 def _against_transformers(
@@ -236,11 +254,10 @@ def _check_memory(program: Program, *, from_checkpoint: bool) -> None:
     """Raises where the unsharded reference would not fit in half of the machine's memory."""
     import os
 
-    from shardwright.cli.inputs import needed_bytes
     from shardwright.ir.diagnostics import NOWHERE, fault
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = needed_bytes(program)
+    needed = _needed_bytes(program)
     if needed > memory / 2:
         raise fault(
             "too-large",
@@ -251,3 +268,17 @@ def _check_memory(program: Program, *, from_checkpoint: bool) -> None:
             if from_checkpoint
             else "make it smaller: --dim B=2,E=64,... and --mesh x=2,...",
         )
+
+
+def _needed_bytes(program: Program) -> int:
+    """About what the unsharded reference holds in memory: every input and the three largest values, in float64."""
+    from shardwright.ir.digit_orders import typed_values
+
+    def elements(values: tuple[Value, ...]) -> int:
+        return sum(value.shape.elements for value in values)
+
+    most = 0
+    for func in program.funcs:
+        largest = max((use.type.shape.elements for use in typed_values(program, func)), default=0)
+        most = max(most, elements(func.params) + 3 * largest)
+    return 8 * (2 * elements((*program.weights, *program.state)) + most)
