@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.ir.elaborate import placed
+from shardwright.ir.diagnostics import placed
 from shardwright.ir.operation import Number
 from shardwright.ir.program import Let, Loop, Program, Scope, Statement
 from shardwright.ir.strategies import result_types

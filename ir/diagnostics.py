@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -137,6 +137,16 @@ def located(source: Source) -> Generator[None]:
     except DiagnosticError as error:
         if error.source is None:
             error.source = source
+        raise
+
+
+@contextmanager
+def placed(span: Span) -> Generator[None]:
+    """Gives a place to the diagnostics raised inside that have none."""
+    try:
+        yield
+    except DiagnosticError as error:
+        error.diagnostics = tuple(d if d.span.line else replace(d, span=span) for d in error.diagnostics)
         raise
 
 

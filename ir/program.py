@@ -10,7 +10,7 @@ from shardwright.ir.diagnostics import NOWHERE, Span
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Number, Operand, Operation
-from shardwright.ir.types import OpenType, Shape, TensorType, ValueType
+from shardwright.ir.types import DType, OpenType, Shape, TensorType, ValueType
 
 
 class Marking(Enum):
@@ -211,8 +211,6 @@ class Scope:
 
 def index_value(loop: Loop) -> Value:
     """The index of a loop as a value of its body."""
-    from shardwright.ir.types import DType
-
     return Value(loop.index or "", TensorType(DType.INT32, (), ()), Marking.UNWRITTEN)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from shardwright.ir.declarations import product_text
-from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
-from shardwright.ir.elaborate import placed
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Concat, Contract, Elementwise, Take
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
