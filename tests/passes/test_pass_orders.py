@@ -12,6 +12,7 @@ from program_text import program
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
+from shardwright.cost.traffic import bytes_received
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
@@ -138,3 +139,31 @@ def test_beside_packed_weights(passes: str) -> None:
     wanted, _ = evaluate(packed, func.name, given.args, given.weights, given.state)
     chips = simulate(explicit(made), func.name, given.args, given.weights, given.state)
     np.testing.assert_allclose(chips.results[0], wanted[0], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "quantize-weights,weight-gather{axes=xy}",
+        "weight-gather{axes=xy},quantize-weights",
+        "quantize-weights,attention-over-batch,weight-gather{axes=x}",
+        "weight-gather{axes=xy},reduce-into{dim=sequence}",
+        "fuse-parallel-block,quantize-weights,weight-gather{axes=xy},attention-over-batch",
+        "quantize-weights,pad-heads{to=8}",
+    ],
+)
+def test_beside_other_passes(passes: str) -> None:
+    """What is compiled gives what the rewritten program means; what that is, the passes' own tests show."""
+    made = after(program(BLOCKS["multiquery, a cache, in parallel"]), passes)
+    (func,) = made.funcs
+    given = random_inputs(made, func, 0)
+    wanted, _ = evaluate(made, func.name, given.args, given.weights, given.state)
+    chips = simulate(explicit(made), func.name, given.args, given.weights, given.state)
+    largest = float(np.abs(wanted[0]).max())
+    np.testing.assert_allclose(chips.results[0], wanted[0], rtol=0, atol=1e-12 * largest)
+
+
+def test_int8_weights_are_gathered_as_int8() -> None:
+    made = explicit(after(program(BLOCKS["grouped, one after the other"]), "quantize-weights,weight-gather{axes=xy}"))
+    gathered = [m.operand for m in bytes_received(made, made.funcs[0]).movements if m.operand.names == ("E", "F")]
+    assert [str(kind) for kind in gathered] == ["int8 E_xF_yz"]
