@@ -20,13 +20,11 @@ from shardwright.ir.operation import (
 )
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
-from shardwright.ir.types import Dim, DType, Shape
+from shardwright.ir.types import Dim, DType, Shape, is_short_axis
 
 
 def axes_static(axes: Iterable[str]) -> WordStatic:
     """Mesh axes as a static: `yz`, or `{data,model}` where a name is longer than a letter and digits."""
-    from shardwright.ir.types import is_short_axis
-
     names = tuple(axes)
     if all(is_short_axis(axis) for axis in names):
         return WordStatic(("".join(names),))
