@@ -1,72 +1,21 @@
-"""From a program to DOT text: a cluster for each function and loop, a node for each operation, edges for values."""
+"""From a program to DOT text: a cluster for each function, beneath a head that says what the picture shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from shardwright.backends.graph.annotations import Annotation, Annotations, annotation_of, heat_colour
-from shardwright.backends.graph.labels import (
-    bytes_text,
-    escaped,
-    font,
-    operation_text,
-    printable,
-    shortened,
-    statement_text,
-    statics_text,
-    tooltip_of,
-    type_label,
-    value_label,
-)
-from shardwright.backends.graph.legend import Tally, head_label
-from shardwright.backends.graph.palette import (
-    CARRIED,
-    FAINT,
-    FONT,
-    INK,
-    INPUT,
-    LINE,
-    LOOP_EDGE,
-    MOVEMENTS,
-    PARTIAL,
-    RESULT,
-    SMALL,
-    STATE,
-    STATE_EDGE,
-    WEIGHT,
-    Look,
-    look_of,
-)
-from shardwright.cost.resharding import received_bytes
-from shardwright.ir.diagnostics import NOWHERE, Source, Span, did_you_mean, fault
-from shardwright.ir.operation import Operand
-from shardwright.ir.ops import Alias, Movement
-from shardwright.ir.program import (
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Program,
-    Scope,
-    SetState,
-    Statement,
-    Value,
-    index_value,
-)
-from shardwright.ir.types import Partial, TensorType, ValueType
+from shardwright.backends.graph.annotations import Annotations
+from shardwright.backends.graph.functions import FunctionDrawer, Picture, tip
+from shardwright.backends.graph.labels import escaped, font
+from shardwright.backends.graph.legend import head_label
+from shardwright.backends.graph.palette import FONT, INK, LINE
+from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault
+from shardwright.ir.program import Func, Program
 
 _LONG = 150
 """Nodes from which a picture is drawn tighter."""
-
-
-_FAR_SOURCE, _FAR = 14, 60
-"""Nodes between two uses of an input or weight, and of a computed value, from which its node is repeated.
-
-Edges across hundreds of ranks can be followed by nobody, and make up nearly all of the time of the layout.
-"""
 
 
 def to_dot(
@@ -88,11 +37,11 @@ def to_dot(
 
     funcs = [_chosen(program, func)] if func is not None else list(program.funcs)
     body: Any = graphviz.Digraph("program")
-    picture = _Picture(program, body, source, annotations or {})
+    picture = Picture(program, body, source, annotations or {})
     for number, one in enumerate(funcs):
         with body.subgraph(name=f"cluster_f{number}") as cluster:
             cluster.attr(**_func_style(one))
-            _FuncDrawer(picture, one).draw(cluster)
+            FunctionDrawer(picture, one).draw(cluster)
     if title is None:
         title = _default_title(source, funcs)
     is_long = picture.n_nodes > _LONG
@@ -137,346 +86,10 @@ def _func_style(func: Func) -> dict[str, str]:
     head = f"func {func.name}" + (f"[{sizes}]" if sizes else "")
     return {
         "label": f"<{font(f'<B>{escaped(head)}</B>', size=12, colour=INK)}>",
-        "tooltip": _tip([head]),
+        "tooltip": tip([head]),
         "labeljust": "l",
         "style": "rounded,filled",
         "fillcolor": "#fbfcfd",
         "color": "#cbd2d9",
         "margin": "14",
     }
-
-
-def _tip(lines: Sequence[str]) -> str:
-    """Lines as a tooltip: nothing that DOT would read as an escape or as markup."""
-    text = "\n".join(printable(line) for line in lines if line).replace("&", "&amp;")
-    return f"{text} " if text.startswith("<") and text.endswith(">") else text
-
-
-@dataclass
-class _Picture:
-    """What the functions of one picture share."""
-
-    program: Program
-    body: Any
-    source: Source | None
-    annotations: Annotations
-    tally: Tally = field(default_factory=Tally)
-    n_nodes: int = 0
-    n_clusters: int = 0
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where the edges of a value start. `labelled` where the node itself shows the value's type.
-
-    `at` counts the nodes before its last use or, where `again` can draw its node once more, before that was drawn.
-    """
-
-    node: str
-    name: str
-    marking: Marking
-    labelled: bool
-    definition: tuple[str, ...] = ()
-    at: int = 0
-    again: Callable[[], str] | None = None
-
-
-class _FuncDrawer:
-    """Draws one function."""
-
-    def __init__(self, picture: _Picture, func: Func) -> None:
-        self.picture = picture
-        self.func = func
-        self.program = picture.program
-        self.mesh = picture.program.mesh
-        self.origins: dict[str, _Origin] = {}
-        self.drawn: set[tuple[str, str, str]] = set()
-        self.used = {*func.returns, *(name for statement, _ in func.walk() for name in _operands(statement))}
-        self.clusters: list[Any] = []
-        self.homes: dict[str, tuple[Any, ...]] = {}
-
-    def draw(self, cluster: Any) -> None:
-        """Nodes go into `cluster` or, for the body of a loop, into one inside it; so do the edges between them."""
-        self.clusters.append(cluster)
-        for value in self.func.params:
-            self.origins[value.name] = self.source_node(value, INPUT, "input")
-        scope = Scope.of(self.program, self.func)
-        self.block(self.func.body, scope, 1)
-        for name, kind in zip(self.func.returns, self.func.results, strict=True):
-            lines = ["returned", f"{name}: {kind}", *tooltip_of(kind, self.mesh)]
-            label = f"{font('return', size=9, colour=FAINT)} <B>{escaped(name)}</B><BR/>{type_label(kind)}"
-            node = self.node(RESULT, label, lines)
-            self.edge(name, node, scope)
-
-    # ------------------------------------------------------------ statements
-
-    def block(self, body: tuple[Statement, ...], scope: Scope, trips: int) -> None:
-        for statement in body:
-            match statement:
-                case Let():
-                    self.let(statement, scope, trips)
-                case SetState():
-                    self.set_state(statement, scope)
-                case Loop():
-                    self.loop(statement, scope, trips)
-            if not isinstance(statement, SetState):
-                for value in statement.results:
-                    scope.define(value)
-            if isinstance(statement, Let):
-                self.ends(statement, scope)
-
-    def let(self, statement: Let, scope: Scope, trips: int) -> None:
-        operation, first = statement.operation, statement.operands[0] if statement.operands else None
-        definition = self.definition(statement)
-        if isinstance(operation, Alias) and isinstance(first, str) and scope.type_of(first) == statement.result.type:
-            origin = self.origin(first)
-            self.origins[statement.result.name] = replace(origin, name=statement.result.name, labelled=False)
-            return
-        look = look_of(operation)
-        received = self.received(operation, first, scope)
-        annotation = self.annotation(statement.results)
-        lines = [*definition, *tooltip_of(statement.result.type, self.mesh)]
-        if isinstance(operation, Movement):
-            label = f"<B>{escaped(operation.keyword)}</B> {escaped(shortened(statics_text(operation)))}".rstrip()
-        else:
-            label = escaped(shortened(operation_text(statement)))
-            if look is SMALL:
-                label = font(label, size=9)
-        if received:
-            label += "<BR/>" + font(f"receives {bytes_text(received)}", size=9)
-            lines.append(f"receives {received:,} bytes per chip" + (f", {trips:,} times" if trips > 1 else ""))
-        self.picture.tally.count(look, received, trips)
-        node = self.node(look, label, lines, annotation, tallied=True)
-        for operand in statement.operands:
-            if isinstance(operand, str):
-                self.edge(operand, node, scope)
-        for value in statement.results:
-            self.origins[value.name] = _Origin(node, value.name, value.marking, False, definition, self.picture.n_nodes)
-
-    def received(self, operation: object, operand: Operand | None, scope: Scope) -> int | None:
-        """Bytes that a chip receives for a collective; None for what is none, or where the layout is open."""
-        if not isinstance(operation, Movement) or not operation.communicates or not isinstance(operand, str):
-            return None
-        kind = scope.type_of(operand)
-        return received_bytes(operation, kind, self.mesh) if isinstance(kind, TensorType) else None
-
-    def set_state(self, statement: SetState, scope: Scope) -> None:
-        kind = scope.type_of(statement.state)
-        lines = [*self.definition(statement), *tooltip_of(kind, self.mesh)]
-        label = f"{font('set', size=9, colour=FAINT)} <B>{escaped(statement.state)}</B><BR/>{type_label(kind)}"
-        node = self.node(STATE, label, lines)
-        self.edge(statement.operand, node, scope)
-        self.origins[statement.state] = _Origin(node, statement.state, Marking.DEMANDED, True, tuple(lines))
-
-    def loop(self, statement: Loop, scope: Scope, trips: int) -> None:
-        count = self.program.sizes(self.func)[statement.dim]
-        index = f" as {statement.index}" if statement.index else ""
-        outer, before = dict(self.origins), dict(self.origins)
-        inside = scope.inside(statement)
-        self.picture.n_clusters += 1
-        carried: list[str] = []
-        with self.clusters[-1].subgraph(name=f"cluster_l{self.picture.n_clusters}") as body:
-            self.clusters.append(body)
-            head = f"loop[{statement.dim}{index}] × {count}"
-            body.attr(
-                label=f"<{font(f'<B>{escaped(head)}</B>', size=11, colour=LOOP_EDGE)}>",
-                tooltip=_tip(self.definition(statement)),
-                labeljust="l",
-                style="rounded,filled",
-                fillcolor="#f4f2fd",
-                color="#b9aff0",
-                margin="12",
-            )
-            for carry in statement.carries:
-                label = f"{font('carried', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
-                label += f"<BR/>{type_label(carry.value.type)}"
-                kind = carry.value.type
-                lines = [f"carried: {carry.value.name}: {kind}", *tooltip_of(kind, self.mesh)]
-                node = self.node(CARRIED, label, lines)
-                self.edge(carry.initial, node, scope)
-                self.origins[carry.value.name] = _Origin(node, carry.value.name, carry.value.marking, True)
-                carried.append(node)
-            if statement.index is not None:
-                self.index(statement)
-            self.block(statement.body, inside, trips * count)
-            ends: list[str] = []
-            for carry, following in zip(statement.carries, statement.following, strict=True):
-                label = f"{font('next', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
-                lines = [f"next {carry.value.name} is {following}", *tooltip_of(carry.value.type, self.mesh)]
-                node = self.node(CARRIED, label, lines)
-                self.edge(following, node, inside)
-                ends.append(node)
-            for start, end in zip(carried, ends, strict=True):
-                style = {"style": "dashed", "color": LOOP_EDGE, "constraint": "false", "penwidth": "1.2"}
-                body.edge(end, start, tooltip="to the next trip", **style)
-            self.clusters.pop()
-        changed = {name: o for name, o in self.origins.items() if name in self.program.state_names}
-        self.origins = {**before, **{name: o for name, o in changed.items() if outer.get(name) != o}}
-        for value, end in zip(statement.results, ends, strict=True):
-            self.origins[value.name] = _Origin(end, value.name, value.marking, False, self.definition(statement))
-
-    def index(self, statement: Loop) -> None:
-        value = index_value(statement)
-        if value.name in self.used:
-            label = f"<B>{escaped(value.name)}</B> {type_label(value.type)}"
-            node = self.node(CARRIED, label, [f"{value.name}: the trip, from 0 on"])
-            self.origins[value.name] = _Origin(node, value.name, Marking.DEMANDED, True)
-
-    def ends(self, statement: Let, scope: Scope) -> None:
-        """A point at the end of each value that nothing uses, so that its type is seen."""
-        for value in statement.results:
-            if value.name not in self.used:
-                node = self.fresh(self.clusters)
-                style = {"shape": "point", "width": "0.06", "height": "0.06", "color": FAINT}
-                self.clusters[-1].node(node, label="", tooltip="not used", **style)
-                self.edge(value.name, node, scope)
-
-    # ------------------------------------------------------------ nodes and edges
-
-    def fresh(self, home: Sequence[Any]) -> str:
-        """A name for a node in the innermost of these clusters."""
-        self.picture.n_nodes += 1
-        name = f"n{self.picture.n_nodes}"
-        self.homes[name] = tuple(home)
-        return name
-
-    def common_cluster(self, a: str, b: str) -> Any:
-        """The innermost cluster that has both nodes: there the edge between them finds room for its label."""
-        both = [x for x, y in zip(self.homes[a], self.homes[b], strict=False) if x is y]
-        return both[-1]
-
-    def origin(self, name: str) -> _Origin:
-        """Where a value comes from; weights and state become nodes when they are first used."""
-        if name not in self.origins:
-            value = self.program.globals[name]
-            is_state = name in self.program.state_names
-            look, what = (STATE, "state") if is_state else (WEIGHT, "weight")
-            self.origins[name] = self.source_node(value, look, what)
-        return self.origins[name]
-
-    def source_node(self, value: Value, look: Look, what: str) -> _Origin:
-        lines = [f"{what} {value.name}: {value.type}", *tooltip_of(value.type, self.mesh), *self.line(value.span, "")]
-
-        def again() -> str:
-            return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{type_label(value.type)}", lines, outside=True)
-
-        return _Origin(again(), value.name, value.marking, True, at=self.picture.n_nodes, again=again)
-
-    def near_origin(self, name: str) -> _Origin:
-        """Where an edge to the node being drawn starts: the value's node, or a repetition where that is far."""
-        origin = self.origin(name)
-        far = self.picture.n_nodes - origin.at > (_FAR_SOURCE if origin.again else _FAR)
-        if far and origin.again:
-            origin = replace(origin, node=origin.again(), at=self.picture.n_nodes)
-        elif far and origin.at:
-            label = font(f"↑ {escaped(shortened(name))}", size=9)
-            origin = replace(origin, node=self.node(SMALL, label, [f"{name}, from above", *origin.definition]))
-        self.origins[name] = origin if origin.again else replace(origin, at=self.picture.n_nodes)
-        return self.origins[name]
-
-    def node(
-        self,
-        look: Look,
-        label: str,
-        lines: Sequence[str],
-        annotation: Annotation | None = None,
-        *,
-        tallied: bool = False,
-        outside: bool = False,
-    ) -> str:
-        """A node in the cluster being drawn, or `outside` all loops; its name."""
-        if not tallied:
-            self.picture.tally.count(look)
-        home = self.clusters[:1] if outside else self.clusters
-        name = self.fresh(home)
-        fill, line, text, width = look.fill, look.line, look.text, look.width
-        if annotation is not None:
-            if annotation.text:
-                label += f"<BR/>{font(escaped(annotation.text), size=9)}"
-                lines = [*lines, annotation.text]
-            if annotation.weight is not None:
-                self.picture.tally.heat = True
-                heat = heat_colour(annotation.weight)
-                if look in MOVEMENTS.values():  # its colour says which collective it is
-                    line, width = heat, 3.5
-                else:
-                    fill = heat
-        home[-1].node(
-            name,
-            label=f"<{label}>",
-            tooltip=_tip(lines),
-            shape=look.shape,
-            style=look.style,
-            fillcolor=fill,
-            color=line,
-            fontcolor=text,
-            penwidth=f"{width:g}",
-            **({"height": "0.22", "width": "0.2", "margin": "0.08,0.045"} if look is SMALL else {}),
-        )
-        return name
-
-    def edge(self, name: str, node: str, scope: Scope) -> None:
-        """An edge to a use of a value: its first has the whole label, further ones only the name."""
-        origin, kind = self.near_origin(name), scope.type_of(name)
-        sliced = origin.labelled and _definition_type(self, name, scope) != kind
-        key = (origin.node, name, str(kind))
-        again = key in self.drawn
-        self.drawn.add(key)
-        marking = origin.marking
-        label = ""
-        if not origin.labelled or sliced:
-            label = font(f"<I>{escaped(name)}</I>", size=9, colour=FAINT) if again else value_label(name, kind, marking)
-            tally = self.picture.tally
-            tally.demanded = tally.demanded or marking is Marking.DEMANDED
-            tally.found = tally.found or marking is not Marking.DEMANDED
-        partial = isinstance(kind.partial, Partial)
-        self.picture.tally.partial = self.picture.tally.partial or partial
-        demanded = marking is Marking.DEMANDED
-        tip = _tip([f"{name}: {kind}", *tooltip_of(kind, self.mesh), *origin.definition[:2]])
-        self.common_cluster(origin.node, node).edge(
-            origin.node,
-            node,
-            **({"label": f"<&nbsp;{label}&nbsp;>"} if label else {}),
-            color=PARTIAL if partial else self.colour(name, demanded),
-            penwidth="1.5" if demanded else "0.9",
-            tooltip=tip,
-            labeltooltip=tip,
-        )
-
-    def colour(self, name: str, demanded: bool) -> str:
-        if name in self.program.state_names:
-            return STATE_EDGE
-        return LINE if demanded else "#9aa5b1"
-
-    # ------------------------------------------------------------ words
-
-    def definition(self, statement: Statement) -> tuple[str, ...]:
-        text = statement_text(statement)
-        return (text, *self.line(statement.span, text))
-
-    def line(self, span: Span, text: str) -> list[str]:
-        """The line of the source that a statement stands on, where it says more than the statement's own text."""
-        if not span.line or self.picture.source is None:
-            return []
-        written = " ".join(self.picture.source.line(span.line).split())
-        return [f"line {span.line}" + (f": {written}" if written != text else "")]
-
-    def annotation(self, values: tuple[Value, ...]) -> Annotation | None:
-        found = (annotation_of(self.picture.annotations, self.func.name, value.name) for value in values)
-        return next((one for one in found if one is not None), None)
-
-
-def _definition_type(drawer: _FuncDrawer, name: str, scope: Scope) -> ValueType:
-    """The type that a value's own node shows: a new version of a state inside a loop shows the slice."""
-    shown_inside = name in drawer.program.state_names and drawer.origins[name].definition
-    return scope.type_of(name) if shown_inside else scope.values[name][0]
-
-
-def _operands(statement: Statement) -> list[str]:
-    match statement:
-        case Let():
-            return [operand for operand in statement.operands if isinstance(operand, str)]
-        case SetState():
-            return [statement.operand]
-        case Loop():
-            return [*(carry.initial for carry in statement.carries), *statement.following]
