@@ -182,7 +182,7 @@ def test_index(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
-    for name in ("cohere-grouped-normed", "cohere-multiquery", "llama-biased", "llama3"):
+    for name in ("cohere-grouped-normed", "cohere-multiquery", "llama3", "falcon-grouped", "bigcode", "opt", "mixtral"):
         made = mapping_of(name)
         (tmp_path / "a.weights.json").write_text(to_json(made))
         assert read_map(tmp_path / "a.weights.json") == made
@@ -205,6 +205,21 @@ def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
         (
             lambda m: m["weights"]["wq"].update(stored=[["K"], ["E"]]),
             "wq: stored has K E, and dims, but for N, N E K G D",
+        ),
+        (
+            lambda m: m["weights"]["wq"].update(stored=[["K", {"of": 4, "take": [1, 6], "as": "G"}, "D"], ["E"]]),
+            'wq: stored: {"of": 4, "take": [1, 6], "as": "G"} is no part of a dimension, like'
+            ' {"of": 6, "take": [0, 4], "as": "G"}',
+        ),
+        (
+            lambda m: m["weights"]["wq"].update(stored=[["K", {"of": 9, "take": [1, 3]}, "D"], ["E"]]),
+            'wq: stored: {"of": 9, "take": [1, 3]} is no part of a dimension, like'
+            ' {"of": 6, "take": [0, 4], "as": "G"}',
+        ),
+        (lambda m: m["weights"]["wq"].update(stored=[["K", 3], ["E"]]), 'wq: stored is ["K", 3], not a list of texts'),
+        (
+            lambda m: m["weights"]["wq"].update(tensor="{layer}.{expert}"),
+            "wq: {expert} stands in the tensor's name, and dims have no X",
         ),
         (lambda m: m["weights"]["wq"].update(tensor=1), "wq: tensor is 1, not a name"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,14 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.format import format_module
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Movement
 from shardwright.ir.parser import parse
+from shardwright.ir.program import Let, Loop
 from shardwright.ir.types import DType, TensorType
 from shardwright.ir.verifier import Level, verify
 from shardwright.models.importing import Imported, import_model
 from shardwright.models.layouts import PRESETS, AttentionOver
+from shardwright.passes.pipelines import explicit
 
 MESHES = [
     Mesh(()),
@@ -104,6 +108,82 @@ def test_two_dimensional_grouped() -> None:
     }
 
 
+def types(text: str) -> dict[str, str]:
+    """The type written for each value, of the last function that has it."""
+    return {found[1]: found[2] for found in re.finditer(r"^ *([a-z_]+): ([^=\n{]+?)(?: =.*)?$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("layout", ["wg-x", "wg-xy", "wg-xyz"])
+def test_gathered_layouts_store_the_same_weights(layout: str) -> None:
+    mesh = Mesh.of(x=2, y=2, z=2)
+    for name in ("llama-grouped", "falcon", "opt", "mixtral"):
+        made = import_model(config_of(name), layout, mesh, 8, 8)
+        stationary = import_model(config_of(name), "ws2d", mesh, 8, 8)
+        weights_of = [re.search(r"weights \{.*?\}", text, re.DOTALL) for text in (made.text, stationary.text)]
+        assert weights_of[0] is not None
+        assert weights_of[1] is not None
+        assert weights_of[0][0] == weights_of[1][0]
+        assert made.mapping == stationary.mapping
+
+
+@pytest.mark.parametrize(
+    ("layout", "residual", "inner", "weight"),
+    [
+        ("megatron", "f32 BLE", None, None),
+        ("ws1d", "f32 BLE_xyz", None, None),
+        ("ws2d", "f32 BLE_xyz", None, None),
+        ("wg-x", "f32 B_xLE_yz", "f32 B_xLF_yz", "f32 EF_yz"),
+        ("wg-xy", "f32 B_xyLE_z", "f32 B_xyLF_z", "f32 EF_z"),
+        ("wg-xyz", "f32 B_xyzLE", "f32 B_xyzLF", "f32 EF"),
+    ],
+)
+def test_activations(layout: str, residual: str, inner: str | None, weight: str | None) -> None:
+    """As in section 3.2 of Pope et al. 2022."""
+    found = types(import_model(config_of("llama-grouped"), layout, Mesh.of(x=2, y=2, z=2), 8, 8).text)
+    assert (found["middle"], found.get("inner"), found.get("w_up_gathered")) == (residual, inner, weight)
+
+
+def test_a_batch_that_does_not_divide_leaves_weights_where_they_are() -> None:
+    made = import_model(config_of("llama-grouped"), "wg-xy", Mesh.of(x=2, y=2, z=2), 2, 8)
+    found = types(made.text)
+    assert (found["middle"], found["inner"], found["w_up_gathered"]) == ("f32 B_xLE_yz", "f32 B_xLF_yz", "f32 EF_yz")
+    assert made.dropped == ("B=2 is not split over y=2 beside x=2: not divisible",)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "queries", "cache"),
+    [
+        ("falcon", "head", "f32 BLH_xyzD", "f32 NBTD"),
+        ("falcon", "batch", "f32 B_xyLH_zD", "f32 NB_xyTD"),
+        ("llama-grouped", "head", "f32 BLK_xG_yzD", "f32 NBTK_xD"),
+        ("llama-grouped", "batch", "f32 B_xyLKG_zD", "f32 NB_xyTKD"),
+        ("opt", "head", "f32 BLH_xyzD", "f32 NBTH_xyzD"),
+    ],
+)
+def test_attention_and_its_cache(name: str, attention: AttentionOver, queries: str, cache: str) -> None:
+    mesh = Mesh.of(x=2, y=2, z=2)
+    made = import_model(config_of(name), "ws1d", mesh, 4, 8, attention=attention, cache=32)
+    found = types(made.text)
+    assert (found["q"], found["k"], found["v"]) == (queries, cache, cache)
+
+
+def test_gathered_weights_are_gathered() -> None:
+    """What the compiler makes of wg-xyz: weights move inside the layers, activations do not."""
+    made = import_model(config_of("gptj"), "wg-xyz", Mesh.of(x=2, y=2), 4, 8)
+    program = explicit(elaborate(parse(Source("p", made.text))))
+    (loop,) = (statement for statement in program.funcs[0].body if isinstance(statement, Loop))
+    moves = [s for s in loop.body if isinstance(s, Let) and isinstance(s.operation, Movement)]
+    assert {statement.operation.keyword for statement in moves} == {"all_gather"}
+    gathered = {statement.result.name.removesuffix("_gathered") for statement in moves}
+    assert gathered == {"wq", "wk", "wv", "wo", "w_up", "w_down", "block_norm", "block_norm_offset", "b_up", "b_down"}
+
+
+def test_the_first_gemmas_mean_the_tanh_form() -> None:
+    made = imported("gemma", "ws1d", Mesh.of(x=2), hidden_act="gelu")
+    assert made == imported("gemma", "ws1d", Mesh.of(x=2), hidden_act="gelu_pytorch_tanh")
+    assert "gelu[form=tanh]" in made.text
+
+
 def test_on_one_axis_both_layouts_are_one() -> None:
     for name in CHECKPOINTS:
         mesh = Mesh.of(x=4)
@@ -158,6 +238,12 @@ def test_the_text_of_a_program(golden: object) -> None:
     assert callable(golden)
     for name, layout in itertools.product(("cohere-multiquery", "llama3"), ("ws1d", "ws2d")):
         golden(f"models/{name}-{layout}.shard", imported(name, layout, Mesh.of(x=2, y=2, z=2)).text)
+    mesh = Mesh.of(x=2, y=2, z=2)
+    cached = import_model(
+        config_of("falcon"), "ws2d", mesh, 8, 16, DType.BF16, attention="batch", cache=64, prefill_layout="wg-xy"
+    )
+    golden("models/falcon-cached.shard", cached.text)
+    golden("models/mixtral-megatron.shard", imported("mixtral", "megatron", mesh).text)
 
 
 def test_descriptions_are_values() -> None:

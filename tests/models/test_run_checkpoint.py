@@ -44,10 +44,7 @@ def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, nam
     ("name", "layout"),
     [
         ("cohere-grouped-normed", "ws1d"),
-        ("cohere-multihead-biased", "ws2d"),
         ("llama-biased", "ws2d"),
-        ("llama-multihead-tied", "ws1d"),
-        ("llama-multiquery-wide", "ws2d"),
         ("llama3", "ws1d"),
     ],
 )
