@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,7 +10,18 @@ from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.operation import Number, Operand, Operation
 from shardwright.ir.ops import Alias, Movement
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, map_bodies, rename_operands
+from shardwright.ir.program import (
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Program,
+    Scope,
+    SetState,
+    Statement,
+    map_bodies,
+    rename_operands,
+)
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.passes.base import Pass
 
@@ -38,7 +50,7 @@ class Cleanup(Pass):
             cleaned = func
             while True:
                 before = cleaned
-                cleaned = _without_duplicates(program, _without_aliases(cleaned))
+                cleaned = _without_repeats(program, cleaned)
                 cleaned = _with_merged_movements(program, cleaned)
                 cleaned = _without_dead_code(cleaned)
                 if cleaned == before:
@@ -94,61 +106,6 @@ def _deep(body: tuple[Statement, ...]) -> list[Statement]:
     return found
 
 
-def _without_aliases(func: Func) -> Func:
-    """A name that only repeats another, in the same type and at the same depth, is replaced by it.
-
-    Names for state stay: what they mean is the version at their place.
-    """
-    state_like = {s.state for s, _ in func.walk() if isinstance(s, SetState)}
-
-    def visit(body: tuple[Statement, ...], types: dict[str, TensorType]) -> tuple[Statement, ...]:
-        names: dict[str, str] = {}
-        made: list[Statement] = []
-        for original in body:
-            statement = rename_operands(original, names)
-            if isinstance(statement, Let) and isinstance(statement.operation, Alias):
-                source = statement.operands[0]
-                value = statement.result
-                if (
-                    isinstance(source, str)
-                    and source not in state_like
-                    and types.get(source) == value.type
-                    and (value.marking is not Marking.DEMANDED or source in types)
-                ):
-                    names[value.name] = source
-                    continue
-            if isinstance(statement, Let | Loop):
-                for value in statement.results:
-                    if isinstance(value.type, TensorType):
-                        types[value.name] = value.type
-            made.append(statement)
-        renamed.update(names)
-        return tuple(made)
-
-    renamed: dict[str, str] = {}
-
-    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return visit(body, {v.name: v.type for v in func.params if isinstance(v.type, TensorType)})
-
-    made = map_bodies(func, rewrite)
-
-    def final(name: str) -> str:
-        while name in renamed:
-            name = renamed[name]
-        return name
-
-    def settle(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        settled: list[Statement] = []
-        for statement in body:
-            if isinstance(statement, Loop):
-                settled.append(replace(statement, following=tuple(final(n) for n in statement.following)))
-            else:
-                settled.append(statement)
-        return tuple(settled)
-
-    return replace(map_bodies(made, settle), returns=tuple(final(name) for name in made.returns))
-
-
 @dataclass(frozen=True)
 class _Expression:
     """What makes two statements compute the same; operands carry the version of a state."""
@@ -157,57 +114,57 @@ class _Expression:
     operands: tuple[tuple[str, int] | Number, ...]
     type: ValueType
 
+    def mentions(self, names: Collection[str]) -> bool:
+        return any(isinstance(operand, tuple) and operand[0] in names for operand in self.operands)
 
-def _without_duplicates(program: Program, func: Func) -> Func:
-    """The same operation on the same values in the same type is computed once (state is another value once set)."""
-    state = program.state_names
+
+def _without_repeats(program: Program, func: Func) -> Func:
+    """A name that only repeats another in the same type, and what is computed twice, are replaced by the first.
+
+    A state is another value once it is set; values that the author demanded under a name of their own stay.
+    """
+    states = program.state_names
     renamed: dict[str, str] = {}
+    versions: dict[str, int] = {}
 
-    def visit(
-        body: tuple[Statement, ...], outer: dict[_Expression, str], versions: dict[str, int]
-    ) -> tuple[Statement, ...]:
-        seen = dict(outer)
+    def visit(body: tuple[Statement, ...], scope: Scope, known: dict[_Expression, str]) -> tuple[Statement, ...]:
         made: list[Statement] = []
-        set_inside = {s.state for s in _deep(body) if isinstance(s, SetState)}
-        seen = {key: name for key, name in seen.items() if not _mentions(key, set_inside)}
         for original in body:
             statement = rename_operands(original, renamed)
             match statement:
+                case Let(operation=Alias(), operands=(str() as source,)) if (
+                    source not in states and scope.type_of(source) == statement.result.type
+                ):
+                    renamed[statement.result.name] = source
+                    continue
                 case Let():
-                    key = _Expression(
-                        statement.operation,
-                        tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands),
-                        statement.result.type,
-                    )
-                    known = seen.get(key)
-                    if known is not None and statement.result.marking is not Marking.DEMANDED:
-                        renamed[statement.result.name] = known
+                    operands = tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands)
+                    key = _Expression(statement.operation, operands, statement.result.type)
+                    if key in known and statement.result.marking is not Marking.DEMANDED:
+                        renamed[statement.result.name] = known[key]
                         continue
-                    seen.setdefault(key, statement.result.name)
+                    known.setdefault(key, statement.result.name)
                     made.append(statement)
+                    scope.define(statement.result)
                 case SetState():
                     versions[statement.state] = versions.get(statement.state, 0) + 1
                     made.append(statement)
                 case Loop():
-                    sliced = {
-                        key: name
-                        for key, name in seen.items()
-                        if not _mentions(key, state) and statement.dim not in key.type.names
-                    }
-                    body_made = visit(statement.body, sliced, versions)
-                    following = tuple(renamed.get(n, n) for n in statement.following)
-                    made.append(replace(statement, body=body_made, following=following))
-                    for inner in _deep(statement.body):
-                        if isinstance(inner, SetState):
-                            versions[inner.state] = versions.get(inner.state, 0) + 1
+                    made.append(inside(statement, scope, known))
         return tuple(made)
 
-    body = visit(func.body, {}, {})
-    return replace(func, body=body, returns=tuple(renamed.get(n, n) for n in func.returns))
+    def inside(loop: Loop, scope: Scope, known: dict[_Expression, str]) -> Loop:
+        # What the loop slices or sets is another value inside it, and in every trip.
+        same = {e: n for e, n in known.items() if loop.dim not in e.type.names and not e.mentions(states)}
+        body = visit(loop.body, scope.inside(loop), same)
+        for name in {s.state for s in _deep(body) if isinstance(s, SetState)}:
+            versions[name] = versions.get(name, 0) + 1
+        for value in loop.results:
+            scope.define(value)
+        return replace(loop, body=body, following=tuple(renamed.get(name, name) for name in loop.following))
 
-
-def _mentions(key: _Expression, names: set[str] | frozenset[str]) -> bool:
-    return any(isinstance(operand, tuple) and operand[0] in names for operand in key.operands)
+    body = visit(func.body, Scope.of(program, func), {})
+    return replace(func, body=body, returns=tuple(renamed.get(name, name) for name in func.returns))
 
 
 def _with_merged_movements(program: Program, func: Func) -> Func:
