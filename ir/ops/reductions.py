@@ -19,7 +19,8 @@ def dims_static(names: Iterable[str]) -> DimsStatic:
 def number_static(value: float) -> NumberExpr | NegExpr:
     """A number as a static's value."""
     text = f"{abs(value):g}" if float(f"{value:g}") == value else repr(abs(value))
-    return NegExpr(NumberExpr(text)) if value < 0 else NumberExpr(text.replace("e-0", "e-").replace("e+", "e"))
+    number = NumberExpr(text.replace("e-0", "e-").replace("e+", "e"))
+    return NegExpr(number) if value < 0 else number
 
 
 def require_dims(keyword: str, arg: Arg, dims: Iterable[str]) -> None:
