@@ -228,6 +228,13 @@ def test_half_precision_programs_keep_scores_and_logits_in_f32() -> None:
     assert "p = convert[bf16](softmax[T, causal=L](" in made.text
 
 
+@pytest.mark.parametrize("cache", [None, 32])
+def test_number_formats_fit_in_half_precision(cache: int | None) -> None:
+    for name in CHECKPOINTS:
+        made = import_model(config_of(name), "ws2d", Mesh.of(x=2), 2, 8, DType.BF16, cache=cache, phases=("prefill",))
+        verify(elaborate(parse(Source("p", made.text))), Level.SURFACE)
+
+
 def test_the_length_may_be_overridden() -> None:
     made = imported("llama3", "ws2d", Mesh.of(x=2, y=2))
     program = elaborate(parse(Source("p", made.text)), {}, {"L": 16, "B": 3})

@@ -72,7 +72,8 @@ def test_the_report(shardwright: Callable, checkpoint: Callable, tmp_path: Path)
     assert lines[0].startswith("mesh x=2: 2 virtual CPU devices")
     assert lines[1] == "forward"
     assert lines[2].startswith("  result: f32 BLV_x: largest difference ")
-    assert lines[3:] == ["agrees within 3.5e-04"]
+    assert lines[3].startswith("  against transformers in float32: largest difference ")
+    assert lines[4:] == ["agrees within 3.5e-04"]
 
 
 def test_weights_of_another_model(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
