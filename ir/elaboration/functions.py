@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.ir import ops, syntax
-from shardwright.ir.declarations import Declarations
-from shardwright.ir.diagnostics import Diagnostic, Span, did_you_mean, fault
+from shardwright.ir.declarations import Declarations, unknown_dimension
+from shardwright.ir.diagnostics import Diagnostic, Span, fault
 from shardwright.ir.elaboration.demands import check_divides, check_extents, check_fits, count
 from shardwright.ir.elaboration.expressions import Expressions
 from shardwright.ir.elaboration.names import Names, PoisonedError, head_span
@@ -198,13 +198,7 @@ class _FuncBuilder:
     def loop(self, statement: syntax.LoopStmt, scope: Scope, out: list[Statement]) -> None:
         dim = statement.dim
         if dim not in self.sizes:
-            near = did_you_mean(dim, list(self.sizes))
-            raise fault(
-                "unknown-dimension",
-                f"dimension {dim} is not declared",
-                head_span(statement),
-                f"did you mean {near}?" if near else f"give its size: dim {dim}=...",
-            )
+            raise unknown_dimension(dim, list(self.sizes), head_span(statement))
         if any(loop.dim == dim for loop in scope.loops):
             raise fault("nested-loop", f"a loop over {dim} stands inside another loop over {dim}", head_span(statement))
         if statement.targets and len(statement.targets) != len(statement.carries):
