@@ -11,7 +11,7 @@ from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
 from shardwright.ir.digit_orders import orders_in, typed_values
 from shardwright.ir.digits import order_size
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Rename, Rotary, Take, Update
+from shardwright.ir.ops import Iota, Rename, Rotary, Take, Update
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import Shape
 from shardwright.ir.unparse import unparse
@@ -166,6 +166,8 @@ def _pinned(program: Program) -> tuple[set[str], set[str]]:
         for statement, _ in func.walk():
             match statement:
                 case Let(operation=Take(dim=dim)) if dim not in overridden:
+                    pinned.add(dim)
+                case Let(operation=Iota(dim=dim, extent=int())) if dim not in overridden:
                     pinned.add(dim)
                 case Let(operation=Rotary() as rotary):
                     (pinned if rotary.rotated else even).add(rotary.dim)

@@ -57,6 +57,13 @@ def _take(statics: Statics) -> Operation:
     raise statics.wrong("say which indices", None, f"as in take[{dim} 0:32](x), or take[{dim}, 15](x) for a single one")
 
 
+def _iota(statics: Statics) -> Operation:
+    extent = next((static for static in statics.left if isinstance(static, syntax.IntStatic)), None)
+    if extent is not None:
+        statics.left.remove(extent)
+    return ops.Iota(statics.dim(), None if extent is None else extent.value)
+
+
 def _rotary(statics: Statics) -> Operation:
     return ops.Rotary(
         base=statics.number("base", 10000.0),
@@ -115,7 +122,7 @@ BUILDERS: dict[str, Builder] = {
     "rmsnorm": lambda s: ops.Rmsnorm(eps=s.number("eps", 1e-6), dims=s.dims()),
     "softmax": _softmax,
     "lookup": lambda s: ops.Lookup(s.dim()),
-    "iota": lambda s: ops.Iota(s.dim()),
+    "iota": _iota,
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
     "rotary": _rotary,
     "update": lambda s: ops.Update(s.dim()),

@@ -114,14 +114,11 @@ class _Rewriter:
         return True
 
     def index(self, dim: str, like: str, wish: str) -> str:
-        """The global index along a dimension of a value, which may be shorter than the dimension is declared."""
+        """The global index along a dimension of a value, whose extent may not be the declared one."""
         shape = self.shape(like)
         assert shape is not None
-        index = self.emit(ops.Iota(dim), [], wish)
         extent = shape.size(dim)
-        if extent == self.sizes[dim]:
-            return index
-        return self.emit(ops.Take(dim, 0, extent), [index], f"{wish}_taken")
+        return self.emit(ops.Iota(dim, None if extent == self.sizes[dim] else extent), [], wish)
 
     def in_f32(self, operand: str, wish: str) -> str:
         shape = self.shape(operand)

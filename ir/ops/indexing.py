@@ -74,18 +74,28 @@ class Lookup(Operation):
 
 @dataclass(frozen=True)
 class Iota(Operation):
-    """`iota[T]()`: the global index along T, int32; computed from the digits, so any split is free."""
+    """`iota[T]()`: the global index along T, int32; computed from the digits, so any split is free.
+
+    `iota[T, 24]()` is as long as a value whose extent along T is not the declared one, a part or several joined.
+    """
 
     keyword: ClassVar[str] = "iota"
     arity: ClassVar[tuple[int, int]] = (0, 0)
     dim: str
+    extent: int | None = None
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return (dims_static([self.dim]),)
+        over = dims_static([self.dim])
+        return (over,) if self.extent is None else (over, IntStatic(self.extent))
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
-        return (Shape(DType.INT32, (context.dim(self.dim),)),)
+        declared = context.dim(self.dim)
+        if self.extent is None:
+            return (Shape(DType.INT32, (declared,)),)
+        if self.extent < 1:
+            raise misuse("out-of-range", f"iota: {self.extent} is no extent of {self.dim}")
+        return (Shape(DType.INT32, (Dim(self.dim, self.extent),)),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)

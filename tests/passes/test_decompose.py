@@ -68,3 +68,22 @@ def test_the_mean_is_of_the_declared_size() -> None:
     after = Decompose().run(program(of("layernorm")))
     numbers = [str(o) for s, _ in after.funcs[0].walk() if isinstance(s, Let) for o in s.operands]
     assert "size[E]" in numbers
+
+
+def test_an_extent_that_is_not_the_declared_one() -> None:
+    """Keys that are a part of T, and a vocabulary joined of two."""
+    text = """
+        mesh x=2
+        dim B=2 L=4 T=8 V=16
+        func f(s: f32 BLT, v: f32 BV) -> (f32 B, int32 B) {
+          part = take[T 0:6](s)
+          p = softmax[T, causal=L](part)
+          m = max[TL](p)
+          i = argmax[V](concat[V](v, v))
+          return m, i
+        }"""
+    before = program(text)
+    after = Decompose().run(before)
+    inputs = random_inputs(before, "f", 0)
+    for wanted, found in zip(evaluate(before, "f", inputs.args)[0], evaluate(after, "f", inputs.args)[0], strict=True):
+        np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-12)
