@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import Span
 from shardwright.ir.digits import Order
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import ValueType
 
@@ -56,7 +57,11 @@ def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, U
 
 
 def orders_in(program: Program, func: Func) -> dict[str, Order]:
-    """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen."""
+    """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen.
+
+    A dimension whose size the function overrides has the axes that split it there for digits: first those of the
+    program's order, which need not fit into the other size, then any others.
+    """
     used = splitting_axes(program)
     overridden = {name for name, _ in func.overrides}
     orders: dict[str, Order] = {}
@@ -66,7 +71,13 @@ def orders_in(program: Program, func: Func) -> dict[str, Order]:
         if dim.order is None:
             orders[dim.name] = program.mesh.sorted(axes)
         elif own:
-            orders[dim.name] = tuple(digit for digit in dim.order if digit in axes)
+            orders[dim.name] = order_within(dim.order, axes, program.mesh)
         else:
             orders[dim.name] = dim.order
     return orders
+
+
+def order_within(order: Order, axes: Iterable[str], mesh: Mesh) -> Order:
+    """An order as a function sees it that gives the dimension another size and splits it over these axes."""
+    own = set(axes)
+    return (*(digit for digit in order if digit in own), *mesh.sorted(own.difference(order)))

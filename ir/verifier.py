@@ -52,10 +52,10 @@ def check_divisibility(program: Program) -> None:
 
 
 def _check_digits(program: Program, name: str, func: str | None, uses: Mapping[str, Use]) -> None:
-    """One dimension: its order, if pinned, names every axis that splits it, and the axes divide its size."""
+    """One dimension: its order, if there is one, names every axis that splits it, and the axes divide its size."""
     dim = program.dim(name)
     size = dim.size if func is None else dict(program.func(func).overrides)[name]
-    if dim.order is not None:
+    if dim.order is not None and func is None:  # a function that overrides the size has digits of its own
         for axis, use in uses.items():
             if axis not in dim.order:
                 order = " ".join(map(str, dim.order))

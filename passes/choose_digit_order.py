@@ -8,7 +8,7 @@ from itertools import permutations, product
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.digit_orders import orders_in, splitting_axes, typed_values
+from shardwright.ir.digit_orders import order_within, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, is_contiguous, order_size, radix
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope
@@ -65,9 +65,8 @@ class _Search:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.used: dict[str, set[str]] = {}
-        for (name, _), uses in splitting_axes(program).items():
-            self.used.setdefault(name, set()).update(uses)
+        self.splits = splitting_axes(program)
+        self.used = {dim.name: self.digits(dim) for dim in program.dims}
         self.edges = list(_edges(program))
         self.constraints = list(_constraints(program))
         self.open = any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
@@ -92,6 +91,18 @@ class _Search:
             for dim in self.program.dims
         )
         return replace(self.program, dims=dims)
+
+    def digits(self, dim: DimInfo) -> set[str]:
+        """The axes in the order of a dimension: those that split it, also where a function gives it another size.
+
+        Of the latter as many as fit into the dimension's own size; a function has the others for itself.
+        """
+        used = dict.fromkeys(self.splits.get((dim.name, None), ()))
+        for (name, func), uses in self.splits.items():
+            for axis in uses if name == dim.name and func is not None else ():
+                if axis not in used and dim.size % order_size((*used, axis), self.program.mesh) == 0:
+                    used[axis] = None
+        return set(used)
 
     def extended(self, dim: DimInfo, order: Order) -> Order:
         """The order with the axes that layouts yet to be chosen may need."""
@@ -121,13 +132,27 @@ class _Search:
         simple = [name for name in names if name not in composite]
         best: tuple[int, dict[str, Order]] | None = None
         for orders in self.assignments(simple, list(composite.values())):
-            if all(_holds(c, orders, self.program) for c in relevant):
+            if all(self.holds(c, orders) for c in relevant):
                 score = sum(self.score(name, orders[name]) for name in names)
                 if best is None or score > best[0]:
                     best = (score, dict(orders))
         if best is None:
             raise _conflict(relevant)
         return best[1]
+
+    def holds(self, constraint: _Constraint, orders: Mapping[str, Order]) -> bool:
+        func = constraint.func
+        overridden = {name for name, _ in func.overrides}
+        seen = {
+            name: order_within(order, self.splits.get((name, func.name), ()), self.program.mesh)
+            if name in overridden
+            else order
+            for name, order in orders.items()
+        }
+        result = constraint.statement.result.type
+        assert isinstance(result, TensorType)
+        known = {**orders_in(self.program, func), **seen}
+        return digits_fit(constraint.statement.operation, constraint.operand, result, known, self.program.mesh)
 
     def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
         """Orders for the simple dimensions, with what follows from them for those that split into several."""
@@ -203,13 +228,6 @@ def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
     conflict = DigitConflictError(told.diagnostics)
     conflict.statements = tuple((c.func.name, c.statement.result.name) for c in constraints)
     return conflict
-
-
-def _holds(constraint: _Constraint, orders: Mapping[str, Order], program: Program) -> bool:
-    seen = {**orders_in(program, constraint.func), **orders}
-    result = constraint.statement.result.type
-    assert isinstance(result, TensorType)
-    return digits_fit(constraint.statement.operation, constraint.operand, result, seen, program.mesh)
 
 
 def _edges(program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
+from shardwright.backends.validation import validate
+from shardwright.compiling import print_program
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
@@ -128,3 +131,24 @@ def test_before_placement_the_order_leaves_room_for_layouts_yet_to_be_chosen() -
     early = run_passes(program(text), parse_pipeline("decompose,choose-digit-order,place,insert-moves,cleanup"))
     assert early.dim("F").order == ("y", "z", "x")
     assert early.funcs == explicit(program(text)).funcs
+
+
+OVERRIDDEN = """
+    mesh x=2 y=2 z=2
+    dim B=8 L=4 E=16
+    func prefill(a: BL_xE) -> BLE {
+      return gelu(a)
+    }
+    func decode[L=8](a: BL_yzE, b: BL_xyzE) -> BL_yE {
+      return gelu(a) + b
+    }"""
+
+
+def test_a_function_that_overrides_a_size_has_digits_of_its_own() -> None:
+    """L=4 has no room for three digits, and decode's L=8 has."""
+    made = explicit(program(OVERRIDDEN))
+    assert made.dim("L").order == ("x", "y")
+    assert orders_in(made, made.func("prefill"))["L"] == ("x", "y")
+    assert orders_in(made, made.func("decode"))["L"] == ("x", "y", "z")
+    assert print_program(program(print_program(made))) == print_program(made)
+    assert validate(program(OVERRIDDEN), made).largest_difference < 1e-12
