@@ -93,7 +93,10 @@ def test_version(shardwright: Callable) -> None:
             ["import", "folder", "--layout", "ws1d"],
             "shardwright import: error: the following arguments are required: --mesh",
         ),
-        (["run", "a.shard", "--seed", "x"], "shardwright run: error: argument --seed: 'x' is not a whole number from 0 up"),
+        (
+            ["run", "a.shard", "--seed", "x"],
+            "shardwright run: error: argument --seed: 'x' is not a whole number from 0 up",
+        ),
     ],
 )
 def test_wrong_usage(shardwright: Callable, argv: list[str], why: str) -> None:
