@@ -110,7 +110,7 @@ class DiagnosticError(Exception):
     """Raised where an input is at fault; carries every diagnostic found so far, never empty."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic], source: Source | None = None) -> None:
-        self.diagnostics = tuple(diagnostics)
+        self.diagnostics = tuple(dict.fromkeys(diagnostics))  # found twice, said once
         self.source = source
         super().__init__("; ".join(f"{d.message} [{d.code}]" for d in self.diagnostics))
 

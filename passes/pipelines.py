@@ -71,7 +71,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
     """
     verify(program, Level.SURFACE)
     level = Level.SURFACE
-    for applied in passes:
+    for position, applied in enumerate(passes):
         if applied.takes is Level.EXPLICIT and level is Level.SURFACE:
             program = complete(program)
             verify(program, Level.EXPLICIT)
@@ -82,10 +82,23 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         try:
             verify(program, level)
         except DiagnosticError as error:
+            if applied.leaves is Level.EXPLICIT and not any(isinstance(before, Place) for before in passes[:position]):
+                raise _unplaced(applied, error) from error
             raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
         if observe is not None:
             observe(Trace(applied, program, seconds))
     return program
+
+
+def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:
+    """What a program lacks in which nobody has chosen the layouts that `applied` takes for chosen."""
+    first = error.diagnostics[0]
+    return fault(
+        first.code,
+        f"{applied.name} wants every layout chosen: {first.message}",
+        first.span,
+        f"run place before it: --passes place,{applied.name}",
+    )
 
 
 def explicit(program: Program) -> Program:

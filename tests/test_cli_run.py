@@ -182,3 +182,11 @@ def test_differences() -> None:
 @pytest.mark.parametrize(("dtype", "limit"), [("f32", 2**-11.5), ("f16", 2**-5), ("bf16", 2**-3.5)])
 def test_tolerance(dtype: str, limit: float) -> None:
     assert tolerance(program_of(FEEDFORWARD.replace("f32", dtype))) == limit
+
+
+def test_what_jax_cannot_hold_is_said_of_the_file(shardwright: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.shard"
+    path.write_text("dim E=4\nfunc f(a: E on device 50% host 50% along E) -> E {\n  return fetch(a)\n}\n")
+    got = shardwright("run", path)
+    assert got.status == 1
+    assert got.err.startswith(f"{path}: error: a: bf16 E on device 50% host 50% along E cannot be held by JAX")

@@ -104,7 +104,8 @@ def execute(args: argparse.Namespace) -> int:
         inputs = random_inputs(program, func, args.seed)
         arguments, state = inputs.args, inputs.state
         weights = inputs.weights if stored is None else stored
-        found, found_state = run_program(compiled, func.name, arguments, weights, state)
+        with located(source):
+            found, found_state = run_program(compiled, func.name, arguments, weights, state)
         wanted, wanted_state = evaluate(program, func.name, arguments, weights, state)
         say(func.name)
         report: dict[str, Any] = {"name": func.name, "results": [], "state": []}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.completion import complete
-from shardwright.ir.diagnostics import DiagnosticError, Source, located
+from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, located
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.verifier import Level, verify
@@ -107,3 +107,8 @@ def test_passes_that_cannot_be_run(passes: str, expected: list[str]) -> None:
     with pytest.raises(DiagnosticError) as caught:
         parse_pipeline(passes)
     assert caught.value.render().splitlines() == expected
+
+
+def test_a_fault_that_is_found_twice_is_said_once() -> None:
+    twice = fault("empty", "there is nothing", Span(1, 1, 1, 1)).diagnostics * 2
+    assert len(DiagnosticError(twice).diagnostics) == 1

@@ -13,9 +13,11 @@ from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
 from shardwright.cost.traffic import bytes_received
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
+from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.pad_heads import pad, padding
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
@@ -167,3 +169,23 @@ def test_int8_weights_are_gathered_as_int8() -> None:
     made = explicit(after(program(BLOCKS["grouped, one after the other"]), "quantize-weights,weight-gather{axes=xy}"))
     gathered = [m.operand for m in bytes_received(made, made.funcs[0]).movements if m.operand.names == ("E", "F")]
     assert [str(kind) for kind in gathered] == ["int8 E_xF_yz"]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            "BE?",
+            "insert-moves wants every layout chosen: the result of f: bf16 BE? has holes,"
+            " and an explicit program has none",
+        ),
+        ("BE", None),
+    ],
+)
+def test_movements_of_a_program_that_is_not_placed_are_the_authors_fault(result: str, message: str | None) -> None:
+    text = f"mesh x=2\ndim B=4 E=8\nfunc f(a: BE_x, b: BE) -> {result} {{\n  c: BE_x = a + b\n  return c\n}}"
+    with pytest.raises(DiagnosticError) as caught:
+        run_passes(program(text), (InsertMoves(),))
+    (diagnostic,) = caught.value.diagnostics
+    assert message in (None, diagnostic.message)
+    assert diagnostic.notes[-1].message == "run place before it: --passes place,insert-moves"
