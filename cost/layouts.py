@@ -27,6 +27,10 @@ class Coding:
 
     mesh: Mesh
     dims: tuple[str, ...]
+    idle: tuple[int, ...] = ()
+    """Axes (by position) that do nothing to any value."""
+    together: tuple[tuple[int, ...], ...] = ()
+    """Axes that do the same to every value."""
 
     @property
     def radix(self) -> int:
@@ -78,6 +82,10 @@ class Coding:
         """Which layouts exist: extents divide, no axis splits what it may not, partial in one way only."""
         digits = self.digits(codes)
         ok = ~((digits == SUM).any(axis=1) & (digits == MAX).any(axis=1))
+        ok &= (digits[:, self.idle] == WHOLE).all(axis=1)
+        for first, *others in self.together:
+            for other in others:
+                ok &= digits[:, first] == digits[:, other]
         for dim in shape.dims:
             splits = digits == self.number_of_dim(dim.name)
             chips = np.ones(len(codes), np.int64)

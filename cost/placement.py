@@ -239,17 +239,17 @@ class _Solver:
     def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""
         least = 1 << 40
-        known: dict[tuple[Shape, bytes], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
         for node in self.problem.nodes:
             group = node.group.root()
             if id(group) not in moves:
                 key = (group.shape, group.codes.tobytes())
                 if key not in known:
-                    known[key] = moving_costs(self.coding, group.codes, group.shape)
-                received, steps = known[key]
-                whole = received[np.isfinite(received)].astype(np.int64)
-                least = int(np.gcd.reduce(np.append(whole, least)))
-                moves[id(group)] = np.stack([received, steps])
+                    known[key] = np.stack(moving_costs(self.coding, group.codes, group.shape))
+                moves[id(group)] = known[key]
+        for received, _ in known.values():
+            whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
+            least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
 
     def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:

@@ -24,11 +24,12 @@ from shardwright.cost.layout_problem import (
     UsesTree,
 )
 from shardwright.cost.layouts import Codes, Coding, local_elements
+from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, Number, Operation
 from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
-from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Shape, TensorType, ValueType
 
 
 def layout_problem(program: Program, options: PlacementOptions) -> LayoutProblem:
@@ -51,7 +52,8 @@ class _Builder:
     def __init__(self, program: Program, options: PlacementOptions) -> None:
         self.program = program
         self.options = options
-        self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims))
+        idle, together = axis_groups(program)
+        self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims), idle, together)
         made = [s.result.shape.elements for f in program.funcs for s, _ in f.walk() if isinstance(s, Let)]
         step_worth = max(made, default=1) / program.mesh.n_chips / 2
         self.problem = LayoutProblem(program, options, self.coding, step_worth)
@@ -340,6 +342,46 @@ class _Builder:
     def equal(self, node: Node, variables: list[int]) -> None:
         """The variables (of joined groups) take one layout."""
         self.problem.entries.append(Equal(node, variables))
+
+
+MOST_AXES = 3
+"""With more axes of more than one chip, those that the program never tells apart are chosen for together."""
+
+
+def axis_groups(program: Program) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Positions of axes that need not be chosen for: idle ones, of one chip and never written; and groups chosen for
+    together, because no written type and no operation tells them apart, where there are more than `MOST_AXES`.
+    """
+    mesh = program.mesh
+    roles: dict[str, list[object]] = {axis: [] for axis in mesh}
+    for func in program.funcs:
+        for use in typed_values(program, func):
+            for axis in mesh:
+                split = [
+                    d.name for d, axes in zip(use.type.dims, use.type.splits, strict=True) if axes and axis in axes
+                ]
+                partial = isinstance(use.type.partial, Partial) and axis in use.type.partial.axes
+                roles[axis].append((split, partial))
+        for statement, _ in func.walk():
+            if isinstance(statement, Let):
+                for axis in mesh:
+                    rows = statement.operation.named_axes
+                    roles[axis].append(str(statement.operation) if axis in rows else None)
+    for dim in program.dims:
+        for axis in mesh:
+            roles[axis].append(dim.order is not None and axis in dim.order)
+    idle = tuple(
+        i
+        for i, axis in enumerate(mesh)
+        if mesh[axis] == 1 and all(role in (None, False, ([], False)) for role in roles[axis])
+    )
+    if sum(size > 1 for size in mesh.values()) <= MOST_AXES:
+        return idle, ()
+    groups: dict[str, list[int]] = {}
+    for i, axis in enumerate(mesh):
+        if mesh[axis] > 1:
+            groups.setdefault(repr(roles[axis]), []).append(i)
+    return idle, tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def reshaped_dims(operation: Operation) -> tuple[str, ...]:
