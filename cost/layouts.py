@@ -115,8 +115,7 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     n = len(codes)
     received = np.full((n, n), np.inf)
     steps = np.full((n, n), np.inf)
-    for subset in range(1 << len(coding.mesh)):
-        chosen = np.array([bool(subset >> i & 1) for i in range(len(coding.mesh))], np.bool_)
+    for chosen in range(1 << len(coding.mesh)):
         pairs = work.fitting(chosen)
         if not pairs.any():
             continue
@@ -131,99 +130,102 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     return received, steps
 
 
+Sets = NDArray[np.uint16]
+"""Sets of axes as bits, one for each pair of layouts: [from, to]."""
+
+
 @dataclass
 class _Work:
-    """What each axis needs for each pair of layouts: boolean arrays [from, to, axis], as in `cost.resharding`."""
+    """What the axes need for each pair of layouts, as in `cost.resharding`; `chips` is indexed by sets of axes."""
 
-    sizes: NDArray[np.float64]
+    chips: NDArray[np.float64]
     volume: NDArray[np.float64]
     """Bytes of the shard after slicing."""
-    scattered: NDArray[np.bool_]
-    moved: NDArray[np.bool_]
-    gathered: NDArray[np.bool_]
-    reduced: NDArray[np.bool_]
-    remade: NDArray[np.bool_]
-    kept: NDArray[np.bool_]
-    replicated: NDArray[np.bool_]
-    added: NDArray[np.bool_]
+    scattered: Sets
+    moved: Sets
+    gathered: Sets
+    reduced: Sets
+    remade: Sets
+    kept: Sets
+    replicated: Sets
+    added: Sets
     impossible: NDArray[np.bool_]
-    optional: NDArray[np.bool_]
-    left: NDArray[np.int64]
-    """What is left of each dimension beside the digits of both layouts: [from, to, dimension]."""
+    optional: Sets
+    splitting: tuple[tuple[int, Sets], ...]
+    """For each dimension its size and the axes that split it before or after."""
 
     @staticmethod
     def between(coding: Coding, codes: Codes, shape: Shape) -> _Work:
         digits = coding.digits(codes)
-        source, target = digits[:, None, :], digits[None, :, :]
-        sizes = np.array([coding.mesh[axis] for axis in coding.mesh], np.float64)
-        was_split, is_split = source >= FIRST_DIM, target >= FIRST_DIM
-        was_partial = (source == SUM) | (source == MAX)
-        scattered = was_partial & is_split
-        moved = was_split & is_split & (source != target)
-        gathered = was_split & (target == WHOLE)
-        reduced = was_partial & (target == WHOLE)
-        remade = (source == MAX) & (target == SUM)
-        kept = (source == SUM) & (target == SUM)
-        replicated = (source == WHOLE) & (target == WHOLE)
-        added = (source == WHOLE) & (target == SUM)
-        reduces = (scattered | reduced | remade).any(axis=2)[:, :, None]
-        moves = (moved | gathered).any(axis=2)[:, :, None]
-        optional = reduced | remade | ((added | kept) & (reduces | moves))
-        optional = (optional | (replicated & (reduces | kept.any(axis=2)[:, :, None]))) & (sizes > 1)
-        sliced = np.where((source == WHOLE) & is_split, sizes, 1.0).prod(axis=2)
-        volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8 / sliced
-        whole_sizes = sizes.astype(np.int64)
-        left = np.stack(
-            [
-                dim.size // np.where((source == number) | (target == number), whole_sizes, 1).prod(axis=2)
-                for dim in shape.dims
-                for number in [coding.number_of_dim(dim.name)]
-            ]
-            or [np.ones((len(codes), len(codes)), np.int64)],
-            axis=2,
-        )
-        impossible = ((target == MAX) & (source != MAX)).any(axis=2)
+        states = np.arange(coding.radix)
+        was, to = states[:, None], states[None, :]
+        was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
+        was_partial = (was == SUM) | (was == MAX)
+
+        def sets(needs: NDArray[np.bool_]) -> Sets:
+            """The axes whose states before and after are such, from a table of pairs of states."""
+            found = np.zeros((len(codes), len(codes)), np.uint16)
+            for i in range(len(coding.mesh)):
+                found |= (needs.astype(np.uint16) << i)[digits[:, i][:, None], digits[:, i][None, :]]
+            return found
+
+        scattered, reduced = sets(was_partial & is_split), sets(was_partial & (to == WHOLE))
+        moved, gathered = sets(was_split & is_split & (was != to)), sets(was_split & (to == WHOLE))
+        remade, kept = sets((was == MAX) & (to == SUM)), sets((was == SUM) & (to == SUM))
+        replicated, added = sets((was == WHOLE) & (to == WHOLE)), sets((was == WHOLE) & (to == SUM))
+        chips = _chips_of_sets(coding.mesh)
+        reduces = (scattered | reduced | remade) > 0
+        moves = (moved | gathered) > 0
+        optional = reduced | remade | np.where(reduces | moves, added | kept, 0)
+        optional |= np.where(reduces | (kept > 0), replicated, 0)
+        optional &= sum(1 << i for i, size in enumerate(coding.mesh.values()) if size > 1)
+        splitting: list[tuple[int, Sets]] = []
+        for dim in shape.dims:
+            own = np.zeros(len(codes), np.uint16)
+            for i in range(len(coding.mesh)):
+                own |= (digits[:, i] == coding.number_of_dim(dim.name)).astype(np.uint16) << i
+            splitting.append((dim.size, own[:, None] | own[None, :]))
+        volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8
+        volume = volume / chips[sets((was == WHOLE) & is_split)]
+        impossible = sets((to == MAX) & (was != MAX)) > 0
         return _Work(
-            sizes,
-            volume,
-            scattered,
-            moved,
-            gathered,
-            reduced,
-            remade,
-            kept,
-            replicated,
-            added,
-            impossible,
-            optional,
-            left,
-        )
+            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, impossible,
+            optional.astype(np.uint16), tuple(splitting),
+        )  # fmt: skip
 
-    def fitting(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def fitting(self, chosen: int) -> NDArray[np.bool_]:
         """The pairs for which temporary splits of the chosen axes may save something and have room."""
-        chips = int(self.sizes[chosen].prod())
-        return (~chosen | self.optional).all(axis=2) & (self.left % chips == 0).any(axis=2)
+        wanted = (chosen & ~self.optional.astype(np.int64)) == 0
+        if not chosen:
+            return wanted
+        room = np.zeros_like(wanted)
+        for size, splitting in self.splitting:
+            room |= (size // self.chips % self.chips[chosen] == 0)[splitting]
+        return wanted & room
 
-    def priced(
-        self, chosen: NDArray[np.bool_], pairs: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def priced(self, chosen: int, pairs: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Bytes and steps of these pairs, with temporary splits of the chosen axes."""
-
-        def factor(axes: NDArray[np.bool_]) -> NDArray[np.float64]:
-            return np.where(axes, self.sizes, 1.0).prod(axis=1)
-
-        reduced, replicated, added = self.reduced[pairs], self.replicated[pairs], self.added[pairs]
+        chips = self.chips
+        reduced, replicated = self.reduced[pairs], self.replicated[pairs]
         made = reduced | self.remade[pairs]
-        reducing = factor(self.scattered[pairs] | ((made | self.kept[pairs]) & chosen))
-        gathering = factor(self.gathered[pairs] | ((reduced | replicated) & chosen))
-        full = factor(made & ~chosen)
-        moving = factor(self.moved[pairs])
-        volume = self.volume[pairs] / factor((replicated | added) & chosen)
+        reducing = chips[self.scattered[pairs] | ((made | self.kept[pairs]) & chosen)]
+        gathering = chips[self.gathered[pairs] | ((reduced | replicated) & chosen)]
+        full = chips[made & ~np.uint16(chosen)]
+        moving = chips[self.moved[pairs]]
+        volume = self.volume[pairs] / chips[(replicated | self.added[pairs]) & chosen]
         scattered = volume / reducing
         received = volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full)
         received += scattered * (1 - 1 / moving) + scattered * (gathering - 1)
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
+
+
+def _chips_of_sets(mesh: Mesh) -> NDArray[np.float64]:
+    """The number of chips along each set of axes."""
+    chips = np.ones(1 << len(mesh))
+    for i, size in enumerate(mesh.values()):
+        chips[np.arange(len(chips)) >> i & 1 == 1] *= size
+    return chips
 
 
 def unique_codes(groups: Iterable[Codes]) -> Codes:
