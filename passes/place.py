@@ -231,6 +231,9 @@ def explain(program: Program) -> list[str]:
         more = other.bytes_received - total
         what = f"{more:,.0f} bytes more" if more >= 0.5 else "as many bytes, and more steps or repeated work"
         text = other.kinds[second.home].layout_text
+        if text == kind.layout_text:
+            lines.append(f"{node.func}.{node.name}: {text}, as the values that it is carried with")
+            continue
         lines.append(f"{node.func}.{node.name}: {kind.layout_text}; next best {text}, {what}")
     return lines
 

@@ -205,7 +205,8 @@ class _FuncBuilder:
             raise fault(
                 "wrong-results",
                 f"the loop carries {count(len(statement.carries), 'value')},"
-                f" and {count(len(statement.targets), 'name')} stand on its left",
+                f" and on its left {'stands' if len(statement.targets) == 1 else 'stand'}"
+                f" {count(len(statement.targets), 'name')}",
                 statement.targets[0].span.to(statement.targets[-1].span),
             )
         for target in statement.targets:
