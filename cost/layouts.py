@@ -195,13 +195,13 @@ class _Work:
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
         """The pairs for which temporary splits of the chosen axes may save something and have room."""
-        wanted = (chosen & ~self.optional.astype(np.int64)) == 0
-        if not chosen:
-            return wanted
-        room = np.zeros_like(wanted)
-        for size, splitting in self.splitting:
-            room |= (size // self.chips % self.chips[chosen] == 0)[splitting]
-        return wanted & room
+        wanted = (self.optional & np.uint16(chosen)) == chosen
+        if chosen and wanted.any():
+            room = np.zeros(int(wanted.sum()), np.bool_)
+            for size, splitting in self.splitting:
+                room |= (size // self.chips % self.chips[chosen] == 0)[splitting[wanted]]
+            wanted[wanted] = room
+        return wanted
 
     def priced(self, chosen: int, pairs: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Bytes and steps of these pairs, with temporary splits of the chosen axes."""
