@@ -163,8 +163,11 @@ def _pinned(program: Program) -> tuple[set[str], set[str]]:
     even: set[str] = set()
     for func in program.funcs:
         overridden = {name for name, _ in func.overrides}
+        shapes = _shapes(program, func)
         for statement, _ in func.walk():
             match statement:
+                case Let(operation=Rotary(dim=dim), operands=(_, _, frequencies)):  # half as many as D has elements
+                    pinned.update((dim, *shapes[str(frequencies)].names))
                 case Let(operation=Take(dim=dim)) if dim not in overridden:
                     pinned.add(dim)
                 case Let(operation=Iota(dim=dim, extent=int())) if dim not in overridden:
@@ -176,10 +179,14 @@ def _pinned(program: Program) -> tuple[set[str], set[str]]:
     return pinned, even
 
 
+def _shapes(program: Program, func: Func) -> dict[str, Shape]:
+    return {use.value: use.type.shape for use in typed_values(program, func)}
+
+
 def _make_room(program: Program, sizes: dict[str, int], digits: Mapping[str, int]) -> None:
     """A cache holds at least twice what one update writes."""
     for func in program.funcs:
-        shapes: dict[str, Shape] = {use.value: use.type.shape for use in typed_values(program, func)}
+        shapes = _shapes(program, func)
         inside = {**sizes, **dict(func.overrides)}
         for statement, _ in func.walk():
             if not isinstance(statement, Let) or not isinstance(statement.operation, Update):
