@@ -176,7 +176,7 @@ class _Tracer:
             case ops.Concat(dim=dim):
                 return jnp.concatenate([a.aligned(names) for a in args], axis=names.index(dim))
             case _:
-                raise NotImplementedError(f"{operation.keyword} on global arrays")
+                raise ValueError(f"{operation.keyword} is in none of the examples")
 
 
 def _shape(value: Named) -> Any:
@@ -195,7 +195,7 @@ def _contract(left: Named, right: Named, names: tuple[str, ...], dtype: Any) -> 
 
 def _rotary(operation: ops.Rotary, args: list[Any], names: tuple[str, ...]) -> Any:
     if len(args) > 2:
-        raise NotImplementedError("rotary with frequencies of its own on global arrays")
+        raise ValueError("rotary with frequencies of its own is in none of the examples")
     others = tuple(n for n in names if n != operation.dim)
     x = args[0].aligned((*others, operation.dim)).astype(jnp.float32)
     rotated = operation.rotated or x.shape[-1]
