@@ -19,6 +19,9 @@ from shardwright.ir.unparse import unparse
 TOLERANCE = 1e-9
 """Relative to the largest element; both sides compute in float64, in different orders of summation."""
 
+_CANCELLED = 1e-4
+"""Inputs are about 1, so a result whose elements are all below this has cancelled, and is held to this scale."""
+
 _LARGEST = 20_000_000
 """Elements of the largest program that is run at its own sizes where they cannot be reduced."""
 
@@ -92,7 +95,7 @@ def compare(surface: Program, compiled: Program, func: Func, seed: int = 0) -> f
         a, b = np.asarray(wanted, np.float64), np.asarray(found, np.float64)
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         if a.size and not same.all():
-            scale = max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-30)
+            scale = max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), _CANCELLED)
             difference = np.abs(np.where(same, 0.0, a - b)) / scale
             worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()))
         if not worst <= TOLERANCE:
