@@ -70,3 +70,17 @@ def test_a_result_that_cancels_is_not_taken_for_wrong() -> None:
           return s
         }""")
     assert validate(surface, explicit(surface)).largest_difference < 1e-9
+
+
+def test_a_small_result_is_held_to_its_own_size() -> None:
+    """Ten orders of magnitude below the inputs, and wrong in every element."""
+    text = "mesh x=2\ndim B=8\nfunc f(a: f32 B_x) -> f32 B_x {{\n b: f32 B_x = {}(a) * 1e-10\n return b\n}}"
+    with pytest.raises(ValidationError):
+        validate(program(text.format("tanh")), explicit(program(text.format("sin"))))
+
+
+def test_a_sum_that_cancels_hides_no_other() -> None:
+    """The same sum that cancels, and a compiled program that leaves one of its terms out."""
+    text = "mesh x=2\ndim E=8\nfunc f(w: f32 E_x) -> f32 {{\n n = layernorm[E](w)\n return sum[E](n{})\n}}"
+    with pytest.raises(ValidationError):
+        validate(program(text.format("")), explicit(program(text.format(" * n"))))
