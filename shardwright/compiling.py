@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardwright.backends.jax.run import Arrays
+    from shardwright.backends.jax.session import Arrays
     from shardwright.backends.validation import Validation
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
@@ -81,6 +81,6 @@ def run(
     Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before.
     Raises KeyError for an unknown function or a missing array, ValueError for one of another shape than its type.
     """
-    from shardwright.backends.jax.run import run_program
+    from shardwright.backends.jax.session import run_program
 
     return run_program(explicit(program), func_name, args, weights, state)

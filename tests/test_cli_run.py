@@ -105,15 +105,15 @@ def test_state_and_every_kind_of_argument(shardwright: Callable, tmp_path: Path)
 
 
 def test_a_run_that_differs_fails(shardwright: Callable, feedforward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright.backends.jax import run
+    from shardwright.backends.jax import session
 
-    correct = run.run_program
+    correct = session.run_program
 
     def wrong(*args: object) -> object:
         (result,), state = correct(*args)
         return (result + 1,), state
 
-    monkeypatch.setattr(run, "run_program", wrong)
+    monkeypatch.setattr(session, "run_program", wrong)
     got = shardwright("run", feedforward)
     assert got.status == 1
     assert got.out.splitlines()[-1] == "differs by more than 3.5e-04"

@@ -16,16 +16,28 @@ from shardwright.ir.types import TensorType, Tier
 
 @dataclass(frozen=True)
 class Edge:
-    """How a global array is placed: reshaped to `shape`, then laid out by the PartitionSpec `spec`.
+    """How a global array is placed: reshaped to `shape`, each dimension of which is split over the axes in `axes`.
 
-    `local` is the shape of a chip's part of that, `chip_shape` the shape that the type gives it.
+    `factors` are the extents in `shape` that each dimension of the type became. `local` is the shape of a chip's part
+    of `shape`, `chip_shape` the shape that the type gives it.
     """
 
     kind: TensorType
-    shape: tuple[int, ...]
+    factors: tuple[tuple[int, ...], ...]
+    axes: tuple[tuple[str, ...], ...]
     local: tuple[int, ...]
     chip_shape: tuple[int, ...]
-    spec: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(extent for extents in self.factors for extent in extents)
+
+    @property
+    def spec(self) -> str:
+        """The PartitionSpec of `shape`, as source text."""
+        split = max((i + 1 for i, axes in enumerate(self.axes) if axes), default=0)
+        words = [axes_text(axes) if axes else "None" for axes in self.axes[:split]]
+        return f"P({', '.join(words)})"
 
     @property
     def is_strided(self) -> bool:
@@ -50,20 +62,17 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
             NOWHERE,
             "compile it to torch, which reads and writes disk and shares a value between memories",
         )
-    shape: list[int] = []
+    factors: list[tuple[int, ...]] = []
+    split: list[tuple[str, ...]] = []
     local: list[int] = []
-    entries: list[tuple[str, ...]] = []
     for dim, here in zip(kind.dims, kind.local_shape(digits.mesh), strict=True):
         if not kind.split(dim.name) or digits.is_contiguous(kind, dim.name):
-            shape.append(dim.size)
+            factors.append((dim.size,))
+            split.append(digits.ordered_axes(kind, dim.name))
             local.append(here)
-            entries.append(digits.ordered_axes(kind, dim.name))
             continue
-        for axis, n in digits.layout(kind, dim.name):
-            shape.append(n)
-            local.append(n if axis is None else 1)
-            entries.append(() if axis is None else (axis,))
-    while entries and not entries[-1]:
-        entries.pop()
-    words = [axes_text(axes) if axes else "None" for axes in entries]
-    return Edge(kind, tuple(shape), tuple(local), kind.local_shape(digits.mesh), f"P({', '.join(words)})")
+        layout = digits.layout(kind, dim.name)
+        factors.append(tuple(n for _, n in layout))
+        split.extend(() if axis is None else (axis,) for axis, _ in layout)
+        local.extend(n if axis is None else 1 for axis, n in layout)
+    return Edge(kind, tuple(factors), tuple(split), tuple(local), kind.local_shape(digits.mesh))

@@ -3,74 +3,171 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.backends.jax.devices import arrange_devices
+from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.jax.edges import Edge, edge_of
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.run import Arrays, arrange_devices, load_module
+from shardwright.backends.jax.functions import concrete
+from shardwright.backends.jax.module_head import global_edge
+from shardwright.backends.jax.placing import Placement, Progress, check_shape, sharding_of
+from shardwright.backends.jax.run import load_module
 from shardwright.backends.number_formats import numpy_dtype
+from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Program, Value
+from shardwright.ir.weight_source import ArraySource, WeightSource
+
+Arrays = Mapping[str, npt.ArrayLike]
+"""Global arrays by name: of numpy, of JAX on the mesh, or what numpy makes arrays of."""
 
 
 class Session:
     """The functions of an explicit program over weights that are placed once and a state that stays on the devices.
 
     Each call donates the state and keeps the new one, so that functions with layouts of their own, as prefill and
-    decode, share weights and cache with no copy. Global arrays go in and come out as numpy. Raises ValueError for an
-    array of another shape than its type, KeyError for one that is missing.
+    decode, share weights and cache with no copy. Raises ValueError for an array of another shape than its type,
+    KeyError for one that is missing.
+
+    With several processes (`jax.distributed`) every process makes the session and calls the same functions with the
+    same arrays in the same order; each reads only the parts of the weights that its own devices hold.
     """
 
-    def __init__(self, program: Program, weights: Arrays, state: Arrays | None = None) -> None:
-        """`state` is zeros where it is None."""
+    def __init__(
+        self,
+        program: Program,
+        weights: Arrays | WeightSource,
+        state: Arrays | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """`weights` are read part by part; arrays of another session's `weights` are shared. `state` is zeros where it
+        is None. `progress` is told the bytes of weights on this process's devices, and how many there will be.
+        """
         self.program = program
         self._module = load_module(emit(program))
-        self._mesh = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
-        self._built: dict[str, Callable[..., Any]] = {}
-        zeros = {value.name: np.zeros(_shape(value)) for value in program.state}
-        self._weights = self._put(program.weights, weights, "WEIGHTS")
-        self._state = self._put(program.state, zeros if state is None else state, "STATE")
+        self.mesh: Any = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
+        self._functions: dict[str, _Function] = {}
+        self._weights = self._loaded(program.weights, weights, progress)
+        self._state: dict[str, Any] = {}
+        self.reset(state)
 
-    def _put(self, values: tuple[Value, ...], given: Arrays, table: str) -> Any:
-        if not self.program.weights and not self.program.state:
-            return {}
-        arrays = {value.name: _checked(value, given[value.name]) for value in values}
-        return self._module.put(arrays, getattr(self._module, table), self._mesh)
+    def _placement(self, values: Sequence[Value]) -> Placement:
+        return Placement({value.name: global_edge(self.program, value) for value in values}, self.mesh)
 
-    def call(self, name: str, args: Mapping[str, npt.ArrayLike]) -> tuple[npt.NDArray[Any], ...]:
-        """The results of a function."""
-        jax = cast(Any, importlib.import_module("jax"))
-        func = self.program.func(name)
-        if name not in self._built:
-            self._built[name] = getattr(self._module, f"build_{name}")(self._mesh)
-        arrays = [_checked(value, args[value.name]) for value in func.params]
+    def _loaded(
+        self, values: Sequence[Value], given: Arrays | WeightSource, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        placement = self._placement(values)
+        if not isinstance(given, Mapping):
+            return placement.load(given, progress)
+        here = {name: array for name, array in given.items() if name in placement.edges}
+        there = {name: array for name, array in here.items() if is_jax(array) and placement.lies_here(name, array)}
+        rest = Placement({name: edge for name, edge in placement.edges.items() if name not in there}, self.mesh)
+        loaded = rest.load(ArraySource({name: here[name] for name in rest.edges}), progress)
+        return {name: there[name] if name in there else loaded[name] for name in placement.edges}
+
+    def reset(self, state: Arrays | None = None) -> None:
+        """Replaces the state, by zeros where it is None, which are made on the devices."""
+        values = self.program.state
+        self._state = {}  # the old one is freed first
+        if values:
+            self._state = self._placement(values).zeros() if state is None else self._loaded(values, state)
+
+    def run(self, name: str, args: Arrays) -> tuple[Any, ...]:
+        """The results of a function as JAX arrays, left on the devices.
+
+        Arguments may be such results, of this program's mesh; they are not copied.
+        """
+        if name not in self._functions:
+            self._functions[name] = self._function(name)
+        function = self._functions[name]
+        arrays = [self._argument(value, edge, args[value.name]) for value, edge in function.params]
         if self.program.weights or self.program.state:
-            results, self._state = self._built[name](self._weights, self._state, *arrays)
+            results, self._state = function.built(self._weights, self._state, *arrays)
         else:
-            results = self._built[name](*arrays)
-        results = results if len(func.results) != 1 else (results,)
-        return tuple(np.asarray(jax.device_get(array)) for array in results)
+            results = function.built(*arrays)
+        return tuple(results) if function.n_results != 1 else (results,)
+
+    def call(self, name: str, args: Arrays) -> tuple[npt.NDArray[Any], ...]:
+        """The results of a function as numpy, whole in every process."""
+        return tuple(fetch(array) for array in self.run(name, args))
+
+    def _function(self, name: str) -> _Function:
+        func = self.program.func(name)
+        digits = Digits(self.program.mesh, orders_in(self.program, func))
+        edges = [(value, edge_of(value.name, concrete(value.name, value.type), digits)) for value in func.params]
+        return _Function(getattr(self._module, f"build_{name}")(self.mesh), tuple(edges), len(func.results))
+
+    def _argument(self, value: Value, edge: Edge, given: Any) -> Any:
+        jax = cast(Any, importlib.import_module("jax"))
+        dtype = numpy_dtype(edge.kind.dtype)
+        if is_jax(given) and given.sharding.device_set == set(self.mesh.devices.flat):
+            if given.shape != edge.shape:
+                check_shape(value.name, edge, given.shape)
+            return given.astype(dtype)
+        array = np.asarray(given).astype(dtype, copy=False)
+        check_shape(value.name, edge, array.shape)
+        array, sharding = array.reshape(edge.shape), sharding_of(edge, self.mesh)
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(edge.shape, sharding, array.__getitem__)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The weights as they lie on the devices, which another session of the same mesh and layouts may share."""
+        return dict(self._weights)
 
     @property
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The state as global arrays."""
-        jax = cast(Any, importlib.import_module("jax"))
+        """The state as global arrays of numpy, whole in every process."""
         return {
-            value.name: np.asarray(jax.device_get(self._state[value.name])).reshape(_shape(value))
+            value.name: fetch(self._state[value.name]).reshape([dim.size for dim in value.type.dims])
             for value in self.program.state
         }
 
 
-def _shape(value: Value) -> tuple[int, ...]:
-    return tuple(dim.size for dim in value.type.dims)
+@dataclass(frozen=True)
+class _Function:
+    """A built function, its parameters with how they are placed, and how many results it has."""
+
+    built: Any
+    params: tuple[tuple[Value, Edge], ...]
+    n_results: int
 
 
-def _checked(value: Value, array: npt.ArrayLike) -> npt.NDArray[Any]:
-    given = np.asarray(array).astype(numpy_dtype(value.type.dtype))
-    if given.shape != _shape(value):
-        raise ValueError(
-            f"{value.name}: an array of shape {given.shape} for {value.type}, whose shape is {_shape(value)}"
-        )
-    return given
+def is_jax(array: object) -> bool:
+    jax = cast(Any, importlib.import_module("jax"))
+    return isinstance(array, jax.Array)
+
+
+def fetch(array: Any) -> npt.NDArray[Any]:
+    """A JAX array as numpy; where other processes hold parts of it, from all of them, which all must call this."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    multihost = cast(Any, importlib.import_module("jax.experimental.multihost_utils"))
+    return np.asarray(multihost.process_allgather(array, tiled=True))
+
+
+def run_program(
+    program: Program,
+    func_name: str,
+    args: Arrays | Sequence[npt.ArrayLike],
+    weights: Arrays | WeightSource | None = None,
+    state: Arrays | None = None,
+) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
+    """Runs a function of an explicit program on global arrays; returns its results and the new state as numpy.
+
+    Arrays are converted to the number formats of their types. Raises KeyError for an unknown function or a missing
+    array, ValueError for one of another shape than its type.
+    """
+    func = program.func(func_name)
+    if not isinstance(args, Mapping):
+        args = {value.name: array for value, array in zip(func.params, args, strict=True)}
+    session = Session(program, weights or {}, state)
+    return session.call(func.name, args), session.state

@@ -85,7 +85,8 @@ def execute(args: argparse.Namespace) -> int:
         compared = _compared(program, args)
         stored = _checkpoint_weights(args.file, args.weights, program) if args.weights else None
         compiled = explicit(program)
-        from shardwright.backends.jax.run import arrange_devices, run_program
+        from shardwright.backends.jax.devices import arrange_devices
+        from shardwright.backends.jax.session import run_program
         from shardwright.backends.random_inputs import random_inputs
         from shardwright.backends.reference import evaluate
 

@@ -9,7 +9,7 @@ import pytest
 from oracles.layout_pairs import mesh_of, roomy, type_of
 from oracles.layout_search import SUM, layouts
 
-from shardwright.backends.jax.run import run_program
+from shardwright.backends.jax.session import run_program
 from shardwright.cost.resharding import plan
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from oracles.jax_agreement import explicit
 
-from shardwright.backends.jax.run import arrange_devices, load_module, run_program
+from shardwright.backends.jax.devices import arrange_devices
+from shardwright.backends.jax.run import load_module
+from shardwright.backends.jax.session import run_program
 from shardwright.ir.diagnostics import DiagnosticError
 
 TEXT = "mesh x=2 y=2\ndim A=8\nfunc f(a: f32 A_xy) -> f32 A {\n  b = all_gather[xy](a)\n  return b\n}\n"
@@ -27,19 +29,19 @@ def alone(script: str) -> str:
 
 
 def test_virtual_devices_are_made() -> None:
-    script = "from shardwright.backends.jax.run import arrange_devices\nprint(arrange_devices(6))"
+    script = "from shardwright.backends.jax.devices import arrange_devices\nprint(arrange_devices(6))"
     assert alone(script) == "6 virtual CPU devices: the machine has fewer than the mesh needs\n"
 
 
 def test_one_device_is_the_machine_s_own() -> None:
-    script = "from shardwright.backends.jax.run import arrange_devices\nprint(arrange_devices(1))"
+    script = "from shardwright.backends.jax.devices import arrange_devices\nprint(arrange_devices(1))"
     assert alone(script) == "1 device (cpu)\n"
 
 
 def test_too_late_for_more_devices() -> None:
     script = (
         "import jax\njax.devices()\n"
-        "from shardwright.backends.jax.run import arrange_devices\n"
+        "from shardwright.backends.jax.devices import arrange_devices\n"
         "try:\n    arrange_devices(4)\nexcept Exception as error:\n    print(error)"
     )
     assert alone(script) == "the mesh needs 4 devices, and JAX was started with 1 [too-few-devices]\n"

@@ -38,7 +38,7 @@ def in_simulator(program: Program, seed: int) -> float:
 
 def under_jax(program: Program, seed: int) -> float:
     """The largest relative difference between the compiled program under JAX and the unsharded one, in its formats."""
-    from shardwright.backends.jax.run import run_program
+    from shardwright.backends.jax.session import run_program
 
     compiled = explicit(program)
     worst = 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.backends.jax.run import run_program
+from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.reference import evaluate
 from shardwright.ir.completion import complete

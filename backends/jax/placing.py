@@ -1,0 +1,142 @@
+"""Arrays onto the devices of a mesh, one chip's part at a time, of which each process reads only its own."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.backends.jax.edges import Edge
+from shardwright.backends.number_formats import numpy_dtype
+from shardwright.ir.index_boxes import Index, box_shape, ranges
+from shardwright.ir.weight_source import WeightSource
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that lie on this process's devices so far, and those that will."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The edges of the arrays by name, on a mesh of devices (`jax.sharding.Mesh`)."""
+
+    edges: dict[str, Edge]
+    mesh: Any
+
+    def load(self, source: WeightSource, progress: Progress | None = None) -> dict[str, Any]:
+        """The arrays on the devices.
+
+        Beyond these the host holds one part, and, where it is converted, a second one. A part that several devices of
+        this process hold is read once. Raises KeyError for an array that the source does not have, ValueError for
+        one of another shape.
+        """
+        for name, edge in self.edges.items():
+            check_shape(name, edge, source.shape(name))
+        total = sum(self._bytes(edge) for edge in self.edges.values())
+        done = 0
+        made: dict[str, Any] = {}
+        for name, edge in self.edges.items():
+            parts: list[Any] = []
+            for part in self._parts(source, name, edge):
+                parts.append(part)
+                done += _part_bytes(edge)
+                if progress is not None:
+                    progress(done, total)
+            made[name] = self._joined(edge, parts)
+        return made
+
+    def zeros(self) -> dict[str, Any]:
+        """Zeros, made on the devices."""
+        jax, jnp = cast(Any, importlib.import_module("jax")), cast(Any, importlib.import_module("jax.numpy"))
+        edges = self.edges
+
+        def made() -> dict[str, Any]:
+            return {name: jnp.zeros(edge.shape, numpy_dtype(edge.kind.dtype)) for name, edge in edges.items()}
+
+        return jax.jit(made, out_shardings={name: sharding_of(edge, self.mesh) for name, edge in edges.items()})()
+
+    def lies_here(self, name: str, array: Any) -> bool:
+        """Whether a JAX array already lies as the edge says."""
+        edge = self.edges[name]
+        return (
+            array.shape == edge.shape
+            and array.dtype == numpy_dtype(edge.kind.dtype)
+            and array.sharding.is_equivalent_to(sharding_of(edge, self.mesh), array.ndim)
+        )
+
+    def _bytes(self, edge: Edge) -> int:
+        sharding = sharding_of(edge, self.mesh)
+        return len(sharding.addressable_devices) * _part_bytes(edge)
+
+    def _parts(self, source: WeightSource, name: str, edge: Edge) -> Iterator[Any]:
+        """One array for each device of this process."""
+        jax = cast(Any, importlib.import_module("jax"))
+        held: dict[tuple[tuple[int, int], ...], list[Any]] = {}  # slices are no keys before Python 3.12
+        for device, index in sharding_of(edge, self.mesh).addressable_devices_indices_map(edge.shape).items():
+            bounds = tuple(taken.indices(extent)[:2] for taken, extent in zip(index, edge.shape, strict=True))
+            held.setdefault(bounds, []).append(device)
+        for bounds, devices in held.items():
+            array = read_part(source, name, edge, tuple(slice(*ends) for ends in bounds))
+            for device in devices:
+                place = jax.sharding.SingleDeviceSharding(device, **_memory(edge))
+                # Waited for, so that the host's array is free before the next part is read.
+                yield jax.device_put(array, place).block_until_ready()
+
+    def _joined(self, edge: Edge, parts: Sequence[Any]) -> Any:
+        jax = cast(Any, importlib.import_module("jax"))
+        return jax.make_array_from_single_device_arrays(edge.shape, sharding_of(edge, self.mesh), list(parts))
+
+
+def sharding_of(edge: Edge, mesh: Any) -> Any:
+    """The `NamedSharding` of the edge's `shape`."""
+    sharding = cast(Any, importlib.import_module("jax.sharding"))
+    words = [axes if len(axes) > 1 else axes[0] if axes else None for axes in edge.axes]
+    return sharding.NamedSharding(mesh, sharding.PartitionSpec(*words), **_memory(edge))
+
+
+def _memory(edge: Edge) -> dict[str, str]:
+    return {"memory_kind": "pinned_host"} if edge.on_host else {}
+
+
+def _part_bytes(edge: Edge) -> int:
+    return int(np.prod(edge.chip_shape)) * numpy_dtype(edge.kind.dtype).itemsize
+
+
+def read_part(source: WeightSource, name: str, edge: Edge, box: Index) -> npt.NDArray[Any]:
+    """The box of the edge's `shape`, in the number format of its type.
+
+    A dimension of which chips hold several blocks is read block by block.
+    """
+    dtype = numpy_dtype(edge.kind.dtype)
+    blocks: list[list[tuple[int, int]]] = []
+    at = 0
+    for extents in edge.factors:
+        blocks.append(ranges(extents, box[at : at + len(extents)]))
+        at += len(extents)
+    if all(len(runs) == 1 for runs in blocks):
+        array = source.read(name, tuple(slice(*runs[0]) for runs in blocks))
+        return np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(box_shape(box))
+    made = np.empty([sum(stop - start for start, stop in runs) for runs in blocks], dtype)
+    for chosen in itertools.product(*(_with_targets(runs) for runs in blocks)):
+        made[tuple(target for target, _ in chosen)] = source.read(name, tuple(taken for _, taken in chosen))
+    return made.reshape(box_shape(box))
+
+
+def _with_targets(runs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
+    """For each range, where it goes when they lie one behind the other."""
+    made: list[tuple[slice, slice]] = []
+    at = 0
+    for start, stop in runs:
+        made.append((slice(at, at + stop - start), slice(start, stop)))
+        at += stop - start
+    return made
+
+
+def check_shape(name: str, edge: Edge, shape: tuple[int, ...]) -> None:
+    """Raises ValueError for another shape than the type's."""
+    if shape != edge.global_shape:
+        raise ValueError(f"{name}: an array of shape {shape} for {edge.kind}, whose shape is {edge.global_shape}")

@@ -1,0 +1,73 @@
+"""Where weights come from: arrays by name that are read box by box, so that nobody holds a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from shardwright.ir.index_boxes import Index
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """Arrays by name, with the global shapes that a program declares.
+
+    A checkpoint's folder is one, so is a dict of arrays (`ArraySource`), and so are the weights of a program after a
+    pass, read from those before it (`Pass.weights`).
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The global shape. KeyError for a name that is not there."""
+        ...
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The number format of what `read` gives; int8 holds integers of 4 bits too."""
+        ...
+
+    def read(self, name: str, index: Index) -> npt.NDArray[Any]:
+        """The elements of the box `index`, a slice with start and stop for each dimension.
+
+        The array may be a view of one that the source holds: do not write to it.
+        """
+        ...
+
+
+class ArraySource:
+    """A source of arrays that are in memory."""
+
+    def __init__(self, arrays: Mapping[str, npt.ArrayLike]) -> None:
+        import numpy as np
+
+        self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._arrays[name].shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._arrays[name].dtype
+
+    def read(self, name: str, index: Index) -> npt.NDArray[Any]:
+        return self._arrays[name][index]
+
+
+def as_source(weights: WeightSource | Mapping[str, npt.ArrayLike]) -> WeightSource:
+    """The source itself, or one of the arrays."""
+    return ArraySource(weights) if isinstance(weights, Mapping) else weights
+
+
+def read_whole(source: WeightSource, name: str) -> npt.NDArray[Any]:
+    """A whole array of the source."""
+    return source.read(name, tuple(slice(0, extent) for extent in source.shape(name)))
