@@ -1,0 +1,146 @@
+"""Which statements run as one kernel, and what each kernel reads from memory."""
+
+from __future__ import annotations
+
+from program_text import program
+
+from shardwright.cost.fusion import Kernel, fused
+from shardwright.ir.completion import complete
+from shardwright.ir.program import Scope
+
+
+def kernels(text: str) -> list[tuple[str, list[str], list[tuple[str, int]]]]:
+    """The result, the statements in it, and what is read, kernel by kernel, of the function f."""
+    made = complete(program(text))
+    func = made.func("f")
+    block = fused(made, func.body, Scope.of(made, func), func.returns)
+    return [
+        (
+            step.root.results[0].name,
+            [statement.results[0].name for statement in step.inlined],
+            [(read.name, read.elements) for read in step.reads],
+        )
+        for step in block.steps
+        if isinstance(step, Kernel)
+    ]
+
+
+def test_an_activation_is_part_of_the_product_before_it() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BE, w: EF_x, w2: F_xE) -> BE(partialsum-x) {
+  h: BF_x = a @ w
+  g: BF_x = gelu(h)
+  y: BE(partialsum-x) = g @ w2
+  return y
+}
+"""
+    assert kernels(text) == [("g", ["h"], [("a", 32), ("w", 64)]), ("y", [], [("g", 32), ("w2", 64)])]
+
+
+def test_of_two_products_that_meet_the_later_one_takes_what_follows() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BE, w: EF_x, u: EF_x) -> BF_x {
+  gate: BF_x = a @ w
+  up: BF_x = a @ u
+  s: BF_x = silu(gate)
+  y: BF_x = s * up
+  return y
+}
+"""
+    assert kernels(text) == [
+        ("s", ["gate"], [("a", 32), ("w", 64)]),
+        ("y", ["up"], [("s", 32), ("a", 32), ("u", 64)]),
+    ]
+
+
+def test_int8_weights_widen_within_the_product() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BE, w: int8 EF_x) -> BF_x {
+  wide: EF_x = convert[bf16](w)
+  y: BF_x = a @ wide
+  return y
+}
+"""
+    assert kernels(text) == [("y", ["wide"], [("a", 32), ("w", 64)])]
+
+
+def test_a_product_reads_a_sum_from_memory_rather_than_its_two_terms() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BE, b: BE, w: EF_x) -> BF_x {
+  c: BE = a + b
+  y: BF_x = c @ w
+  return y
+}
+"""
+    assert kernels(text) == [("c", [], [("a", 32), ("b", 32)]), ("y", [], [("c", 32), ("w", 64)])]
+
+
+def test_a_softmax_reads_its_scores_three_times_and_stores_the_probabilities() -> None:
+    text = """
+mesh x=2
+dim B=4 T=8 D=16
+func f(s: f32 B_xT, v: TD) -> B_xD {
+  m: f32 B_x = max[T](s)
+  e: f32 B_xT = exp(s - m)
+  t: f32 B_x = sum[T](e)
+  p: B_xT = convert[bf16](e / t)
+  o: B_xD = p @ v
+  return o
+}
+"""
+    assert [(name, reads) for name, _, reads in kernels(text)] == [
+        ("m", [("s", 16)]),
+        ("t", [("s", 16), ("m", 2)]),
+        ("p", [("s", 16), ("m", 2), ("t", 2)]),
+        ("o", [("p", 16), ("v", 128)]),
+    ]
+
+
+def test_collectives_read_and_write_memory_save_over_axes_of_one_chip() -> None:
+    text = """
+mesh x=2 y=1
+dim B=4 E=8
+func f(a: BE_xy) -> BE {
+  b: BE_xy = a * 2.0
+  c: BE_x = all_gather[y](b)
+  d: BE = all_gather[x](c)
+  e: BE = d + 1.0
+  return e
+}
+"""
+    assert kernels(text) == [("b", [], [("a", 16)]), ("d", [], [("b", 16)]), ("e", [], [("d", 32)])]
+
+
+def test_a_part_of_a_value_is_read_alone() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 V=64
+func f(table: VE, ids: int32 B) -> BE {
+  rows: BE = lookup[V](table, ids)
+  return rows
+}
+"""
+    assert kernels(text) == [("rows", [], [("table", 32), ("ids", 4)])]
+
+
+def test_an_update_reads_what_it_writes_and_not_the_cache() -> None:
+    text = """
+mesh x=2
+dim B=4 T=8 D=2
+state { k: B_xTD }
+func f(new: B_xD, pos: int32) -> B_xD {
+  set k = update[T](k, new * 2.0, pos)
+  return new
+}
+"""
+    ((_, inlined, reads),) = kernels(text)
+    assert len(inlined) == 1
+    assert reads == [("new", 4), ("pos", 1)]

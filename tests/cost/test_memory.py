@@ -1,0 +1,147 @@
+"""Bytes on one chip, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from oracles.example_programs import load
+from program_text import program
+
+from shardwright.cost.memory import Memory, memory_of
+from shardwright.ir.completion import complete
+from shardwright.passes.pipelines import explicit
+
+
+def memory(text: str) -> Memory:
+    """Of the function f."""
+    made = complete(program(text))
+    return memory_of(made, made.func("f"))
+
+
+def live(found: Memory) -> list[tuple[str, int]]:
+    return [(value.name, value.bytes) for value in found.live]
+
+
+def test_a_feedforward_layer() -> None:
+    """a 64 bytes, h 128, y 64 on each of 2 chips: the second product holds a, which is the caller's, h and y."""
+    found = memory("""
+mesh x=2
+dim B=4 E=8 F=32
+weights {
+  w: EF_x
+  w2: F_xE
+}
+func f(a: BE) -> BE(partialsum-x) {
+  h: BF_x = a @ w
+  y: BE(partialsum-x) = gelu(h) @ w2
+  return y
+}
+""")
+    assert found == Memory(2 * 8 * 16 * 2, 0, 256, found.live, "y")
+    assert live(found) == [("y_gelu", 128), ("a", 64), ("y", 64)]
+    assert found.peak == 512 + 256
+
+
+def test_values_die_with_their_last_reader() -> None:
+    """a, which is the caller's, and two of the other three at a time, 32 bytes each."""
+    found = memory("""
+dim B=4 E=4 F=4
+weights { w: EF }
+func f(a: BE) -> BF {
+  b: BF = a @ w
+  c: BE = b @ w
+  d: BF = c @ w
+  return d
+}
+""")
+    assert found == Memory(32, 0, 96, found.live, "c")
+    assert live(found) == [("a", 32), ("b", 32), ("c", 32)]
+
+
+def test_a_pointwise_kernel_writes_over_what_it_is_the_last_to_read() -> None:
+    """g takes h's bytes, while the maxima of 8 bytes and the arguments stay."""
+    found = memory("""
+dim B=4 E=4 F=4
+func f(a: BE, w: EF) -> BF {
+  h: BF = a @ w
+  m: B = max[F](h)
+  g: BF = h - m
+  return g
+}
+""")
+    assert (found.activations, found.at) == (32 + 32 + 32 + 8, "m")
+
+
+def test_state_is_updated_in_place() -> None:
+    text = """
+mesh x=2
+dim B=4 T=8 D=2
+state {{ k: B_xTD }}
+func f(new: B_xD, pos: int32) -> B_xD {{
+  k2 = update[T](k, new, pos)
+  {between}
+  set k = k2
+  return new
+}}
+"""
+    found = memory(text.format(between=""))
+    assert (found.state, found.activations) == (2 * 8 * 2 * 2, 8 + 4)
+    kept = text.replace("return new", "return o").format(between="o: B_xD = sum[T](k)")
+    assert memory(kept).activations == 8 + 4 + 64 + 8  # the old version is read after the new one is made
+
+
+def test_a_loop_counts_its_body_once_with_the_carried_value_in_place() -> None:
+    """Two layers at a time would be 2 x 128. h 64 bytes, its product 128 and the next h 64; x became h."""
+    found = memory("""
+mesh x=2
+dim B=4 E=8 F=16 N=118
+weights {
+  w: NEF
+  w2: NFE
+}
+func f(a: BE) -> BE {
+  x: BE = a * 2.0
+  y: BE = loop[N](h: BE = x) {
+    g: BF = h @ w
+    n: BE = g @ w2
+    next n
+  }
+  return y
+}
+""")
+    assert found.weights == 118 * 2 * 8 * 16 * 2
+    assert live(found) == [("g", 128), ("a", 64), ("h", 64)]
+    assert found.activations == 256
+
+
+def test_weights_in_host_memory_do_not_count() -> None:
+    found = memory("""
+mesh x=2
+dim B=4 E=8 F=16
+weights {
+  w: EF_x on device 25% host 75% along E
+  w2: EF_x on host
+}
+func f(a: BE) -> BE {
+  return a
+}
+""")
+    assert found.weights == 8 * 8 * 2 // 4
+
+
+def test_palm_540b_on_64_chips() -> None:
+    """Weights of 118 layers and one embedding; a cache of 2 x 118 x 512 x 2048 x 256 bf16 over 64 chips."""
+    made = explicit(load("13_palm_model"))
+    found = memory_of(made, made.func("decode"))
+    E, F, H, D, V = 18432, 73728, 64, 256, 256000
+    split = (3 * E * F + 2 * E * H * D) // 64
+    assert found.weights == 2 * (118 * (split + 2 * E * D // 4) + V * E // 64) + 4 * 119 * E // 64
+    assert found.state == 2 * 118 * 512 * 2048 * 256 * 2 // 64 + 4
+    assert found.at == "logits"
+    # The normed last residual stream, gathered, is 512 x E; the logits are f32.
+    assert found.activations == 2 * 512 * E + 4 * 512 * V // 64 + 4 * 512 // 64
+
+
+def test_holes_are_refused() -> None:
+    made = program("mesh x=2\ndim E=4\nfunc f(a: E_x) -> E {\n  b: E? = a + a\n  return b\n}\n")
+    with pytest.raises(TypeError, match="still has holes"):
+        memory_of(made, made.func("f"))
