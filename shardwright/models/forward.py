@@ -1,20 +1,24 @@
-"""A model as a program of the language: its forward pass, or prefill and decode with a KV cache."""
+"""A model as a program of the language: its forward pass, or the functions of generation with a KV cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
+from shardwright.models.cache_rows import adopt, restart
 from shardwright.models.description import Learned, Model
 from shardwright.models.header import header
 from shardwright.models.layers import Layer, frequencies, number
 from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
-from shardwright.models.value_types import ValueTypes
+from shardwright.models.value_types import PROMPTS, SEQUENCES, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
-"""The functions of a program with a cache."""
+"""The functions of a program with a cache, where nothing else is asked."""
+
+FILLING = ("prefill", "score")
+"""Those that append several tokens of each row; they have the prefill layout."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Request:
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
     prefill, the same where None. With `cache` positions in a KV cache there are the functions `phases`, else
     `forward`. `attention` is over heads or batch, left to the compiler where None; with a cache None means heads.
+    `prompts` is the number of rows of prefill, where it has rows and a cache of its own.
     """
 
     layout: str
@@ -35,6 +40,7 @@ class Request:
     cache: int | None = None
     prefill_layout: str | None = None
     phases: tuple[str, ...] = PHASES
+    prompts: int | None = None
 
 
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
@@ -43,6 +49,12 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
     Without a cache `func forward(ids: int32 BL) -> f32 BLV` gives logits at every position, positions counted from 0.
     With one, `func prefill(ids: int32 BL, length: int32 B) -> f32 BV` appends the first `length` tokens of each row
     to the cache and `func decode[L=1](ids: int32 BL) -> f32 BV` one token; both give the logits after the last.
+    `func score(ids: int32 BL, length: int32 B, following: int32 BL) -> (f32 BV, f32 BL)` does what prefill does, and
+    gives the log-probability of each following token. `restart` sets how much of each row's cache is filled.
+
+    With `prompts`, prefill and score work on rows B1 and a cache of their own, `k1`, `v1` and `pos1`, which restart
+    then is about, and `func adopt(source: int32 B, logits1: f32 B1V) -> f32 BV` copies row `source[b]` of that cache
+    to row b of decode's, and of the logits; where it is below 0 the row stays.
 
     Weights, residual stream, cache and logits have the types that the layout demands, activations and weights inside
     a layer where it gathers weights; others are left to the compiler. Scores and logits are f32, all else is `dtype`.
@@ -50,32 +62,57 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
     """
     mesh, cache = request.mesh, request.cache
     sizes = model.sizes(request.batch, request.length, cache)
+    if request.prompts is not None:
+        sizes[PROMPTS.dim] = request.prompts
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
     cached = cache is not None
     functions = {"forward": request.layout}
     if cached:
         # Decode comes first: its preset stores the weights.
-        chosen = {"decode": request.layout, "prefill": request.prefill_layout or request.layout}
-        functions = {name: chosen[name] for name in ("decode", "prefill") if name in request.phases}
-    attention = request.attention or ("head" if cached else None)
-    fitted = fit_layouts(tuple(functions.values()), mesh, numbers, model.attention.query_dims, attention, cached=cached)
-    layouts = dict(zip(functions, fitted, strict=True))
+        filled = request.prefill_layout or request.layout
+        chosen = {"decode": request.layout, **dict.fromkeys(FILLING, filled)}
+        functions = {name: layout for name, layout in chosen.items() if name in request.phases}
+    rows = {name: PROMPTS if name in FILLING and request.prompts is not None else SEQUENCES for name in functions}
+    fitted = fit_layouts(
+        tuple(functions.values()),
+        mesh,
+        numbers,
+        model.attention.query_dims,
+        request.attention or ("head" if cached else None),
+        cached=cached,
+        batches=[rows[name].dim for name in functions],
+    )
     weights = {weight.name: weight for weight in model_weights(model)}
-    types = ValueTypes(model, fitted[0], mesh, request.dtype)
-    lines = [*header(model, list(layouts.items()), mesh, cached=cached), ""]
+    types = {
+        name: ValueTypes(model, layout, mesh, request.dtype, rows[name])
+        for name, layout in zip(functions, fitted, strict=True)
+    }
+    lines = [*header(model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached), ""]
     if len(mesh):
         lines.append(f"mesh {mesh}")
     lines.append("dim " + " ".join(f"{name}={size}" for name, size in sizes.items()))
-    lines += ["", "weights {", *(f"  {weight.name}: {types.stored(weight)}" for weight in weights.values()), "}"]
+    storing = next(iter(types.values()))
+    lines += ["", "weights {", *(f"  {weight.name}: {storing.stored(weight)}" for weight in weights.values()), "}"]
     if cached:
-        # How many tokens of each sequence are in the cache is the position of its next one.
-        lines += ["", "state {", f"  k: {types.cache}", f"  v: {types.cache}", "  pos: int32 B", "}"]
-    for name in ("forward", *PHASES):
-        if name in layouts:
-            own = replace(types, layout=layouts[name])
-            function = _Function(name, model, own, Layer(model, own, weights, cached=cached))
+        caches = {own.rows: own for own in types.values()}
+        lines += ["", "state {", *(line for own in caches.values() for line in _state(own)), "}"]
+    for name in ("forward", "prefill", "score", "decode"):
+        if name in types:
+            function = _Function(name, model, types[name], Layer(model, types[name], weights, cached=cached))
             lines += ["", *(function.cached() if cached else function.plain())]
+    if "restart" in request.phases:
+        lines += ["", *restart(PROMPTS if request.prompts is not None else SEQUENCES)]
+    if request.prompts is not None:
+        filling = next(own for own in types.values() if own.rows is PROMPTS)
+        lines += ["", *adopt(filling, types["decode"])]
     return _formatted("\n".join(lines) + "\n"), fitted[0]
+
+
+def _state(types: ValueTypes) -> list[str]:
+    rows = types.rows
+    # How many tokens of each sequence are in the cache is the position of its next one.
+    declared = {rows.keys: types.cache, rows.values: types.cache, rows.position: f"int32 {rows.dim}"}
+    return [f"  {name}: {kind}" for name, kind in declared.items()]
 
 
 def _formatted(text: str) -> str:
@@ -108,29 +145,51 @@ class _Function:
 
     def cached(self) -> list[str]:
         """Logits after the last token of each sequence; keys and values go to the cache."""
-        last = self.types.last_logits
-        if self.name == "prefill":
+        last, rows = self.types.last_logits, self.types.rows
+        batch, pos = rows.dim, rows.position
+        following, results = f"{pos} + length", last
+        if self.name == "decode":
+            comment = ["# Appends one token of each row to the cache."]
+            parameters, following = f"[L=1](ids: int32 {batch}L)", f"{pos} + 1"
+        elif self.name == "prefill":
             comment = [
                 "# Appends the first `length` tokens of each row to the cache; the rest of a row is padding, which",
                 "# nothing sees, and which the next call overwrites. A row of length 0 is left as it is.",
             ]
-            parameters, one = "(ids: int32 BL, length: int32 B)", "lookup[L](last, length - 1)"
-            following = "pos + length"
+            parameters = f"(ids: int32 {batch}L, length: int32 {batch})"
         else:
-            comment = ["# Appends one token of each row to the cache."]
-            parameters, one, following = "[L=1](ids: int32 BL)", "take[L, 0](last)", "pos + 1"
+            comment = ["# As prefill; also the log-probability of each following token."]
+            parameters = f"(ids: int32 {batch}L, length: int32 {batch}, following: int32 {batch}L)"
+            results = f"({last}, f32 {batch}L)"
         return [
             *comment,
-            f"func {self.name}{parameters} -> {last} {{",
-            "  at: int32 BL? = pos + iota[L]()",
+            f"func {self.name}{parameters} -> {results} {{",
+            f"  at: int32 {batch}L? = {pos} + iota[L]()",
             *frequencies(self.model),
             *self.embedded("at"),
             *self.loop(),
-            f"  set pos = {following}",
-            f"  final = {one}",
-            *self.unembedded("final", last, "f32 BV?"),
-            "  return logits",
+            f"  set {pos} = {following}",
+            *(self.scored() if self.name == "score" else self.after_last()),
             "}",
+        ]
+
+    def after_last(self) -> list[str]:
+        """Logits after the last token of each row."""
+        one = "take[L, 0](last)" if self.name == "decode" else "lookup[L](last, length - 1)"
+        unscaled = f"f32 {self.types.rows.dim}V?"
+        return [f"  final = {one}", *self.unembedded("final", self.types.last_logits, unscaled), "  return logits"]
+
+    def scored(self) -> list[str]:
+        """Logits after the last token of each row, and log-probabilities from those at every position."""
+        batch = self.types.rows.dim
+        return [
+            *self.unembedded("last", self.types.logits, f"f32 {batch}LV?"),
+            "  most = max[V](logits)",
+            "  total = sum[V](exp(logits - most))",
+            "  chosen = sum[V](where(equal(iota[V](), following), logits, 0.0))",
+            f"  final: {self.types.last_logits} = lookup[L](logits, length - 1)",
+            f"  scores: f32 {batch}L = chosen - most - log(total)",
+            "  return final, scores",
         ]
 
     def embedded(self, positions: str) -> list[str]:

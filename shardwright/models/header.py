@@ -14,7 +14,7 @@ from shardwright.models.layouts import Layout, Role
 def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, cached: bool) -> list[str]:
     """Comment lines. `layouts` are those of the functions, by their names, the one that stores the weights first."""
     stored = layouts[0][1]
-    whole = "the whole forward pass" if not cached else f"{' and '.join(name for name, _ in layouts)} with a KV cache"
+    whole = "the whole forward pass" if not cached else f"{_listed([name for name, _ in layouts])} with a KV cache"
     if len({layout.name for _, layout in layouts}) == 1:
         names = [f"Layout {stored.name}: {_where(model, stored, mesh)}."]
     else:
@@ -23,9 +23,9 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
     paragraphs = [
         f"{model.architecture}: {whole}. {capital(', '.join(_pieces(model)))}.",
         *names,
-        *_attention(stored),
+        *(sentence for _, layout in _by_attention(layouts) for sentence in _attention(layout)),
         *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
-        _letters(model, cached=cached),
+        _letters(model, cached=cached, prompts=any("B1" in (layout.attention or {}) for _, layout in layouts)),
     ]
     return [line for paragraph in paragraphs for line in _comment(paragraph)]
 
@@ -67,6 +67,15 @@ def _weights(model: Model, layout: Layout, mesh: Mesh) -> str:
     )
 
 
+def _by_attention(layouts: Sequence[tuple[str, Layout]]) -> list[tuple[str, Layout]]:
+    """The layouts of attention that differ, each once."""
+    return [item for at, item in enumerate(layouts) if item[1].attention not in [a.attention for _, a in layouts[:at]]]
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def _attention(layout: Layout) -> list[str]:
     if layout.attention is None:
         return []
@@ -86,10 +95,10 @@ def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
     return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
 
 
-def _letters(model: Model, *, cached: bool) -> str:
+def _letters(model: Model, *, cached: bool, prompts: bool) -> str:
     rotary, grouped = model.rotary, model.attention.query_dims == ("K", "G")
     pieces = [
-        "B batch, L positions of the queries",
+        "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
         "T of the cache" if cached else "T of the keys",
         "N layers, E embedding, F feedforward, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",

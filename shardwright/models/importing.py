@@ -42,6 +42,7 @@ def import_model(
     cache: int | None = None,
     prefill_layout: str | None = None,
     phases: tuple[str, ...] = PHASES,
+    prompts: int | None = None,
 ) -> Imported:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`.
 
@@ -52,8 +53,9 @@ def import_model(
       appends the first `length[b]` tokens of row b to the cache, and gives the logits after the last of them;
     - `func decode[L=1](ids: int32 BL) -> f32 BV`, in `layout`, which appends one token of each row;
 
-    or one of these, as `phases` says. They share weights, stored once, and the state `k`, `v` and `pos: int32 B`, how
-    many tokens of each row are in the cache, all 0 to begin with.
+    or those that `phases` names, among them `score` and `restart` (see `models.forward`). They share weights, stored
+    once, and the state `k`, `v` and `pos: int32 B`, how many tokens of each row are in the cache, all 0 to begin with.
+    With `prompts`, prefill has so many rows and a cache of its own, and `adopt` copies rows of it to decode's.
 
     `attention` is over `"head"` or `"batch"`; without a cache None leaves it to the compiler. Weights and activations
     are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at fault, the
@@ -77,7 +79,7 @@ def import_model(
             f"give --length {cache} or less, or a larger --cache",
         )
     made = dtype or checkpoint_dtype(read)
-    request = Request(layout, mesh, batch, length, made, attention, cache, prefill_layout, phases)
+    request = Request(layout, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts)
     text, fitted = model_program(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)
 

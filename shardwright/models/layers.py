@@ -87,7 +87,8 @@ class Layer:
 
     def attention(self, source: str) -> list[str]:
         attention, types = self.model.attention, self.types
-        rows = "".join(attention.query_dims)
+        heads, rows = "".join(attention.query_dims), types.rows
+        cache = {"k": rows.keys, "v": rows.values} if self.cached else {"k": "k", "v": "v"}
         projections = {
             name: self.projected(source, weight, bias)
             for name, weight, bias in (("q", "wq", "bq"), ("k", "wk", "bk"), ("v", "wv", "bv"))
@@ -99,25 +100,25 @@ class Layer:
                 normed = self.normed("", f"{name}_raw", f"{name}_norm", attention.head_norm, "D")
                 lines += normed[:-1]
                 projections[name] = normed[-1].partition(" = ")[2]
-        lines.append(f"    {named('q', types.attention('L', attention.query_dims))} = {self.turned(projections['q'])}")
+        lines.append(f"    {named('q', types.queries)} = {self.turned(projections['q'])}")
         projections["k"] = self.turned(projections["k"])
         for name in ("k", "v"):
             if self.cached:
                 kind = types.attention("L", attention.key_dims)
                 lines.append(f"    {named(f'{name}_new', kind)} = {projections[name]}")
-                lines.append(f"    set {name} = update[T]({name}, {name}_new, pos)")
+                lines.append(f"    set {cache[name]} = update[T]({cache[name]}, {name}_new, {rows.position})")
             else:
                 kind = types.attention("T", attention.key_dims)
                 lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
-        lines.append(f"    s: f32 BL{rows}T? = q @[D] k")
+        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {cache['k']}")
         window = f", window={attention.window}" if attention.window else ""
         scaled = "s" if attention.scale == 1.0 else f"s * {number(attention.scale)}"
-        probabilities = f"softmax[T, causal=L{window}]({scaled}{', pos' if self.cached else ''})"
+        probabilities = f"softmax[T, causal=L{window}]({scaled}{f', {rows.position}' if self.cached else ''})"
         if types.dtype is not DType.F32:
             probabilities = f"convert[{types.dtype}]({probabilities})"
         lines.append(f"    p = {probabilities}")
-        lines.append("    o = p @[T] v")
-        lines.append(f"    attended = o @[{rows}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else ""))
+        lines.append(f"    o = p @[T] {cache['v']}")
+        lines.append(f"    attended = o @[{heads}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else ""))
         return lines
 
     def turned(self, value: str) -> str:

@@ -130,9 +130,10 @@ def fit_layouts(
     attention: AttentionOver | None = None,
     *,
     cached: bool = False,
+    batches: Sequence[str] | None = None,
 ) -> tuple[Layout, ...]:
     """The presets on this mesh, for the functions of one program, whose dimensions have these sizes; `heads` are
-    those that number the query heads.
+    those that number the query heads, `batches` the dimension of each function's sequences, B where None.
 
     All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
     first claim, so that the innermost are dropped first. An axis that does not fit the first dimension of the
@@ -143,6 +144,7 @@ def fit_layouts(
     Raises where there is no such preset, or where two store the weights differently.
     """
     presets = [preset(name) for name in names]
+    batches = batches or ["B"] * len(names)
     homes: dict[str, dict[str, str]] = {}
     dropped: list[str] = []
 
@@ -156,29 +158,32 @@ def fit_layouts(
     def stored(*roles: Role) -> list[str]:
         return [axis for made in presets for role in roles for axis in made.weights[role].of(mesh)]
 
-    place(("B",), [*(mesh.axes if attention == "batch" else ()), *(a for made in presets for a in made.batch.of(mesh))])
-    on_batch = homes["B"]
+    for rows in dict.fromkeys(batches):
+        users = [user for user, at in zip(presets, batches, strict=True) if at == rows]
+        over_batch = mesh.axes if attention == "batch" else ()
+        place((rows,), [*over_batch, *(a for user in users for a in user.batch.of(mesh))])
     place(("E",), [*stored(Role.NORM, Role.EMBED), *(a for made in presets for a in made.residual.of(mesh))])
     place(("F",), stored(Role.FEEDFORWARD))
-    spare = {"head": mesh.axes, "batch": tuple(a for a in mesh.axes if a not in on_batch), None: ()}[attention]
+    not_on_batch = tuple(a for a in mesh.axes if any(a not in homes[rows] for rows in batches))
+    spare = {"head": mesh.axes, "batch": not_on_batch, None: ()}[attention]
     place(tuple(heads), [*stored(Role.HEADS), *spare])
     place(("V",), stored(Role.VOCAB))
 
     made: list[Layout] = []
-    for name, own in zip(names, presets, strict=True):
+    for name, own, rows in zip(names, presets, batches, strict=True):
         axes = {
             (role, dim): tuple(a for a in own.weights[role].of(mesh) if homes[group].get(a) == dim)
             for group, dims, roles in _groups(heads)
             for role in roles
             for dim in dims
         }
-        batch = tuple(a for a in own.batch.of(mesh) if a in on_batch)
+        batch = tuple(a for a in own.batch.of(mesh) if a in homes[rows])
         residual = tuple(a for a in own.residual.of(mesh) if a in homes["E"] and a not in batch)
         over = None
         if attention is not None:
             first = () if cached else batch
-            first = tuple(on_batch) if attention == "batch" else first
-            over = {"B": first, **{d: _on(homes[heads[0]], d, first) for d in heads}}
+            first = tuple(homes[rows]) if attention == "batch" else first
+            over = {rows: first, **{d: _on(homes[heads[0]], d, first) for d in heads}}
         made.append(Layout(name, axes, batch, residual, over, tuple(dropped)))
     for other in made[1:]:
         if other.stored != made[0].stored:

@@ -13,6 +13,23 @@ from shardwright.models.weights import Weight
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The sequences that a function works on: their dimension, their KV cache, and how much of it is filled."""
+
+    dim: str = "B"
+    keys: str = "k"
+    values: str = "v"
+    position: str = "pos"
+
+
+SEQUENCES = Rows()
+"""Those that decode continues, and prefill too where nothing else is asked."""
+
+PROMPTS = Rows("B1", "k1", "v1", "pos1")
+"""Those of a prefill with rows of its own, from which decode's adopt their caches."""
+
+
+@dataclass(frozen=True)
 class ValueTypes:
     """Texts of types. `dtype` is that of weights and activations; scores and logits are f32."""
 
@@ -20,6 +37,7 @@ class ValueTypes:
     layout: Layout
     mesh: Mesh
     dtype: DType
+    rows: Rows = SEQUENCES
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
@@ -49,33 +67,55 @@ class ValueTypes:
 
     @property
     def residual(self) -> str:
-        return self.text(self.dtype, "BLE", {"B": self.layout.batch, "E": self.layout.residual})
+        batch = self.rows.dim
+        return self.text(self.dtype, [batch, "L", "E"], {batch: self.layout.batch, "E": self.layout.residual})
 
     @property
     def hidden(self) -> str | None:
         """Inside the feedforward layer, None where it is left to the compiler."""
         if not self.layout.batch:
             return None
-        dims = "BLXF" if self.model.feedforward.experts is not None else "BLF"
-        return self.text(self.dtype, dims, {"B": self.layout.batch, "F": self.layout.used(Role.FEEDFORWARD, "F")})
+        batch = self.rows.dim
+        dims = [batch, "L", "X", "F"] if self.model.feedforward.experts is not None else [batch, "L", "F"]
+        return self.text(self.dtype, dims, {batch: self.layout.batch, "F": self.layout.used(Role.FEEDFORWARD, "F")})
 
     @property
     def logits(self) -> str:
-        return self.text(DType.F32, "BLV", {"B": self.layout.batch, "V": self.layout.used(Role.VOCAB, "V")})
+        batch = self.rows.dim
+        axes = {batch: self.layout.batch, "V": self.layout.used(Role.VOCAB, "V")}
+        return self.text(DType.F32, [batch, "L", "V"], axes)
 
     @property
     def last_logits(self) -> str:
         """Those of one position of each sequence, the same under every layout of the activations."""
-        return self.text(DType.F32, "BV", {"V": self.layout.split(Role.VOCAB, "V")})
+        return self.text(DType.F32, [self.rows.dim, "V"], {"V": self.layout.split(Role.VOCAB, "V")})
+
+    @property
+    def queries(self) -> str | None:
+        """As attention takes them, None where it is left to the compiler.
+
+        An axis that splits the batch of the activations, and along which keys and values lie in copies, stays on the
+        batch: over those copies nothing has to move.
+        """
+        over = self.layout.attention
+        if over is None:
+            return None
+        batch, attention = self.rows.dim, self.model.attention
+        of_keys = {axis for dim in attention.key_dims for axis in over.get(dim, ())}
+        stay = [axis for axis in self.layout.batch if axis not in of_keys]
+        axes = {dim: [axis for axis in on if axis not in stay] for dim, on in over.items()}
+        axes[batch] = [*axes.get(batch, ()), *stay]
+        return self.text(self.dtype, [batch, "L", *attention.query_dims, "D"], axes)
 
     def attention(self, position: str, heads: Sequence[str]) -> str | None:
-        """Queries, keys or values along `position` (L or T), None where they are left to the compiler."""
+        """Keys or values along `position` (L or T), None where they are left to the compiler."""
         if self.layout.attention is None:
             return None
-        return self.text(self.dtype, ["B", position, *heads, "D"], self.layout.attention)
+        return self.text(self.dtype, [self.rows.dim, position, *heads, "D"], self.layout.attention)
 
     @property
     def cache(self) -> str:
         """The keys, or the values, of every layer."""
         assert self.layout.attention is not None
-        return self.text(self.dtype, ["N", "B", "T", *self.model.attention.key_dims, "D"], self.layout.attention)
+        dims = ["N", self.rows.dim, "T", *self.model.attention.key_dims, "D"]
+        return self.text(self.dtype, dims, self.layout.attention)
