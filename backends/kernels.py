@@ -172,6 +172,11 @@ def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
     value = _tensor(call.args[0])
     over = _reduce_axes(value, operation.dims, call.setting)
     centred = value.array - value.array.mean(axis=over, keepdims=True)
+def _cumsum(operation: ops.Cumsum, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    return value.array.cumsum(axis=_axis(value.kind, operation.dim, call.setting))
+
+
     return _scaled(centred, over, operation.eps, call)
 
 
@@ -402,3 +407,4 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Merge: _merge,
 }
 """One kernel for each operation that is no movement."""
+    ops.Cumsum: _cumsum,

@@ -131,6 +131,7 @@ BUILDERS: dict[str, Builder] = {
     "rename": _rename,
     "split": _split,
     "merge": _merge,
+    "cumsum": lambda s: ops.Cumsum(s.dim()),
     "all_gather": lambda s: ops.AllGather(s.axes()),
     "all_reduce": lambda s: ops.AllReduce(s.axes()),
     "reduce_scatter": lambda s: ops.ReduceScatter(s.arrows_from_axes()),

@@ -347,6 +347,8 @@ class _Writer:
             return
         dim = self.random.choice(a.names)
         self.let(f"argmax[{dim}]({a.name})", Tensor("", a.without(dim), "int32"))
+        if self.chance(0.3):
+            self.let(f"cumsum[{dim}]({a.name})", replace(a, size=a.size * 8))
 
     def alias(self) -> None:
         if (a := self.pick()) is not None:

@@ -202,6 +202,13 @@ def _argmax(operation: ops.Argmax, terms: Sequence[Term], _result: TensorType, _
 
 
 def _norm(operation: ops.Layernorm | ops.Rmsnorm, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+def _cumsum(operation: ops.Cumsum, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    dtype = result.dtype
+    wide = DType.F32 if dtype.is_float else DType.UINT32 if dtype is DType.UINT32 else DType.INT32
+    summed = f"lax.cumsum({cast(terms[0].code, dtype, wide)}, {axis_of(result, operation.dim)})"
+    return cast(summed, wide, dtype)
+
+
     lowering.use_helper(operation.keyword)
     over = axes_of(result, operation.dims)
     parameters = [aligned(term, result.names, result.dtype) for term in terms[1:]]
@@ -288,6 +295,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Lookup: lower_lookup,
     ops.Rotary: lower_rotary,
     ops.Update: lower_update,
+    ops.Cumsum: _cumsum,
     ops.Take: lower_take,
     ops.Concat: lower_concat,
     ops.Alias: _same,

@@ -44,7 +44,7 @@ from shardwright.ir.ops.movements import (
     Slice,
     Store,
 )
-from shardwright.ir.ops.reductions import Argmax, Layernorm, Max, Rmsnorm, Softmax, Sum
+from shardwright.ir.ops.reductions import Argmax, Cumsum, Layernorm, Max, Rmsnorm, Softmax, Sum
 from shardwright.ir.ops.reshapes import Alias, Merge, Rename, Split
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "Contract",
     "Convert",
     "Cos",
+    "Cumsum",
     "Div",
     "Elementwise",
     "Equal",

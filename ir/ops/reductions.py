@@ -73,6 +73,34 @@ class Max(_Reduce):
 
 
 @dataclass(frozen=True)
+class Cumsum(Operation):
+    """`cumsum[S](x)`: element s is the sum of the elements up to s, itself among them; accumulated as `sum` does.
+
+    S is whole: an element needs all before it. The operation is linear, so partial sums pass.
+    """
+
+    keyword: ClassVar[str] = "cumsum"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    dim: str
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (dims_static([self.dim]),)
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        require_dims(self.keyword, args[0], [self.dim])
+        shape = args[0].tensor
+        if shape.dtype is DType.BOOL:
+            raise misuse("dtype-mismatch", f"cumsum of bool: convert it first, convert[int32]({args[0].text})")
+        return (shape,)
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args)
+        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
+        yield AxisRow((SUM,), (SUM,))
+
+
+@dataclass(frozen=True)
 class Argmax(Operation):
     """`argmax[V](x)`: the least index of a greatest element, int32. `decompose` lets V be split."""
 

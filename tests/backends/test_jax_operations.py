@@ -79,6 +79,9 @@ REDUCTIONS = {
         "(a: f32 BE_xzLT_y) -> f32 B_zL_xy", "s = sum[ET](a)", "t = reduce_scatter[z -> B, xy -> L](s)", "return t"
     ),
     "max int4": body("(a: int4 B_xL) -> int4 B_x", "s = max[L](a)", "return s"),
+    "cumsum": body("(a: f32 B_xTL_y) -> f32 B_xTL_y", "s = cumsum[T](a)", "return s"),
+    "cumsum bf16": body("(a: bf16 TB_xy) -> bf16 TB_xy", "s = cumsum[T](a)", "return s"),
+    "cumsum int8": body("(a: int8 B_xV) -> int8 B_xV", "s = cumsum[V](a)", "return s"),
     "argmax": body("(a: f32 B_xVL_y) -> int32 B_xL_y", "s = argmax[V](a)", "return s"),
     "argmax of equals": body("(a: int32 B_xV) -> int32 B_x", "s = argmax[V](a)", "return s"),
     "layernorm": body("(a: f32 B_xLE, g: f32 E, b: f32 E) -> f32 B_xLE", "s = layernorm[E](a, g, b)", "return s"),

@@ -118,6 +118,13 @@ def test_reductions() -> None:
     close(run("x: f32 ABC -> f32 AC", "max[B](x)", x=x), x.max(1))
 
 
+def test_cumsum() -> None:
+    x = normal(3, 2, 4)
+    close(run("x: f32 ABC -> f32 ABC", "cumsum[A](x)", x=x), x.cumsum(0))
+    wrapped = run("x: int8 A -> int8 A", "cumsum[A](x)", x=np.array([100, 100, -1]))
+    assert wrapped.tolist() == [100, -56, -57]
+
+
 def test_argmax_of_ties_is_the_least_index() -> None:
     found = run("x: f32 AV -> int32 A", "argmax[V](x)", x=np.array([[0, 5, 5, 1, 5, 0, 0], [2] * 7, [0] * 6 + [1]]))
     assert found.tolist() == [1, 0, 6]

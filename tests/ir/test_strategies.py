@@ -81,6 +81,7 @@ BREAK: dict[str, tuple[tuple[str, ...], str, str]] = {
     "softmax along a split dimension": (("BT_x",), "softmax[T](a)", "split-operand"),
     "rotary along a split dimension": (("BLD_x", "int32"), "rotary[D](a, b)", "split-operand"),
     "a range of a split dimension": (("BE_x",), "take[E 0:8](a)", "split-operand"),
+    "a running sum along a split": (("BE_x",), "cumsum[E](a)", "split-operand"),
     "the place of the greatest along a split": (("BE_x",), "argmax[E](a)", "split-operand"),
     "splits that disagree": (("B_xE", "BE"), "a + b", "conflict"),
     "a gather of what is whole": (("BE",), "all_gather[x](a)", "misapplied-movement"),

@@ -93,6 +93,8 @@ CASES = (
     *(Case(op(("B", "A")), (("ABD", I),)) for op in (ops.Sum, ops.Max)),
     Case(ops.Argmax("A"), _f("AB")),
     Case(ops.Layernorm(("A",)), _f("AB", "A", "A")),
+    Case(ops.Cumsum("A"), _f("AB")),
+    Case(ops.Cumsum("B"), (("AB", I),)),
     Case(ops.Layernorm(("A", "D")), _f("ABD")),
     Case(ops.Rmsnorm(("D",)), _f("ABD", "BD")),
     Case(ops.Softmax(("A",)), _f("AB")),
