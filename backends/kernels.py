@@ -163,6 +163,11 @@ def _max(operation: ops.Max, call: Call) -> Array:
     return value.array.max(axis=_reduce_axes(value, operation.dims, call.setting))
 
 
+def _cumsum(operation: ops.Cumsum, call: Call) -> Array:
+    value = _tensor(call.args[0])
+    return value.array.cumsum(axis=_axis(value.kind, operation.dim, call.setting))
+
+
 def _argmax(operation: ops.Argmax, call: Call) -> Array:
     value = _tensor(call.args[0])
     return value.array.argmax(axis=_axis(value.kind, operation.dim, call.setting))
@@ -172,11 +177,6 @@ def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
     value = _tensor(call.args[0])
     over = _reduce_axes(value, operation.dims, call.setting)
     centred = value.array - value.array.mean(axis=over, keepdims=True)
-def _cumsum(operation: ops.Cumsum, call: Call) -> Array:
-    value = _tensor(call.args[0])
-    return value.array.cumsum(axis=_axis(value.kind, operation.dim, call.setting))
-
-
     return _scaled(centred, over, operation.eps, call)
 
 
@@ -390,6 +390,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Convert: _convert,
     ops.Sum: _sum,
     ops.Max: _max,
+    ops.Cumsum: _cumsum,
     ops.Argmax: _argmax,
     ops.Layernorm: _layernorm,
     ops.Rmsnorm: _rmsnorm,
@@ -407,4 +408,3 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Merge: _merge,
 }
 """One kernel for each operation that is no movement."""
-    ops.Cumsum: _cumsum,

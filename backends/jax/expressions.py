@@ -197,11 +197,6 @@ def _max(operation: ops.Max, terms: Sequence[Term], _result: TensorType, _loweri
     return f"jnp.max({terms[0].code}, axis={axes_of(terms[0].tensor, operation.dims)})"
 
 
-def _argmax(operation: ops.Argmax, terms: Sequence[Term], _result: TensorType, _lowering: Lowering) -> str:
-    return f"lax.argmax({terms[0].code}, {axis_of(terms[0].tensor, operation.dim)}, jnp.int32)"
-
-
-def _norm(operation: ops.Layernorm | ops.Rmsnorm, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
 def _cumsum(operation: ops.Cumsum, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
     dtype = result.dtype
     wide = DType.F32 if dtype.is_float else DType.UINT32 if dtype is DType.UINT32 else DType.INT32
@@ -209,6 +204,11 @@ def _cumsum(operation: ops.Cumsum, terms: Sequence[Term], result: TensorType, _l
     return cast(summed, wide, dtype)
 
 
+def _argmax(operation: ops.Argmax, terms: Sequence[Term], _result: TensorType, _lowering: Lowering) -> str:
+    return f"lax.argmax({terms[0].code}, {axis_of(terms[0].tensor, operation.dim)}, jnp.int32)"
+
+
+def _norm(operation: ops.Layernorm | ops.Rmsnorm, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     lowering.use_helper(operation.keyword)
     over = axes_of(result, operation.dims)
     parameters = [aligned(term, result.names, result.dtype) for term in terms[1:]]
@@ -288,6 +288,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Iota: _iota,
     ops.Sum: _sum,
     ops.Max: _max,
+    ops.Cumsum: _cumsum,
     ops.Argmax: _argmax,
     ops.Layernorm: _norm,
     ops.Rmsnorm: _norm,
@@ -295,7 +296,6 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Lookup: lower_lookup,
     ops.Rotary: lower_rotary,
     ops.Update: lower_update,
-    ops.Cumsum: _cumsum,
     ops.Take: lower_take,
     ops.Concat: lower_concat,
     ops.Alias: _same,
