@@ -1,17 +1,21 @@
-"""Reading the weights of a checkpoint from its safetensors files."""
+"""The weights of a checkpoint, read from its safetensors files box by box."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, did_you_mean, fault
+from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
-from shardwright.models.config import shown
+from shardwright.ir.weight_source import read_whole
+from shardwright.models.safetensors_files import TensorFile, open_files
 from shardwright.models.weight_map import Entry, WeightMap, extents
 from shardwright.models.weights import Part
 
@@ -19,53 +23,148 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 FLOATS = ("F64", "F32", "BF16", "F16")
 """Number formats of safetensors that are read; others are not weights of a float model."""
+
+_BLOCK = 8 << 20
+"""Bytes of a tensor that are in memory at a time, beside the array that they go to."""
 
 _SHOWN = 5
 
 
-def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of the weights named in `dtypes`, each in its number format (f32, bf16 or f16) and its dimensions.
+class CheckpointSource:
+    """The weights of a checkpoint's folder (a `WeightSource`), of which only what is asked for is read.
 
-    Reads one tensor at a time, so that memory holds the weights and one tensor more. Raises a `DiagnosticError` that
-    names the tensor and the file: where files are missing or corrupt, tensors missing, superfluous, of another
-    shape or not of floats.
+    `bytes_read` counts the bytes copied out of the files, by tensor. Close it, or use it in a `with`.
     """
+
+    def __init__(self, folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> None:
+        """The weights named in `dtypes`, each in its number format (f32, bf16 or f16).
+
+        Reads the headers of the files. Raises a `DiagnosticError` that names the tensor and the file: where files are
+        missing or corrupt, tensors missing, superfluous, of another shape or not of floats.
+        """
+        self.bytes_read: Counter[str] = Counter()
+        self._mapping = mapping
+        self._dtypes = {name: _numpy(dtype) for name, dtype in dtypes.items()}
+        with ExitStack() as stack:
+            self._files = open_files(Path(folder), stack)
+            _check(Path(folder), self._files, mapping)
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> CheckpointSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._open.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._dtypes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._mapping.shape(name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._dtypes[name]
+
+    def read(self, name: str, index: Index) -> NDArray[Any]:
+        """The box of a weight, in a new array. Raises a `DiagnosticError` where a file was changed in the meantime."""
+        import numpy as np
+
+        entry = self._mapping.entries[name]
+        made = np.empty(box_shape(index), self._dtypes[name])
+        box = dict(zip(entry.dims, index, strict=True))
+        stacked = [box[dim] for dim in entry.stacked]
+        view = np.moveaxis(made, [entry.dims.index(dim) for dim in entry.stacked], range(len(stacked)))
+        for numbers in itertools.product(*(range(taken.start, taken.stop) for taken in stacked)):
+            target = view[tuple(n - taken.start for n, taken in zip(numbers, stacked, strict=True))]
+            self._fill(_as_stored(target, entry), entry.tensor_at(numbers), entry, box)
+        return made
+
+    def _fill(self, target: NDArray[Any], tensor: str, entry: Entry, box: Mapping[str, slice]) -> None:
+        """Copies what of a tensor is in the box to `target`, which has a dimension for each item of `entry.stored`."""
+        taken = [tuple(_taken(item, box) for item in group) for group in entry.stored]
+        local = [box_shape(items) for items in taken]
+        runs = [
+            _runs(extents(group, self._mapping.sizes), items) for group, items in zip(entry.stored, taken, strict=True)
+        ]
+        if runs:
+            row = math.prod(math.prod(shape) for shape in local[1:]) * _WIDTHS[self._files[tensor].dtype(tensor)]
+            runs[0] = [piece for run in runs[0] for piece in _cut(*run, max(1, _BLOCK // row))]
+        for chosen in itertools.product(*runs):
+            self._copy(target, tensor, chosen, local)
+
+    def _copy(self, target: NDArray[Any], tensor: str, runs: Sequence[_Run], local: Sequence[tuple[int, ...]]) -> None:
+        """One range of each dimension. `local` are the extents of the items of `target`, by dimension."""
+        piece = self._files[tensor].read(tensor, tuple(slice(start, stop) for _, start, stop in runs))
+        self.bytes_read[tensor] += piece.nbytes
+        placed = [list(_places(shape, *run)) for shape, run in zip(local, runs, strict=True)]
+        for items in itertools.product(*placed):
+            place = tuple(part for _, parts in items for part in parts)
+            target[place] = piece[tuple(where for where, _ in items)].reshape(box_shape(place))
+
+
+def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> dict[str, NDArray[np.generic]]:
+    """The arrays of the weights named in `dtypes`, each in its number format and its dimensions: all in memory.
+
+    Raises as `CheckpointSource` does.
+    """
+    with CheckpointSource(folder, mapping, dtypes) as source:
+        return {name: read_whole(source, name) for name in source.names}
+
+
+_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+_Run = tuple[int, int, int]
+"""A range of a tensor's dimension: where it begins in the part that is wanted, then its start and stop."""
+
+
+def _taken(item: str | Part, box: Mapping[str, slice]) -> slice:
+    """What of an item of a stored dimension is wanted."""
+    if isinstance(item, str):
+        return box[item]
+    if item.dim is None:
+        return slice(item.start, item.stop)
+    return slice(item.start + box[item.dim].start, item.start + box[item.dim].stop)
+
+
+def _as_stored(target: NDArray[Any], entry: Entry) -> NDArray[Any]:
+    """A view of a weight's array, without the stacked dimensions, with a dimension for each item, in their order."""
     import numpy as np
 
-    with ExitStack() as stack:
-        files = _open(Path(folder), stack)
-        _check(Path(folder), files, mapping)
-        weights: dict[str, NDArray[np.generic]] = {}
-        for name, dtype in dtypes.items():
-            entry = mapping.entries[name]
-            array = np.empty(mapping.shape(name), _numpy(dtype))
-            stacked = [entry.dims.index(dim) for dim in entry.stacked]
-            view = np.moveaxis(array, stacked, range(len(stacked)))
-            indices = np.ndindex(*view.shape[: len(stacked)])
-            for index, tensor in zip(indices, entry.tensors(mapping.sizes), strict=True):
-                view[index] = _arranged(files[tensor].get_tensor(tensor), entry, mapping.sizes)
-            weights[name] = array
-        return weights
+    dims = [dim for dim in entry.dims if dim not in entry.stacked]
+    items = [item.dim if isinstance(item, Part) else item for group in entry.stored for item in group]
+    view = target.transpose([dims.index(dim) for dim in items if dim is not None])
+    return view[tuple(np.newaxis if dim is None else slice(None) for dim in items)]
 
 
-def _arranged(stored: NDArray[np.generic], entry: Entry, sizes: Mapping[str, int]) -> NDArray[np.generic]:
-    """A tensor of the checkpoint with the dimensions of the weight, in their order."""
-    items = [item for group in entry.stored for item in group]
-    taken = tuple(_taken(item) for item in items)
-    parts = [item.dim if isinstance(item, Part) else item for item in items]
-    kept = [dim for dim in parts if dim is not None]
-    order = [kept.index(dim) for dim in entry.dims if dim not in entry.stacked]
-    return stored.reshape(extents(items, sizes))[taken].transpose(order)
+def _runs(sizes: Sequence[int], box: Index) -> list[_Run]:
+    found: list[_Run] = []
+    begin = 0
+    for start, stop in ranges(sizes, box):
+        found.append((begin, start, stop))
+        begin += stop - start
+    return found
 
 
-def _taken(item: str | Part) -> slice | int:
-    if isinstance(item, str):
-        return slice(None)
-    return item.start if item.dim is None else slice(item.start, item.stop)
+def _cut(begin: int, start: int, stop: int, most: int) -> Iterator[_Run]:
+    """The range in pieces of at most `most` indices."""
+    for at in range(start, stop, most):
+        yield begin + at - start, at, min(at + most, stop)
+
+
+def _places(shape: Sequence[int], begin: int, start: int, stop: int) -> Iterator[tuple[slice, Index]]:
+    """Where of a range goes where in the part that is wanted, whose items have these extents."""
+    done = 0
+    for box in boxes(shape, begin, begin + stop - start):
+        size = math.prod(box_shape(box))
+        yield slice(done, done + size), box
+        done += size
 
 
 def _numpy(dtype: DType) -> np.dtype[Any]:
@@ -75,104 +174,10 @@ def _numpy(dtype: DType) -> np.dtype[Any]:
     return np.dtype({DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16}[dtype])
 
 
-# ---------------------------------------------------------------- files
-
-
-class _File:
-    """An open safetensors file with its name."""
-
-    def __init__(self, path: Path, handle: Any) -> None:
-        self.path = path
-        self.handle = handle
-        self.names: tuple[str, ...] = tuple(handle.keys())
-
-    def get_tensor(self, name: str) -> NDArray[np.generic]:
-        return self.handle.get_tensor(name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.handle.get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        return str(self.handle.get_slice(name).get_dtype())
-
-
-def _open(folder: Path, stack: ExitStack) -> dict[str, _File]:
-    """The file of every tensor of the checkpoint."""
-    found: dict[str, _File] = {}
-    index = folder / INDEX
-    with located(Source(str(folder), "")):
-        if not folder.is_dir():
-            raise fault("no-weights", "this is not a folder; weights are read from a folder with *.safetensors files")
-        if index.is_file():
-            return _indexed(index, stack)
-        paths = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
-        if not paths:
-            pickled = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt")))
-            note = "save it as safetensors: model.save_pretrained(FOLDER)"
-            what = f"; {pickled[0]} is a pickle, which could run code and is not read" if pickled else ""
-            raise fault("no-weights", f"the folder holds no *.safetensors{what}", NOWHERE, *([note] if pickled else []))
-    for path in paths:
-        file = _opened(path, stack)
-        for name in file.names:
-            if name in found:
-                raise _at(path, "duplicate-tensor", f"tensor {name} is also in {found[name].path.name}")
-            found[name] = file
-    return found
-
-
-def _indexed(index: Path, stack: ExitStack) -> dict[str, _File]:
-    with located(Source(str(index), "")):
-        try:
-            value: object = json.loads(index.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):
-            raise fault("bad-index", "this is not a JSON text") from None
-        listed = cast("dict[str, object]", value).get("weight_map") if isinstance(value, dict) else None
-        if not isinstance(listed, dict):
-            raise fault("bad-index", "the index has no weight_map, an object from tensor to file")
-        places = cast("dict[str, object]", listed)
-        files: dict[str, _File] = {}
-        for tensor, name in places.items():
-            if not isinstance(name, str) or Path(name).name != name:
-                raise fault("bad-index", f"tensor {tensor}: {shown(name)} is not the name of a file in this folder")
-            if name not in files:
-                if not (index.parent / name).is_file():
-                    raise fault("missing-file", f"tensor {tensor} is in {name}, and there is no such file")
-                files[name] = _opened(index.parent / name, stack)
-    found = {name: file for file in files.values() for name in file.names}
-    for tensor, name in places.items():
-        if tensor not in files[str(name)].names:
-            raise _at(
-                index.parent / str(name), "missing-tensor", f"tensor {tensor} is missing; {INDEX} says that it is here"
-            )
-    return found
-
-
-def _opened(path: Path, stack: ExitStack) -> _File:
-    from safetensors import SafetensorError, safe_open
-
-    opener: Any = safe_open
-    try:
-        return _File(path, stack.enter_context(opener(str(path), framework="numpy")))
-    except SafetensorError as error:
-        reason = str(error).removeprefix("Error while deserializing header: ")
-        raise _at(
-            path,
-            "corrupt-file",
-            f"the file is truncated or corrupt: {reason}",
-            f"it has {path.stat().st_size} bytes; fetch it again",
-        ) from None
-
-
-def _at(path: Path, code: str, message: str, *notes: str) -> DiagnosticError:
-    error = fault(code, message, NOWHERE, *notes)
-    error.source = Source(str(path), "")
-    return error
-
-
 # ---------------------------------------------------------------- tensors
 
 
-def _check(folder: Path, files: Mapping[str, _File], mapping: WeightMap) -> None:
+def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) -> None:
     """Raises where the tensors are not the ones that the mapping needs."""
     wanted = {
         tensor: (name, entry.stored_shape(mapping.sizes))

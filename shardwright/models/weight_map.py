@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -45,10 +46,15 @@ class Entry:
 
     def tensors(self, sizes: Mapping[str, int]) -> list[str]:
         """The names of the tensors, one for each index of the stacked dimensions, the last running fastest."""
-        names = [self.tensor]
-        for dim in self.stacked:
-            names = [name.replace(STACKED[dim], str(i)) for name in names for i in range(sizes[dim])]
-        return names
+        counts = (range(sizes[dim]) for dim in self.stacked)
+        return [self.tensor_at(numbers) for numbers in itertools.product(*counts)]
+
+    def tensor_at(self, numbers: Sequence[int]) -> str:
+        """The name of the tensor at these indices of the stacked dimensions."""
+        name = self.tensor
+        for dim, number in zip(self.stacked, numbers, strict=True):
+            name = name.replace(STACKED[dim], str(number))
+        return name
 
     def stored_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(math.prod(extents(group, sizes)) for group in self.stored)

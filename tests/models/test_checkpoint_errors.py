@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
-from shardwright.models.checkpoint import load_weights
+from shardwright.models.checkpoint import CheckpointSource, load_weights
 from shardwright.models.config import Config, read_config
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import WeightMap, check_map, read_map, to_json, weight_map
@@ -117,17 +119,71 @@ def test_a_tensor_in_two_files(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "reason"),
-    [(0, "header too small"), (20, "invalid header length"), (-7, "incomplete metadata, file not fully covered")],
+    ("kept", "reason", "notes"),
+    [
+        (0, "header too small", ""),
+        (20, "invalid header length", ""),
+        (
+            -7,
+            "incomplete metadata, file not fully covered",
+            "note: tensor model.norm.weight ends at byte 96944\n",
+        ),
+    ],
 )
-def test_truncated_file(copy: Path, kept: int, reason: str) -> None:
+def test_truncated_file(copy: Path, kept: int, reason: str, notes: str) -> None:
     file = copy / "model.safetensors"
     file.write_bytes(file.read_bytes()[: kept or 0])
     size = file.stat().st_size
     assert said(copy) == (
-        f"FOLDER/model.safetensors: error: the file is truncated or corrupt: {reason} [corrupt-file]\n"
+        f"FOLDER/model.safetensors: error: the file is truncated or corrupt: {reason} [corrupt-file]\n{notes}"
         f"note: it has {size} bytes; fetch it again"
     )
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened(copy: Path) -> None:
+    made = mapping_of("llama-grouped")
+    with CheckpointSource(copy, made, {"wq": DType.F32}) as source:
+        file = copy / "model.safetensors"
+        os.truncate(file, 50000)
+        with pytest.raises(DiagnosticError) as caught:
+            source.read("wq", tuple(slice(0, n) for n in source.shape("wq")))
+    assert caught.value.render() == (
+        f"{file}: error: tensor model.layers.0.self_attn.q_proj.weight cannot be read: the file had 96944 bytes when it"
+        " was opened, and has 50000 now [corrupt-file]\n"
+        "note: something changed it in the meantime; begin again when it is complete"
+    )
+
+
+LIES: list[tuple[dict[str, object], str, str]] = [
+    ({"shape": [3]}, "invalid shape, data type, or offset for tensor", ""),
+    ({"data_offsets": [4, 12]}, "invalid offset for tensor `a`", "note: tensor a ends at byte 85\n"),
+    ({"data_offsets": [-8, 8]}, "", ""),
+    (
+        {"data_offsets": [0, 4000], "shape": [1000]},
+        "incomplete metadata, file not fully covered",
+        "note: tensor a ends at byte 4075\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason", "notes"), LIES)
+def test_a_header_that_is_untrue(copy: Path, changes: dict[str, object], reason: str, notes: str) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}).encode()
+    file = copy / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    lines = said(copy).splitlines()
+    first = f"FOLDER/model.safetensors: error: the file is truncated or corrupt: {reason}"
+    if reason:
+        assert lines[0] == f"{first} [corrupt-file]"
+    else:
+        assert lines[0].startswith(f"{first}invalid JSON in header: invalid value: integer `-8`")
+    assert lines[1:] == [*notes.splitlines(), f"note: it has {file.stat().st_size} bytes; fetch it again"]
+
+
+def test_a_folder_in_place_of_a_file(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "a.safetensors").mkdir()
+    assert said(copy) == "FOLDER/a.safetensors: error: the file cannot be read: is a directory [unreadable-file]"
 
 
 def test_corrupt_file(copy: Path) -> None:

@@ -1,0 +1,161 @@
+"""The safetensors files of a checkpoint: opening them, and reading boxes of their tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.index_boxes import Index
+from shardwright.models.config import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class TensorFile:
+    """An open safetensors file, which the library has checked to be as long as its header says."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        from safetensors import safe_open
+
+        opener: Any = safe_open
+        self.path = path
+        self._file = stack.enter_context(path.open("rb"))
+        self.handle: Any = stack.enter_context(opener(str(path), framework="numpy"))
+        self.names: tuple[str, ...] = tuple(self.handle.keys())
+        self.size = self._size()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.handle.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """The number format, in the words of safetensors: F32, BF16."""
+        return str(self.handle.get_slice(name).get_dtype())
+
+    def read(self, name: str, box: Index) -> NDArray[Any]:
+        """The box of a tensor, copied out of the file; nothing else of it is read.
+
+        Raises a `DiagnosticError` where the file has become shorter, in which the operating system would end the
+        process, because the library maps files into memory.
+        """
+        if self._size() < self.size:
+            raise at(
+                self.path,
+                "corrupt-file",
+                f"tensor {name} cannot be read: the file had {self.size} bytes when it was opened, and has"
+                f" {self._size()} now",
+                "something changed it in the meantime; begin again when it is complete",
+            )
+        return self.handle.get_slice(name)[box]
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+
+def open_files(folder: Path, stack: ExitStack) -> dict[str, TensorFile]:
+    """The file of every tensor of the checkpoint."""
+    found: dict[str, TensorFile] = {}
+    index = folder / INDEX
+    with located(Source(str(folder), "")):
+        if not folder.is_dir():
+            raise fault("no-weights", "this is not a folder; weights are read from a folder with *.safetensors files")
+        if index.is_file():
+            return _indexed(index, stack)
+        paths = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+        if not paths:
+            pickled = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt")))
+            note = "save it as safetensors: model.save_pretrained(FOLDER)"
+            what = f"; {pickled[0]} is a pickle, which could run code and is not read" if pickled else ""
+            raise fault("no-weights", f"the folder holds no *.safetensors{what}", NOWHERE, *([note] if pickled else []))
+    for path in paths:
+        file = _opened(path, stack)
+        for name in file.names:
+            if name in found:
+                raise at(path, "duplicate-tensor", f"tensor {name} is also in {found[name].path.name}")
+            found[name] = file
+    return found
+
+
+def _indexed(index: Path, stack: ExitStack) -> dict[str, TensorFile]:
+    with located(Source(str(index), "")):
+        try:
+            value: object = json.loads(index.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            raise fault("bad-index", "this is not a JSON text") from None
+        listed = cast("dict[str, object]", value).get("weight_map") if isinstance(value, dict) else None
+        if not isinstance(listed, dict):
+            raise fault("bad-index", "the index has no weight_map, an object from tensor to file")
+        places = cast("dict[str, object]", listed)
+        files: dict[str, TensorFile] = {}
+        for tensor, name in places.items():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise fault("bad-index", f"tensor {tensor}: {shown(name)} is not the name of a file in this folder")
+            if name not in files:
+                if not (index.parent / name).is_file():
+                    raise fault("missing-file", f"tensor {tensor} is in {name}, and there is no such file")
+                files[name] = _opened(index.parent / name, stack)
+    found = {name: file for file in files.values() for name in file.names}
+    for tensor, name in places.items():
+        if tensor not in files[str(name)].names:
+            raise at(
+                index.parent / str(name), "missing-tensor", f"tensor {tensor} is missing; {INDEX} says that it is here"
+            )
+    return found
+
+
+def _opened(path: Path, stack: ExitStack) -> TensorFile:
+    from safetensors import SafetensorError
+
+    try:
+        return TensorFile(path, stack)
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        size = path.stat().st_size
+        cut = _first_cut(path, size)
+        raise at(
+            path,
+            "corrupt-file",
+            f"the file is truncated or corrupt: {reason}",
+            *([f"tensor {cut[0]} ends at byte {cut[1]}"] if cut else []),
+            f"it has {size} bytes; fetch it again",
+        ) from None
+    except OSError as error:
+        raise at(
+            path, "unreadable-file", f"the file cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from None
+
+
+def _first_cut(path: Path, size: int) -> tuple[str, int] | None:
+    """The first tensor that ends behind the end of the file, and where; None where the header does not say."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (size,)
+        try:
+            header: object = json.loads(file.read(length)) if length < size else None
+        except (ValueError, RecursionError):
+            return None
+    ends: list[tuple[int, str]] = []
+    for name, keys in cast("dict[str, object]", header).items() if isinstance(header, dict) else ():
+        offsets = cast("dict[str, object]", keys).get("data_offsets") if isinstance(keys, dict) else None
+        match offsets:
+            case [int(), int() as end]:
+                ends.append((8 + length + end, name))
+            case _:
+                pass
+    cut = min((end for end in ends if end[0] > size), default=None)
+    return None if cut is None else (cut[1], cut[0])
+
+
+def at(path: Path, code: str, message: str, *notes: str) -> DiagnosticError:
+    """A fault of a file."""
+    error = fault(code, message, NOWHERE, *notes)
+    error.source = Source(str(path), "")
+    return error

@@ -1,0 +1,103 @@
+"""Boxes of a checkpoint's weights are those of the whole arrays, and nothing else is read."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.checkpoints import ARCHITECTURES, config_of
+from safetensors.numpy import load_file, save_file
+
+from shardwright.ir.index_boxes import Index, box_shape, whole
+from shardwright.ir.types import DType
+from shardwright.models import checkpoint as checkpoint_module
+from shardwright.models.architectures import describe
+from shardwright.models.checkpoint import CheckpointSource
+from shardwright.models.config import Config
+from shardwright.models.weight_map import Entry, WeightMap, extents, weight_map
+from shardwright.models.weights import Part
+
+
+def mapping_of(name: str) -> WeightMap:
+    return weight_map(describe(Config(config_of(name))))
+
+
+def arranged(stored: np.ndarray, entry: Entry, mapping: WeightMap) -> np.ndarray:
+    """What an entry says, with whole arrays: reshaped to all items, parts taken, transposed."""
+    items = [item for group in entry.stored for item in group]
+    taken = tuple(
+        slice(None) if isinstance(i, str) else i.start if i.dim is None else slice(i.start, i.stop) for i in items
+    )
+    named = [item.dim if isinstance(item, Part) else item for item in items]
+    kept = [dim for dim in named if dim is not None]
+    order = [kept.index(dim) for dim in entry.dims if dim not in entry.stacked]
+    return stored.reshape(extents(items, mapping.sizes))[taken].transpose(order)
+
+
+def whole_weights(folder: Path, mapping: WeightMap) -> dict[str, np.ndarray]:
+    tensors = load_file(folder / "model.safetensors")
+    made: dict[str, np.ndarray] = {}
+    for name, entry in mapping.entries.items():
+        one_each = [arranged(tensors[tensor], entry, mapping) for tensor in entry.tensors(mapping.sizes)]
+        counts = [mapping.sizes[dim] for dim in entry.stacked]
+        array = np.stack(one_each).reshape(*counts, *one_each[0].shape)
+        made[name] = np.moveaxis(array, range(len(counts)), [entry.dims.index(dim) for dim in entry.stacked])
+    return made
+
+
+def random_box(rng: np.random.Generator, shape: tuple[int, ...]) -> Index:
+    starts = [int(rng.integers(0, n)) for n in shape]
+    return tuple(slice(a, int(rng.integers(a + 1, n + 1))) for a, n in zip(starts, shape, strict=True))
+
+
+@pytest.mark.parametrize("block", [1, 100, 8 << 20])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "falcon-grouped", "bigcode-multihead", "llama-grouped"])
+def test_boxes(checkpoint: Callable[..., Path], name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the blocks in which a tensor is read."""
+    monkeypatch.setattr(checkpoint_module, "_BLOCK", block)
+    folder, mapping = checkpoint(name), mapping_of(name)
+    expected = whole_weights(folder, mapping)
+    rng = np.random.default_rng(0)
+    with CheckpointSource(folder, mapping, dict.fromkeys(mapping.entries, DType.F32)) as source:
+        assert source.names == tuple(mapping.entries)
+        for weight, array in expected.items():
+            assert source.shape(weight) == array.shape
+            assert source.dtype(weight) == np.float32
+            for box in (whole(array.shape), random_box(rng, array.shape), random_box(rng, array.shape)):
+                source.bytes_read.clear()
+                found = source.read(weight, box)
+                assert found.dtype == np.float32
+                assert np.array_equal(found, array[box])
+                assert source.bytes_read.total() == 4 * math.prod(box_shape(box))
+
+
+def test_number_formats(checkpoint: Callable[..., Path]) -> None:
+    folder, mapping = checkpoint("llama-grouped", dtype="bfloat16"), mapping_of("llama-grouped")
+    box = (slice(1, 2), slice(3, 20), slice(0, 1), slice(1, 2), slice(2, 4))
+    arrays = {}
+    for dtype in (DType.BF16, DType.F32, DType.F16):
+        with CheckpointSource(folder, mapping, {"wq": dtype}) as source:
+            arrays[dtype] = source.read("wq", box)
+            assert source.dtype("wq") == arrays[dtype].dtype
+            assert source.bytes_read == {"model.layers.1.self_attn.q_proj.weight": 2 * 17 * 2}
+    assert {str(array.dtype) for array in arrays.values()} == {"bfloat16", "float32", "float16"}
+    assert np.array_equal(arrays[DType.BF16].astype(np.float32), arrays[DType.F32])
+
+
+def test_memory_is_the_box_and_a_block(tmp_path: Path) -> None:
+    """A transposed part of 16 MiB of a tensor of 64 MiB, in another number format: 16 MiB and 8 MiB more."""
+    rows = cols = 4096
+    save_file({"w": np.ones((rows, cols), np.float32)}, tmp_path / "model.safetensors")
+    mapping = WeightMap("test", {"E": cols, "F": rows}, {"w": Entry(("E", "F"), (("F",), ("E",)), "w")})
+    with CheckpointSource(tmp_path, mapping, {"w": DType.F16}) as source:
+        tracemalloc.start()
+        part = source.read("w", (slice(0, cols // 2), slice(0, rows)))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert part.nbytes == 16 << 20
+    assert peak <= (16 << 20) + (8 << 20) + (1 << 20)
+    assert source.bytes_read == {"w": 32 << 20}
