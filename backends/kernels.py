@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.local_values import Argument, Local, Setting, aligned
-from shardwright.backends.number_formats import Array
+from shardwright.backends.number_formats import Array, numpy_dtype
+from shardwright.backends.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Arg, Number, Operation
@@ -117,6 +118,14 @@ def _convert(operation: ops.Convert, call: Call) -> Array:
     value = _tensor(call.args[0])
     array = aligned(value, call.result.names, len(call.setting.mesh))
     return call.setting.formats.convert(array, value.kind.dtype, operation.dtype)
+
+
+def _bitcast(operation: ops.Bitcast, call: Call) -> Array:
+    """Floats are rounded to f32 first, also where they are held in float64."""
+    value = _tensor(call.args[0])
+    array = aligned(value, call.result.names, len(call.setting.mesh))
+    bits = array.astype(numpy_dtype(value.kind.dtype)).view(numpy_dtype(operation.dtype))
+    return bits.astype(call.setting.formats.storage(operation.dtype))
 
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)
@@ -238,6 +247,15 @@ def _lookup(operation: ops.Lookup, call: Call) -> Array:
 
 def _iota(operation: ops.Iota, call: Call) -> Array:
     return call.setting.positions(call.result, operation.dim)
+
+
+def _uniform(operation: ops.Uniform, call: Call) -> Array:
+    names = call.result.names
+    index: Array = np.zeros((), np.int64)
+    for dim in operation.dims:
+        index = index * call.result.shape.size(dim) + _positions(call.result, dim, names, call.setting)
+    key, at = (_like(arg, DType.UINT32, names, call.setting) for arg in call.args)
+    return uniform(key, at, index)
 
 
 def _full(operation: ops.Full, call: Call) -> Array:
@@ -380,6 +398,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Relu: _elementwise(_relu),
     ops.Exp: _elementwise(np.exp),
     ops.Log: _elementwise(np.log),
+    ops.Log1p: _elementwise(np.log1p),
     ops.Sqrt: _elementwise(np.sqrt),
     ops.Rsqrt: _elementwise(_rsqrt),
     ops.Tanh: _elementwise(np.tanh),
@@ -388,6 +407,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Sin: _elementwise(np.sin),
     ops.Abs: _elementwise(np.abs),
     ops.Convert: _convert,
+    ops.Bitcast: _bitcast,
     ops.Sum: _sum,
     ops.Max: _max,
     ops.Cumsum: _cumsum,
@@ -398,6 +418,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Lookup: _lookup,
     ops.Iota: _iota,
     ops.Full: _full,
+    ops.Uniform: _uniform,
     ops.Rotary: _rotary,
     ops.Update: _update,
     ops.Take: _take,

@@ -9,6 +9,7 @@ from shardwright.backends.jax.indexing import (
     lower_lookup,
     lower_rotary,
     lower_take,
+    lower_uniform,
     lower_update,
 )
 from shardwright.backends.jax.movements import lower_movement, reshaped, transposed
@@ -166,6 +167,10 @@ def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, 
     return cast(code, source, target)
 
 
+def _bitcast(operation: ops.Bitcast, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
+    return f"lax.bitcast_convert_type({aligned(terms[0], result.names)}, {JAX_DTYPES[operation.dtype]})"
+
+
 def _full(operation: ops.Full, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     number = terms[0].number
     assert number is not None
@@ -276,6 +281,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Relu: _call("jax.nn.relu"),
     ops.Exp: _call("jnp.exp"),
     ops.Log: _call("jnp.log"),
+    ops.Log1p: _call("jnp.log1p"),
     ops.Sqrt: _call("jnp.sqrt"),
     ops.Rsqrt: _call("lax.rsqrt"),
     ops.Tanh: _call("jnp.tanh"),
@@ -284,6 +290,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Sin: _call("jnp.sin"),
     ops.Abs: _call("jnp.abs"),
     ops.Convert: _convert,
+    ops.Bitcast: _bitcast,
     ops.Full: _full,
     ops.Iota: _iota,
     ops.Sum: _sum,
@@ -293,6 +300,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Layernorm: _norm,
     ops.Rmsnorm: _norm,
     ops.Softmax: _softmax,
+    ops.Uniform: lower_uniform,
     ops.Lookup: lower_lookup,
     ops.Rotary: lower_rotary,
     ops.Update: lower_update,

@@ -64,6 +64,24 @@ def rotary(x, positions, frequencies, axis, style):
         turned = jnp.stack(turned, -1).reshape(*v.shape[:-1], 2 * n)
     return jnp.moveaxis(jnp.concatenate((turned, v[..., 2 * n:]), -1), -1, axis).astype(x.dtype)
 ''',
+    "threefry2x32": '''
+def threefry2x32(key, counter):
+    """Two random words for each key and counter, pairs of uint32: 20 rounds (Salmon et al. 2011)."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    x, y = counter[0] + schedule[0], counter[1] + schedule[1]
+    for i in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x = x + y
+            y = (y << turn | y >> (32 - turn)) ^ x
+        x, y = x + schedule[(i + 1) % 3], y + schedule[(i + 2) % 3] + np.uint32(i + 1)
+    return x, y
+''',
+    "uniform": '''
+def uniform(key, at, index):
+    """Numbers between 0 and 1, both exclusive: the first word for the key (key, at) and the counter (0, index)."""
+    words, _ = threefry2x32((key.astype(jnp.uint32), at.astype(jnp.uint32)), (np.uint32(0), index.astype(jnp.uint32)))
+    return jnp.minimum((words.astype(jnp.float32) + 0.5) * np.float32(2**-32), np.float32(1 - 2**-24))
+''',
     "floor_divide": '''
 def floor_divide(a, b):
     """Integer division towards minus infinity; 0 where the divisor is 0."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.movements import reshaped, transposed
 from shardwright.backends.jax.source_text import number_text, tuple_text
-from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, spread
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import DType, TensorType
@@ -56,6 +56,22 @@ def lower_rotary(operation: ops.Rotary, terms: Sequence[Term], result: TensorTyp
         frequencies = f"np.float32({number_text(float(operation.base))} ** ({exponents}))"
     axis = axis_of(result, operation.dim)
     return f"rotary({terms[0].code}, {positions}, {frequencies}, {axis}, {operation.style!r})"
+
+
+def lower_uniform(operation: ops.Uniform, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `uniform` on the words of the key and the number of each element along the dimensions."""
+    lowering.use_helper("threefry2x32")
+    lowering.use_helper("uniform")
+    names = result.names
+    index = ""
+    for dim in operation.dims:
+        along = expanded(lowering.global_index(result, dim), (dim,), names)
+        index = f"({index}) * {result.shape.size(dim)} + {along}" if index else along
+    words = [
+        f"jnp.uint32({literal(term.number, DType.UINT32)})" if term.number is not None else aligned(term, names)
+        for term in terms
+    ]
+    return f"uniform({', '.join(words)}, {index})"
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,10 @@ def literal(number: Number, dtype: DType) -> str:
         return number_text(value if isinstance(value, int) and abs(value) < 2**31 else float(value))
     if dtype is DType.BOOL:
         return number_text(number.value != 0)
-    low = 0 if dtype is DType.UINT32 else -(2 ** (dtype.bits - 1))
+    if dtype is DType.UINT32:
+        value = int(number.value) % 2**32
+        return f"np.uint32({value})" if value >= 2**31 else str(value)  # JAX takes a bare number for an int32
+    low = -(2 ** (dtype.bits - 1))
     return number_text(((int(number.value) - low) & (2**dtype.bits - 1)) + low)
 
 

@@ -4,6 +4,7 @@ from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.elementwise import (
     Abs,
     Add,
+    Bitcast,
     Convert,
     Cos,
     Div,
@@ -15,6 +16,7 @@ from shardwright.ir.ops.elementwise import (
     Less,
     LessEqual,
     Log,
+    Log1p,
     LogicalAnd,
     LogicalNot,
     LogicalOr,
@@ -44,6 +46,7 @@ from shardwright.ir.ops.movements import (
     Slice,
     Store,
 )
+from shardwright.ir.ops.random_numbers import Uniform
 from shardwright.ir.ops.reductions import Argmax, Cumsum, Layernorm, Max, Rmsnorm, Softmax, Sum
 from shardwright.ir.ops.reshapes import Alias, Merge, Rename, Split
 
@@ -56,6 +59,7 @@ __all__ = [
     "AllToAll",
     "Argmax",
     "AsPartial",
+    "Bitcast",
     "Concat",
     "Contract",
     "Convert",
@@ -74,6 +78,7 @@ __all__ = [
     "Less",
     "LessEqual",
     "Log",
+    "Log1p",
     "LogicalAnd",
     "LogicalNot",
     "LogicalOr",
@@ -103,6 +108,7 @@ __all__ = [
     "Sum",
     "Take",
     "Tanh",
+    "Uniform",
     "Update",
     "Where",
 ]

@@ -312,6 +312,13 @@ class Log(Function):
 
 
 @dataclass(frozen=True)
+class Log1p(Function):
+    """`log(1 + x)`, exact where x is small. Of a maximand below -1 it is NaN, so maxima do not pass."""
+
+    keyword: ClassVar[str] = "log1p"
+
+
+@dataclass(frozen=True)
 class Sqrt(Function):
     """Of a negative maximand it is NaN, so maxima do not pass."""
 
@@ -373,3 +380,27 @@ class Convert(Elementwise):
             yield _uniform(args, SUM, [0])
         if source is not DType.BOOL and self.dtype.is_float:
             yield _uniform(args, MAX, [0])
+
+
+@dataclass(frozen=True)
+class Bitcast(Elementwise):
+    """`bitcast[uint32](x)`: the same 32 bits read as another format. Bits are neither linear nor in order."""
+
+    keyword: ClassVar[str] = "bitcast"
+    arity: ClassVar[tuple[int, int]] = (1, 1)
+    dtype: DType
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (WordStatic((str(self.dtype),)),)
+
+    def result_dtype(self, args: Sequence[Arg]) -> DType:
+        source = args[0].tensor.dtype
+        for dtype, what in ((source, f"{args[0].text} is {source}"), (self.dtype, f"{self.dtype} is asked for")):
+            if dtype.bits != 32:
+                raise misuse(
+                    "dtype-mismatch",
+                    f"bitcast takes and gives formats of 32 bits, and {what}",
+                    "they are f32, int32 and uint32",
+                )
+        return self.dtype

@@ -64,6 +64,16 @@ CONVERSIONS = {
     if source != target
 }
 
+CONVERSIONS["bits"] = body(
+    "(a: f32 B_xE, b: uint32 E, c: int32 B_x) -> (uint32 B_xE, int32 B_xE, int32 E, f32 B_x)",
+    "p = bitcast[uint32](a)", "q = bitcast[int32](a)", "r = bitcast[int32](b)", "s = bitcast[f32](c)",
+    "return p, q, r, s",
+)  # fmt: skip
+CONVERSIONS["uint32 literals"] = body(
+    "(a: uint32 B_x) -> (uint32 B_x, bool B_x)", "b = a + 4294967295", "c = 2147483648 - b",
+    "d = less(c, 2147483649)", "e: uint32 B_x = 3000000000", "f = c * e", "return f, d",
+)  # fmt: skip
+
 REDUCTIONS = {
     "sum": body("(a: f32 B_xLE_y) -> f32 B_x(partialsum-y)", "s = sum[LE](a)", "return s"),
     "sum bf16": body("(a: bf16 B_xLE) -> bf16 B_xL", "s = sum[E](a)", "return s"),
@@ -118,8 +128,8 @@ def test_operation(case: str) -> None:
 def test_functions(dtype: str) -> None:
     names = ("gelu", "gelu[form=tanh]", "silu", "relu", "exp", "tanh", "sigmoid", "cos", "sin", "abs")
     lines = [f"v{i} = {name}(a)" for i, name in enumerate(names)]
-    lines += ["p = exp(a)", "l = log(p)", "q = sqrt(p)", "r = rsqrt(p)"]
-    made = [f"v{i}" for i in range(len(names))] + ["l", "q", "r"]
+    lines += ["p = exp(a)", "l = log(p)", "m = log1p(p)", "q = sqrt(p)", "r = rsqrt(p)"]
+    made = [f"v{i}" for i in range(len(names))] + ["l", "m", "q", "r"]
     results = ", ".join([f"{dtype} B_xE_yz"] * len(made))
     check(body(f"(a: {dtype} B_xE_yz) -> ({results})", *lines, f"return {', '.join(made)}"))
 
@@ -144,6 +154,12 @@ INDEXING = {
     "iota": body("() -> (int32 V, int32 V_xy)", "a: int32 V = iota[V]()", "b: int32 V_xy = iota[V]()", "return a, b"),
     "full": body("() -> (f32 B_xE, bool, f32 B)", "a: f32 B_xE = 0.5", "b: bool = 1", "c: f32 B(partialsum-x) = 0",
                  "d = all_reduce[x](c)", "return a, b, d"),
+    "uniform": body(
+        "(k: uint32 B_x, p: int32 L) -> (f32 B_xLV_yz, f32 LTE_y, f32 BLB2_zV)",
+        "a: f32 B_xLV_yz = uniform[V](k, p)", "b: f32 LTE_y = uniform[TE](3000000000, p)",
+        "m = all_gather[x](k)", "c: f32 BLB2_zV = uniform[B2V](m, p)", "return a, b, c",
+        head=HEAD + "dim B2=2\n",
+    ),
     "take": body("(a: f32 B_xE) -> (f32 B_xE, f32 B_x)", "r = take[E 3:9](a)", "one = take[E, 5](a)",
                  "b = concat[E](a, r)", "c = take[E 6:22](b)", "return c, one"),
     "concat": body("(a: f32 B_xE, b: f32 B_xE) -> f32 B_xE",

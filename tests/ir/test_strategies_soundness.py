@@ -59,7 +59,7 @@ def _f(*rows: str) -> tuple[tuple[str, DType], ...]:
 TWO = Number("2")
 FUNCTIONS = (
     ops.Gelu(), ops.Gelu("tanh"), ops.Silu(), ops.Relu(), ops.Exp(), ops.Tanh(), ops.Sigmoid(), ops.Cos(), ops.Sin(),
-    ops.Abs(), ops.Log(), ops.Sqrt(), ops.Rsqrt(), ops.Neg(),
+    ops.Abs(), ops.Log(), ops.Log1p(), ops.Sqrt(), ops.Rsqrt(), ops.Neg(),
 )  # fmt: skip
 CASES = (
     *(Case(function, _f("AB")) for function in FUNCTIONS),
@@ -85,6 +85,8 @@ CASES = (
     Case(ops.Convert(DType.F32), (("AB", I),)),
     Case(ops.Convert(DType.F32), (("AB", N),)),
     Case(ops.Convert(DType.INT32), (("AB", DType.INT8),)),
+    Case(ops.Bitcast(DType.UINT32), _f("AB")),
+    Case(ops.Bitcast(DType.F32), (("AB", I),)),
     Case(ops.Contract(("B",)), _f("AB", "BD")),
     Case(ops.Contract(("B", "D")), _f("ABD", "DBA")),
     Case(ops.Contract(()), _f("A", "D")),
@@ -106,6 +108,8 @@ CASES = (
     Case(ops.Lookup("V"), (("VA", N), ("B", I)), int_bounds=(0, 12)),
     Case(ops.Alias(), (("AB", N),)),
     Case(ops.Iota("T")),
+    Case(ops.Uniform(("V",)), (("A", I), ("BA", DType.UINT32)), (0, 2**32), (-(2**31), 2**31)),
+    Case(ops.Uniform(("V", "B")), (("A", I), Number("3"))),
     Case(ops.Full(("A", "B"), F), (Number("0"),)),
     Case(ops.Full(("A", "B"), F), (TWO,)),
     Case(ops.Rotary("D"), (("BLD", F), ("", I)), int_bounds=(0, 9)),
@@ -138,8 +142,8 @@ CASES = (
 )
 
 INEXACT = (
-    ops.Gelu, ops.Silu, ops.Exp, ops.Tanh, ops.Sigmoid, ops.Cos, ops.Sin, ops.Log, ops.Layernorm, ops.Rmsnorm,
-    ops.Softmax, ops.Rotary,
+    ops.Gelu, ops.Silu, ops.Exp, ops.Tanh, ops.Sigmoid, ops.Cos, ops.Sin, ops.Log, ops.Log1p, ops.Layernorm,
+    ops.Rmsnorm, ops.Softmax, ops.Rotary,
 )  # fmt: skip
 """Their sums or functions may differ in the last bit with the arrays' strides; all others must be equal."""
 

@@ -137,7 +137,11 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str = "1GB") -> Path:
-    """Saves a checkpoint whose every weight, biases and norms included, is random; its folder."""
+    """Saves a checkpoint whose every weight, biases and norms included, is random; its folder.
+
+    Scales of norms are around 1, all else is around 0: an offset of one sign would outweigh the tokens' embeddings,
+    and every prompt would continue alike.
+    """
     import torch
     import transformers
 
@@ -147,7 +151,7 @@ def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str 
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name or ".ln_" in parameter_name:
+            if parameter_name.endswith("weight") and ("norm" in parameter_name or ".ln_" in parameter_name):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.2)

@@ -1,0 +1,1 @@
+"""Text from compiled models: sampling, batches of prompts, and the engine that runs them."""

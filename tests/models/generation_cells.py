@@ -1,0 +1,92 @@
+"""What is generated to compare with transformers: all combinations, and a few that cover every pair of choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from models.checkpoints import ARCHITECTURES, CHECKPOINTS
+
+from shardwright.ir.mesh import Mesh
+from shardwright.models.layouts import PRESETS, AttentionOver
+
+MESHES = (Mesh.of(x=1), Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2))
+ATTENTION: tuple[AttentionOver, ...] = ("head", "batch")
+VARIANTS = tuple(name for name in CHECKPOINTS if name not in ARCHITECTURES)
+"""Further checkpoints of the same architectures."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of everything: `layout` is that of decode and of the stored weights, `prefill` that of prefill."""
+
+    checkpoint: str
+    layout: str
+    attention: AttentionOver
+    mesh: Mesh
+    prefill: str
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint} {self.layout} {self.attention} {self.mesh}, prefill {self.prefill}"
+
+
+Pair = tuple[int, object, int, object]
+"""Two fields of a cell by their numbers, each with its value."""
+
+
+def prefills(layout: str) -> list[str]:
+    """The presets that store weights as `layout` does, so that prefill may have them: itself first."""
+    alike = [name for name, preset in PRESETS.items() if preset.weights == PRESETS[layout].weights]
+    return [layout, *(name for name in alike if name != layout)]
+
+
+def choices(checkpoint: str) -> Iterator[Cell]:
+    """Every cell of one checkpoint."""
+    for layout, attention, mesh in product(PRESETS, ATTENTION, MESHES):
+        for prefill in prefills(layout):
+            yield Cell(checkpoint, layout, attention, mesh, prefill)
+
+
+def matrix() -> list[Cell]:
+    """Every architecture with every preset, attention and mesh: prefill in the same preset, and where there are
+    others that store weights alike, in one of them, which takes turns. Variants with every preset, all else in turn."""
+    cells: list[Cell] = []
+    for i, checkpoint in enumerate(ARCHITECTURES):
+        for layout, (j, attention), (k, mesh) in product(PRESETS, enumerate(ATTENTION), enumerate(MESHES)):
+            same, *others = prefills(layout)
+            cells.append(Cell(checkpoint, layout, attention, mesh, same))
+            if others:
+                cells.append(Cell(checkpoint, layout, attention, mesh, others[(i + j + k) % len(others)]))
+    for i, checkpoint in enumerate(VARIANTS):
+        for j, layout in enumerate(PRESETS):
+            prefill = prefills(layout)[(i + j) % len(prefills(layout))]
+            cells.append(Cell(checkpoint, layout, ATTENTION[(i + j) % 2], MESHES[(i + j // 2) % 4], prefill))
+    return cells
+
+
+def pairs(cell: Cell) -> set[Pair]:
+    """All pairs of choices that the cell makes."""
+    fields = enumerate((cell.checkpoint, cell.layout, cell.attention, str(cell.mesh), cell.prefill))
+    return {(i, a, j, b) for (i, a), (j, b) in combinations(fields, 2)}
+
+
+def pairwise() -> list[Cell]:
+    """Few cells, such that each pair of choices that any cell of `ARCHITECTURES` makes is in one of them.
+
+    One for each architecture with each preset, then for what is left. Each is the cell with most pairs that those
+    before it lack, among equals the one of fewest chips, which compiles fastest.
+    """
+    everything = [cell for checkpoint in ARCHITECTURES for cell in choices(checkpoint)]
+    missing = {pair for cell in everything for pair in pairs(cell)}
+    made: list[Cell] = []
+
+    def add(candidates: list[Cell]) -> None:
+        made.append(max(candidates, key=lambda cell: (len(pairs(cell) & missing), -cell.mesh.n_chips)))
+        missing.difference_update(pairs(made[-1]))
+
+    for checkpoint, layout in product(ARCHITECTURES, PRESETS):
+        add([cell for cell in everything if (cell.checkpoint, cell.layout) == (checkpoint, layout)])
+    while missing:
+        add(everything)
+    return made
