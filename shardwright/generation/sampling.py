@@ -93,7 +93,7 @@ func sample{suffix}(
   coarse_sum: {uint32} = sum[V](coarse)
   rest_sum: {uint32} = sum[V](rest)
   total = convert[f32](coarse_sum) + convert[f32](rest_sum) / {half}
-  mass: {ranks} = convert[uint32](weight * ({unit}.0 / total))
+  mass: {ranks} = convert[uint32](weight * ({unit}.0 / total) + 0.5)
   mass_sum: {uint32} = sum[V](mass)
 
   # The least rank above which less than top_p of the probability lies.
