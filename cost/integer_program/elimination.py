@@ -1,0 +1,193 @@
+"""Eliminating nodes one by one: exact minima and min-marginals where the graph is narrow, lower bounds where it is not.
+
+Taking out a node joins its neighbours in a table of the least costs over its strategies (bucket elimination,
+Dechter 1999): dynamic programming on a tree decomposition of the graph. A node whose table would exceed a limit
+has its tables split over several copies of it, each minimised apart (mini-buckets, Dechter and Rish 2003); the
+result is then a lower bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats
+
+MOST_ENTRIES = 1 << 22
+"""Of one table, by default."""
+
+
+@dataclass(frozen=True)
+class Clique:
+    """A node with the later ones that its table joins; `over` are those, and the table is [node, *over]."""
+
+    node: int
+    over: tuple[int, ...]
+    edges: tuple[int, ...]
+    """Edges of the graph whose costs enter here."""
+    parts: tuple[int, ...]
+    """Cliques eliminated before whose result enters here."""
+    first: bool
+    """Whether the node's own costs enter here (they do in one of its copies)."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a graph is eliminated: cliques in their order. `exact` says that no node was copied."""
+
+    sizes: tuple[int, ...]
+    cliques: tuple[Clique, ...]
+    exact: bool
+
+    @staticmethod
+    def of(sizes: Sequence[int], edges: Sequence[Edge], most: int = MOST_ENTRIES) -> Order:
+        """Nodes with the least table first."""
+        return _Ordering(sizes, edges, most).run()
+
+
+class _Ordering:
+    def __init__(self, sizes: Sequence[int], edges: Sequence[Edge], most: int) -> None:
+        self.sizes, self.edges, self.most = tuple(sizes), edges, most
+        self.around: list[set[int]] = [set() for _ in sizes]
+        self.tables: list[list[tuple[str, int, frozenset[int]]]] = [[] for _ in sizes]
+        for number, edge in enumerate(edges):
+            self.around[edge.a].add(edge.b)
+            self.around[edge.b].add(edge.a)
+            table = ("edge", number, frozenset((edge.a, edge.b)))
+            self.tables[edge.a].append(table)
+            self.tables[edge.b].append(table)
+
+    def size(self, nodes: frozenset[int] | set[int]) -> float:
+        return float(np.prod([float(self.sizes[n]) for n in nodes]))
+
+    def run(self) -> Order:
+        queue = [(self.size(self.around[n]), n) for n in range(len(self.sizes))]
+        heapq.heapify(queue)
+        gone = [False] * len(self.sizes)
+        cliques: list[Clique] = []
+        exact = True
+        while queue:
+            size, node = heapq.heappop(queue)
+            if gone[node] or size != self.size(self.around[node]):
+                continue
+            gone[node] = True
+            groups = self.groups(node)
+            exact &= len(groups) == 1
+            for number, group in enumerate(groups):
+                over = tuple(sorted({n for table in group for n in table[2]} - {node}))
+                at = len(cliques)
+                edges = tuple(t[1] for t in group if t[0] == "edge")
+                parts = tuple(t[1] for t in group if t[0] == "clique")
+                cliques.append(Clique(node, over, edges, parts, number == 0))
+                made = ("clique", at, frozenset(over))
+                for n in over:
+                    self.tables[n] = [t for t in self.tables[n] if t not in group]
+                    self.tables[n].append(made)
+            for n in self.around[node]:
+                self.around[n] = {m for t in self.tables[n] for m in t[2]} - {n}
+                heapq.heappush(queue, (self.size(self.around[n]), n))
+        return Order(self.sizes, tuple(cliques), exact)
+
+    def groups(self, node: int) -> list[list[tuple[str, int, frozenset[int]]]]:
+        """The tables around a node, together if their join is small enough, else in as few joins as first fit."""
+        tables = self.tables[node]
+        if self.size(self.around[node] | {node}) <= self.most or not tables:
+            return [list(tables)]
+        groups: list[tuple[set[int], list[tuple[str, int, frozenset[int]]]]] = []
+        for table in sorted(tables, key=lambda t: (-self.size(t[2]), t[0], t[1])):
+            for scope, members in groups:
+                if self.size(scope | table[2]) <= self.most:
+                    scope.update(table[2])
+                    members.append(table)
+                    break
+            else:
+                groups.append((set(table[2]), [table]))
+        return [members for _, members in groups]
+
+
+def _aligned(array: Floats, axes: Sequence[int], scope: Sequence[int]) -> Floats:
+    """An array over `axes` (nodes), transposed and widened so that it broadcasts over `scope`."""
+    order = sorted(range(len(axes)), key=lambda k: scope.index(axes[k]))
+    shape = [1] * len(scope)
+    for k in order:
+        shape[scope.index(axes[k])] = array.shape[k]
+    return array.transpose(order).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Upward:
+    """The result of eliminating everything: the least cost, and the tables for reading more from."""
+
+    order: Order
+    least: float
+    tables: list[Floats]
+    messages: list[Floats]
+
+    def choice(self) -> Choice:
+        """The cheapest choice, the earlier strategy of equal ones; from a lower bound, one that may cost more."""
+        chosen = [-1] * len(self.order.sizes)
+        for clique, table in zip(reversed(self.order.cliques), reversed(self.tables), strict=True):
+            if clique.first:
+                chosen[clique.node] = int(np.argmin(table[(slice(None), *(chosen[n] for n in clique.over))]))
+        return tuple(chosen)
+
+    def min_marginals(self, edges: Sequence[Edge]) -> tuple[list[Floats], list[Floats]]:
+        """For each strategy of a node, and each pair of an edge, the least cost of a choice with it.
+
+        A lower bound of that where the order gives one.
+        """
+        pairs = [edge.costs for edge in edges]
+        cliques = self.order.cliques
+        parent = {part: at for at, clique in enumerate(cliques) for part in clique.parts}
+        down: dict[int, Floats] = {}
+        found: list[Floats | None] = [None] * len(self.order.sizes)
+        for at in range(len(cliques) - 1, -1, -1):
+            clique, table = cliques[at], self.tables[at]
+            scope = (clique.node, *clique.over)
+            others = down.pop(at) if at in parent else np.float64(self.least - float(self.messages[at]))
+            belief = table + others
+            own = belief.reshape(len(belief), -1).min(axis=1)
+            before = found[clique.node]
+            # Each copy of a node gives a bound of its own.
+            found[clique.node] = own if before is None else np.maximum(before, own)
+            for number in clique.edges:
+                edge = edges[number]
+                rest = tuple(k for k, n in enumerate(scope) if n not in (edge.a, edge.b))
+                least = belief.min(axis=rest)
+                pairs[number] = least if scope.index(edge.a) < scope.index(edge.b) else least.T
+            for part in clique.parts:
+                over, message = cliques[part].over, self.messages[part]
+                away = tuple(k for k, n in enumerate(scope) if n not in over)
+                kept = [n for n in scope if n in over]
+                rest = belief.min(axis=away) if away else belief
+                message = message.transpose([over.index(n) for n in kept])
+                with np.errstate(invalid="ignore"):
+                    rest = np.where(np.isfinite(message), rest - message, np.inf)
+                down[part] = rest.transpose([kept.index(n) for n in over])
+        return [np.zeros(0) if own is None else own for own in found], pairs
+
+
+def eliminate(order: Order, costs: Sequence[Floats], edges: Sequence[Edge]) -> Upward:
+    """The least sum of the costs of nodes and edges, infinite where nothing is allowed."""
+    tables: list[Floats] = []
+    messages: list[Floats] = []
+    least = 0.0
+    for clique in order.cliques:
+        scope = (clique.node, *clique.over)
+        table = np.zeros([order.sizes[n] for n in scope])
+        if clique.first:
+            table += _aligned(costs[clique.node], (clique.node,), scope)
+        for number in clique.edges:
+            edge = edges[number]
+            table += _aligned(edge.costs, (edge.a, edge.b), scope)
+        for part in clique.parts:
+            table += _aligned(messages[part], order.cliques[part].over, scope)
+        message = table.min(axis=0)
+        if not clique.over:
+            least += float(message)
+        tables.append(table)
+        messages.append(message)
+    return Upward(order, least, tables, messages)

@@ -1,0 +1,165 @@
+"""Reading and writing problems as the JSON of the IOPDDL benchmark (ASPLOS 2025 contest, github.com/google/iopddl).
+
+    {"problem": {"name": "two",
+                 "nodes": {"intervals": [[0, 2], [1, 3]], "costs": [[15, 20], [0, 5]], "usages": [[10, 4], [8, 2]]},
+                 "edges": {"nodes": [[0, 1]], "costs": [[0, 7, 7, 0]]},
+                 "usage_limit": 15}}
+
+A node is alive from the start of its interval to just before the end. An edge's costs are those of the pairs of
+strategies, the second node's running fastest. Without `usage_limit` memory is not limited.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from shardwright.cost.integer_program.problem import LARGEST, Edge, Floats, Problem
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
+
+
+def read_problem(path: str | Path) -> Problem:
+    """The problem in a file. Raises a `DiagnosticError` that says what in it is wrong, OSError as `open` does."""
+    source = Path(path)
+    with located(Source(str(source), "")):
+        try:
+            value: object = json.loads(source.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            span = Span(error.lineno, error.colno, error.lineno, error.colno + 1)
+            raise fault("bad-problem", f"this is not JSON: {error.msg}", span) from None
+        except (UnicodeDecodeError, RecursionError):
+            raise fault("bad-problem", "this is not JSON text") from None
+        return problem_of(value)
+
+
+def problem_of(value: object) -> Problem:
+    """The problem that a JSON value says. Raises a `DiagnosticError` that names the key and the number of the node."""
+    whole = _table(value, "the file", "problem")
+    problem = _table(whole["problem"], '"problem"', "nodes", "edges")
+    nodes = _table(problem["nodes"], '"nodes"', "intervals", "costs", "usages")
+    costs = tuple(
+        _numbers(row, f'"costs" of node {i}', forbidding=True) for i, row in enumerate(_list(nodes["costs"], '"costs"'))
+    )
+    usages = tuple(_numbers(row, f'"usages" of node {i}') for i, row in enumerate(_list(nodes["usages"], '"usages"')))
+    intervals = tuple(_interval(row, i) for i, row in enumerate(_list(nodes["intervals"], '"intervals"')))
+    if not len(costs) == len(usages) == len(intervals):
+        raise _wrong(
+            f'"nodes" has {len(intervals)} intervals, {len(costs)} rows of costs and {len(usages)} of usages',
+            "each node has one of each",
+        )
+    for i, (cost, usage) in enumerate(zip(costs, usages, strict=True)):
+        if len(cost) == 0:
+            raise _wrong(f"node {i} has no strategy", "each node has at least one")
+        if len(cost) != len(usage):
+            raise _wrong(f"node {i} has {len(cost)} costs and {len(usage)} usages", "each strategy has one of each")
+        if (usage < 0).any():
+            raise _wrong(f"node {i} has a usage below 0")
+    edges = _edges(_table(problem["edges"], '"edges"', "nodes", "costs"), costs)
+    limit = problem.get("usage_limit")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
+        raise _wrong(f'"usage_limit" is {_shown(limit)}, not a number from 0 on')
+    name = problem.get("name", "")
+    return Problem(str(name), intervals, costs, usages, edges, None if limit is None else float(limit))
+
+
+def to_json(problem: Problem) -> dict[str, Any]:
+    """The JSON value of a problem; infinite costs as the largest 64-bit integer."""
+
+    def numbers(array: Floats) -> list[int | float]:
+        return [
+            2**63 - 1 if math.isinf(x) else int(x) if x.is_integer() else x for x in map(float, array.ravel().tolist())
+        ]
+
+    body: dict[str, Any] = {
+        "name": problem.name,
+        "nodes": {
+            "intervals": [list(interval) for interval in problem.intervals],
+            "costs": [numbers(costs) for costs in problem.costs],
+            "usages": [numbers(usages) for usages in problem.usages],
+        },
+        "edges": {
+            "nodes": [[edge.a, edge.b] for edge in problem.edges],
+            "costs": [numbers(edge.costs) for edge in problem.edges],
+        },
+    }
+    if problem.usage_limit is not None:
+        limit = problem.usage_limit
+        body["usage_limit"] = int(limit) if limit.is_integer() else limit
+    return {"problem": body}
+
+
+def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[Edge, ...]:
+    ends, tables = _list(edges["nodes"], '"nodes" of "edges"'), _list(edges["costs"], '"costs" of "edges"')
+    if len(ends) != len(tables):
+        raise _wrong(f'"edges" has {len(ends)} pairs of nodes and {len(tables)} rows of costs')
+    made: list[Edge] = []
+    for number, (pair, row) in enumerate(zip(ends, tables, strict=True)):
+        found = cast("list[object]", pair) if isinstance(pair, list) else []
+        if len(found) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in found):
+            raise _wrong(f"edge {number} joins {_shown(cast('object', pair))}, not two nodes")
+        a, b = (int(cast("int", n)) for n in found)
+        for node in (a, b):
+            if not 0 <= node < len(costs):
+                raise _wrong(f"edge {number} joins node {node}, and there are {len(costs)} nodes, from 0 on")
+        table = _numbers(row, f"the costs of edge {number}", forbidding=True)
+        if table.size != len(costs[a]) * len(costs[b]):
+            raise _wrong(
+                f"edge {number} has {table.size} costs for {len(costs[a])} x {len(costs[b])} pairs of strategies"
+            )
+        if a == b:  # both ends take one strategy: a cost of the node
+            table = np.diag(table.reshape(len(costs[a]), len(costs[a])))
+            costs[a][:] += table
+            continue
+        made.append(Edge(a, b, table.reshape(len(costs[a]), len(costs[b]))))
+    return tuple(made)
+
+
+def _numbers(value: object, what: str, *, forbidding: bool = False) -> Floats:
+    """Numbers as floats; with `forbidding`, those beyond what sums exactly become infinite."""
+    row = _list(value, what)
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in row):
+        bad = next(x for x in row if isinstance(x, bool) or not isinstance(x, (int, float)))
+        raise _wrong(f"{what} has {_shown(bad)}, not a number")
+    array = np.array([min(x, LARGEST) for x in row], np.float64)
+    if np.isnan(array).any() or np.isneginf(array).any():
+        raise _wrong(f"{what} has a number that is not finite")
+    if forbidding:
+        array[array >= LARGEST] = np.inf
+    return array
+
+
+def _interval(value: object, node: int) -> tuple[int, int]:
+    row = cast("list[object]", value) if isinstance(value, list) else []
+    if len(row) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in row):
+        raise _wrong(f"the interval of node {node} is {_shown(cast('object', value))}, not two whole numbers")
+    start, end = (int(cast("int", x)) for x in row)
+    return start, end
+
+
+def _table(value: object, what: str, *keys: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(f"{what} is {_shown(value)}, not an object")
+    table = cast("dict[str, Any]", value)
+    for key in keys:
+        if key not in table:
+            raise _wrong(f'{what} has no "{key}"')
+    return table
+
+
+def _list(value: object, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _wrong(f"{what} is {_shown(value)}, not a list")
+    return cast("list[Any]", value)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _wrong(message: str, *notes: str) -> DiagnosticError:
+    return fault("bad-problem", message, NOWHERE, *notes)

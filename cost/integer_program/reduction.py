@@ -1,0 +1,118 @@
+"""Making a problem smaller and keeping a best choice: without strategies that cannot be or that others dominate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
+
+MOST_COMPARISONS = 1 << 26
+"""Pairs of strategies times those at the other end of an edge: beyond it an edge is not looked through."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A problem with fewer strategies, and which ones of the original they are."""
+
+    problem: Problem
+    kept: tuple[NDArray[np.int64], ...]
+
+    def original(self, choice: Choice) -> Choice:
+        """A choice of the reduced problem as one of the original."""
+        return tuple(int(kept[s]) for kept, s in zip(self.kept, choice, strict=True))
+
+    def restricted(self, keep: Sequence[NDArray[np.bool_]]) -> Reduced:
+        """With only the strategies that are marked, of each node."""
+        return Reduced(restrict(self.problem, keep), tuple(k[m] for k, m in zip(self.kept, keep, strict=True)))
+
+
+def reduce(problem: Problem) -> Reduced:
+    """The problem with one edge for each pair of nodes, without strategies that cannot be or need not be chosen.
+
+    A node without strategies in the result says that nothing can be chosen.
+    """
+    made = Reduced(_merged(problem), tuple(np.arange(len(costs)) for costs in problem.costs))
+    while True:
+        made = made.restricted(_possible(made.problem))
+        if not all(len(costs) for costs in made.problem.costs):
+            return made
+        keep = _undominated(made.problem)
+        if all(bool(marks.all()) for marks in keep):
+            return made
+        made = made.restricted(keep)
+
+
+def restrict(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
+    """The problem with only the strategies that are marked, of each node."""
+    if all(bool(marks.all()) for marks in keep):
+        return problem
+    return replace(
+        problem,
+        costs=tuple(costs[marks] for costs, marks in zip(problem.costs, keep, strict=True)),
+        usages=tuple(usages[marks] for usages, marks in zip(problem.usages, keep, strict=True)),
+        edges=tuple(replace(e, costs=e.costs[np.ix_(keep[e.a], keep[e.b])]) for e in problem.edges),
+    )
+
+
+def _merged(problem: Problem) -> Problem:
+    edges: dict[tuple[int, int], Floats] = {}
+    for edge in problem.edges:
+        pair = (min(edge.a, edge.b), max(edge.a, edge.b))
+        costs = edge.costs if pair == (edge.a, edge.b) else edge.costs.T
+        edges[pair] = edges[pair] + costs if pair in edges else costs
+    kept = tuple(Edge(a, b, costs) for (a, b), costs in edges.items() if costs.any())
+    return replace(problem, edges=kept)
+
+
+def _possible(problem: Problem) -> list[NDArray[np.bool_]]:
+    """Strategies whose cost is finite with some strategy at the other end of each edge."""
+    keep = [np.isfinite(costs) for costs in problem.costs]
+    changed = True
+    while changed:
+        changed = False
+        for edge in problem.edges:
+            for node, other, costs in ((edge.a, edge.b, edge.costs), (edge.b, edge.a, edge.costs.T)):
+                alone = keep[node] & ~np.isfinite(costs[:, keep[other]]).any(axis=1)
+                if alone.any():
+                    keep[node] &= ~alone
+                    changed = True
+    return keep
+
+
+def _undominated(problem: Problem) -> list[NDArray[np.bool_]]:
+    """Strategies without another of the same node that costs no more whatever the neighbours do, and no more memory.
+
+    Of equal ones the first stays. Nodes are looked at one by one and a neighbour that lost strategies counts as it is
+    then, so that what two nodes lose at once is never more than one after the other would lose.
+    """
+    keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
+    around: list[list[Floats]] = [[] for _ in problem.costs]
+    ends: list[list[int]] = [[] for _ in problem.costs]
+    for edge in problem.edges:
+        around[edge.a].append(edge.costs)
+        ends[edge.a].append(edge.b)
+        around[edge.b].append(edge.costs.T)
+        ends[edge.b].append(edge.a)
+    for node, costs in enumerate(problem.costs):
+        n = len(costs)
+        if n == 1 or any(n * n * table.shape[1] > MOST_COMPARISONS for table in around[node]):
+            continue
+        worse = costs[:, None] - costs[None, :]  # at least, of the first over the second
+        for table, other in zip(around[node], ends[node], strict=True):
+            now = table[:, keep[other]]
+            with np.errstate(invalid="ignore"):
+                difference = now[:, None, :] - now[None, :, :]
+            difference[np.isposinf(now)[:, None, :] & np.ones((1, n, 1), np.bool_)] = np.inf
+            worse = worse + difference.min(axis=2)
+        dominated = worse >= 0
+        if len(problem.memory.rows_of[node]):
+            dominated &= problem.usages[node][:, None] >= problem.usages[node][None, :]
+        np.fill_diagonal(dominated, False)
+        both = dominated & dominated.T
+        dominated &= ~both | np.tril(np.ones((n, n), np.bool_), -1)
+        keep[node] = np.logical_not(dominated.any(axis=1))
+    return keep
