@@ -41,6 +41,19 @@ def boxes(extents: Sequence[int], start: int, stop: int) -> Iterator[Index]:
     yield from boxes(extents, last * inner, stop)
 
 
+def pieces(box: Index, most: int) -> Iterator[Index]:
+    """The box cut into boxes of at most `most` elements (one at least), in row-major order."""
+    if math.prod(box_shape(box)) <= max(1, most):
+        yield box
+        return
+    first, *rest = box
+    inner = math.prod(box_shape(tuple(rest)))
+    step = max(1, most // inner) if inner else first.stop - first.start
+    for start in range(first.start, first.stop, step):
+        taken = slice(start, min(start + step, first.stop))
+        yield from ((taken, *inside) for inside in (pieces(tuple(rest), most) if step == 1 else [tuple(rest)]))
+
+
 def whole(extents: Sequence[int]) -> Index:
     """The box that is all of the array."""
     return tuple(slice(0, extent) for extent in extents)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shardwright.ir.index_boxes import Index
@@ -61,6 +62,45 @@ class ArraySource:
 
     def read(self, name: str, index: Index) -> npt.NDArray[Any]:
         return self._arrays[name][index]
+
+
+class DerivedSource(ABC):
+    """A source of the arrays of another, some of which are made anew of those: what a pass does to weights.
+
+    Subclasses `declare` what they make and say in `make` how.
+    """
+
+    def __init__(self, source: WeightSource, dropped: Collection[str] = ()) -> None:
+        """`dropped` are arrays of `source` that are no longer there."""
+        self.source = source
+        self._kept = tuple(name for name in source.names if name not in dropped)
+        self._made: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+
+    def declare(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """An array that `make` gives, perhaps in place of one of `source` with the same name."""
+        self._made[name] = (shape, dtype)
+
+    @abstractmethod
+    def make(self, name: str, index: Index) -> npt.NDArray[Any]:
+        """The box of a declared array."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self._kept, *self._made)))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._made[name][0] if name in self._made else self._of_source(name).shape(name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._made[name][1] if name in self._made else self._of_source(name).dtype(name)
+
+    def read(self, name: str, index: Index) -> npt.NDArray[Any]:
+        return self.make(name, index) if name in self._made else self._of_source(name).read(name, index)
+
+    def _of_source(self, name: str) -> WeightSource:
+        if name not in self._kept:
+            raise KeyError(name)
+        return self.source
 
 
 def as_source(weights: WeightSource | Mapping[str, npt.ArrayLike]) -> WeightSource:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level
+from shardwright.ir.weight_source import WeightSource
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,10 @@ class Pass(ABC):
     @abstractmethod
     def run(self, program: Program) -> Program:
         """The rewritten program. Raises a `DiagnosticError` where the program does not allow it."""
+
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        """The weights of `run(program)`, read from those of `program` as they are asked for.
+
+        The same ones, unless the pass stores weights otherwise.
+        """
+        return source

@@ -10,8 +10,10 @@ from shardwright.ir.operation import Arg, Context, Number, Operand
 from shardwright.ir.ops import Add, Concat, Contract, Convert, Merge, Rename, Split, Take
 from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, Scope, SetState, Statement, Value, names_of
 from shardwright.ir.types import Dim, OpenType, Shape, TensorType
+from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
-from shardwright.passes.packing import PackedGroup, PackedProduct, packed_groups
+from shardwright.passes.packed_weights import PackedWeights
+from shardwright.passes.packing import PackedGroup, PackedProduct, packed_groups, packing
 from shardwright.passes.patterns import sites, use_counts
 
 
@@ -42,14 +44,17 @@ class FuseParallelBlock(Pass):
     So W_Q goes with the feedforward layer's input matrices, and W_K with W_V, also where these are whole. Block by
     block of the digits that the parts share (`by`), so that every part stays on its chip. Where each of two added
     results is demanded split, there are two reduce-scatters before and one after. Weights are packed only where
-    every use of theirs in the program is packed alike. `packing.packing` says which weight
-    goes where, `packing.pack` does it.
+    every use of theirs in the program is packed alike. `packing` says which weight
+    goes where, `pack` does it with arrays.
     """
 
     name: ClassVar[str] = "fuse-parallel-block"
 
     def run(self, program: Program) -> Program:
         return _fused(program, packed_groups(program))
+
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        return PackedWeights(packing(program), source)
 
 
 def _fused(program: Program, groups: Sequence[PackedGroup]) -> Program:

@@ -1,82 +1,22 @@
-"""Packing: which weights of a program can lie in one array, block by block, and the arrays so packed."""
+"""Packing: which weights of a program can lie in one array, block by block."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Add, Contract, Convert
 from shardwright.ir.program import DimInfo, Func, Let, Namer, Program, Scope, Value, names_of
 from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
+from shardwright.passes.packed_weights import Packed, Packing, Part
 from shardwright.passes.patterns import Site, sites, use_counts, weights_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-
-@dataclass(frozen=True)
-class Part:
-    """A weight before it was packed: its dimensions, and those among them that the packed dimension holds."""
-
-    weight: str
-    dims: tuple[str, ...]
-    packed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A packed weight. `blocks` is how many blocks of the packed dimension hold a block of each part, in turn.
-
-    `func` names the function whose parameter it is; None for a weight of the program.
-    """
-
-    name: str
-    func: str | None
-    dims: tuple[str, ...]
-    dim: str
-    by: tuple[str, ...]
-    blocks: int
-    parts: tuple[Part, ...]
-
-
-Packing = tuple[Packed, ...]
-"""Which weights go where."""
 
 
 def packing(program: Program) -> Packing:
     """What `fuse-parallel-block` packs in this program (given as it is before the pass)."""
     return tuple(group.recipe for group in packed_groups(program))
-
-
-def pack(
-    recipe: Packing, arrays: Mapping[str, npt.ArrayLike], func: str | None = None
-) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays with packed ones in place of their parts, global shapes as the program declares them.
-
-    `arrays` are the weights of the program; or with `func` the arguments of that function. KeyError for a part
-    that is not among them.
-    """
-    import numpy as np
-
-    made: dict[str, npt.NDArray[np.generic]] = {name: np.asarray(array) for name, array in arrays.items()}
-    for packed in recipe:
-        if packed.func != func:
-            continue
-        at = packed.dims.index(packed.dim)
-        blocks: list[npt.NDArray[np.generic]] = []
-        for part in packed.parts:
-            array = made.pop(part.weight)
-            wanted = [d for dim in packed.dims for d in (part.packed if dim == packed.dim else (dim,))]
-            array = array.transpose([part.dims.index(dim) for dim in wanted])
-            shape = (*array.shape[:at], packed.blocks, -1, *array.shape[at + len(part.packed) :])
-            blocks.append(array.reshape(shape))
-        whole = np.concatenate(blocks, axis=at + 1)
-        made[packed.name] = whole.reshape(*whole.shape[:at], -1, *whole.shape[at + 2 :])
-    return made
 
 
 # ---------------------------------------------------------------- what is found

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, Split, Sum, Take
 from shardwright.ir.program import Func, Let, Program, Value
 from shardwright.ir.unparse import unparse
+from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.attention_pattern import Attention, attentions
 from shardwright.passes.base import Pass
+from shardwright.passes.padded_weights import PaddedDim, PaddedWeights, Padding
 from shardwright.passes.projections import Dataflow
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -48,31 +47,8 @@ class PadHeads(Pass):
         _require_zeros_to_stay_apart(program, grown)
         return elaborate(unparse(program), dims=grown.sizes) if grown.sizes else program
 
-
-@dataclass(frozen=True)
-class PaddedDim:
-    """How one dimension of an array grows.
-
-    Along dimension number `index` the array consists of `blocks` blocks of `before` elements each, which become
-    `after` elements: the added ones are zeros at the end of each block.
-    """
-
-    index: int
-    blocks: int
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class Padding:
-    """The recipe of a padding: for each weight, state and parameter that grows, its dimensions that do.
-
-    `sizes` are the dimensions' new sizes, `parameters` how many elements the declared weights have more.
-    """
-
-    sizes: Mapping[str, int]
-    arrays: Mapping[str, tuple[PaddedDim, ...]]
-    parameters: int
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        return PaddedWeights(padding(program, self.to), source)
 
 
 def padding(program: Program, to: int) -> Padding:
@@ -99,34 +75,6 @@ def padding(program: Program, to: int) -> Padding:
             )
             parameters += after - value.shape.elements
     return Padding(grown.sizes, arrays, parameters)
-
-
-def pad(recipe: Padding, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays by name as the padded program takes them; those that do not grow are handed on as they are.
-
-    Raises ValueError where an array has another size than the recipe was made for.
-    """
-    import numpy as np
-
-    made = dict(arrays)
-    for name, dims in recipe.arrays.items():
-        if name not in arrays:
-            continue
-        array: npt.NDArray[Any] = arrays[name]
-        for dim in dims:
-            shape = array.shape
-            if shape[dim.index] != dim.blocks * dim.before:
-                raise ValueError(
-                    f"{name} has {shape[dim.index]} elements along its dimension {dim.index},"
-                    f" and the recipe is for {dim.blocks * dim.before}"
-                )
-            before, behind = shape[: dim.index], shape[dim.index + 1 :]
-            padded: npt.NDArray[Any] = np.zeros((*before, dim.blocks, dim.after, *behind), array.dtype)
-            kept = (slice(None),) * (dim.index + 1)
-            padded[(*kept, slice(dim.before))] = array.reshape(*before, dim.blocks, dim.before, *behind)
-            array = padded.reshape(*before, dim.blocks * dim.after, *behind)
-        made[name] = array
-    return made
 
 
 # ---------------------------------------------------------------- which dimensions grow

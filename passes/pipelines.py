@@ -12,6 +12,7 @@ from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
+from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
@@ -57,11 +58,12 @@ EXPLICIT: tuple[Pass, ...] = (
 
 @dataclass(frozen=True)
 class Trace:
-    """What one pass did: the program after it, and the seconds that it took."""
+    """What one pass did: the programs after and before it, and the seconds that it took."""
 
     applied: Pass
     program: Program
     seconds: float
+    before: Program
 
 
 def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
@@ -76,7 +78,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
             program = complete(program)
             verify(program, Level.EXPLICIT)
         began = time.perf_counter()
-        program = applied.run(program)
+        before, program = program, applied.run(program)
         seconds = time.perf_counter() - began
         level = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
         try:
@@ -86,8 +88,20 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
                 raise _unplaced(applied, error) from error
             raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
         if observe is not None:
-            observe(Trace(applied, program, seconds))
+            observe(Trace(applied, program, seconds, before))
     return program
+
+
+def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSource) -> tuple[Program, WeightSource]:
+    """The program after the passes, and its weights, of those of the program before them.
+
+    Nothing is read from `source` yet: what the passes do to weights is done to each part when it is asked for.
+    """
+    traces: list[Trace] = []
+    made = run_passes(program, passes, traces.append)
+    for trace in traces:
+        source = trace.applied.weights(trace.before, source)
+    return made, source
 
 
 def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
@@ -25,12 +25,10 @@ from shardwright.ir.program import (
     names_of,
 )
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType
+from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.patterns import sites, use_counts, weights_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from shardwright.passes.quantized_weights import Quantization, Quantized, QuantizedWeights
 
 
 @dataclass(frozen=True)
@@ -74,72 +72,8 @@ class QuantizeWeights(Pass):
     def run(self, program: Program) -> Program:
         return _quantized(program, quantization(program, self.bits, self.group))
 
-
-@dataclass(frozen=True)
-class Quantized:
-    """How one weight is stored: its integers along `dims`, and the scales along theirs.
-
-    `summed` are the dimensions that its contractions sum over. With `groups`, the last of the others is cut into so
-    many, each with a scale; None where a scale holds for a whole output channel. `func` names the function whose
-    parameter it is; None for a weight of the program.
-    """
-
-    weight: str
-    scale: str
-    func: str | None
-    dims: tuple[str, ...]
-    summed: tuple[str, ...]
-    bits: int
-    grouped: str | None = None
-    groups: int | None = None
-
-    @property
-    def dtype(self) -> DType:
-        return DType.INT8 if self.bits == 8 else DType.INT4
-
-    @property
-    def largest(self) -> int:
-        """The largest integer; the range is symmetric about 0."""
-        return (1 << (self.bits - 1)) - 1
-
-
-Quantization = tuple[Quantized, ...]
-"""How the weights of a program are stored."""
-
-
-def quantize(
-    recipe: Quantization, arrays: Mapping[str, npt.ArrayLike], func: str | None = None
-) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays with integers in place of the weights, and their scales, global shapes as the program declares them.
-
-    `arrays` are the weights of the program; or with `func` the arguments of that function. Integers are in int8
-    also where they are of 4 bits; scales are in float32 for 8 bits and in the weight's format for 4, to which
-    they are rounded before the division. KeyError for a weight that is missing.
-    """
-    import numpy as np
-
-    made: dict[str, npt.NDArray[np.generic]] = {name: np.asarray(array) for name, array in arrays.items()}
-    for entry in recipe:
-        if entry.func != func:
-            continue
-        array = made[entry.weight]
-        values = array.astype(np.float32)
-        shape = values.shape
-        if entry.groups is None or entry.grouped is None:
-            over = tuple(entry.dims.index(dim) for dim in entry.summed)
-        else:
-            at = entry.dims.index(entry.grouped)
-            values = values.reshape(*shape[:at], entry.groups, shape[at] // entry.groups, *shape[at + 1 :])
-            over = (at + 1,)
-        scale = np.abs(values).max(axis=over, keepdims=True) / entry.largest
-        scale = np.where(scale == 0, np.float32(1), scale)
-        if entry.groups is not None:
-            scale = scale.astype(array.dtype)
-        rounded = np.rint(values / scale.astype(np.float32))
-        integers = np.clip(rounded, -entry.largest, entry.largest).astype(np.int8)
-        made[entry.weight] = integers.reshape(shape)
-        made[entry.scale] = scale.squeeze(axis=over)
-    return made
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        return QuantizedWeights(quantization(program, self.bits, self.group), source)
 
 
 # ---------------------------------------------------------------- what is found

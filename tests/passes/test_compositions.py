@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import permutations
 
-import numpy.typing as npt
 import pytest
+from oracles.array_changes import applied
 from oracles.example_programs import load, small
-from oracles.rewritten_programs import Change, largest_error, printed
+from oracles.rewritten_programs import largest_error, printed
 from program_text import program
-
-from shardwright.ir.program import Program
-from shardwright.passes.base import Pass
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packing import pack, packing
-from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.quantize_weights import QuantizeWeights, quantization, quantize
-
-Arrays = Mapping[str, npt.ArrayLike]
 
 BLOCK = """
 mesh x=2 y=2
@@ -40,34 +30,6 @@ func block(x: BLE_xy) -> BLE_xy {
   return y
 }
 """
-
-
-def applied(before: Program, pipeline: str) -> tuple[Program, Change]:
-    """The program after the passes, and what they do to its arrays."""
-    changes: list[Change] = []
-    after = before
-    for made in parse_pipeline(pipeline):
-        changes.append(change_of(made, after))
-        after = run_passes(after, [made])
-
-    def change(arrays: Arrays, func: str | None = None) -> Arrays:
-        for one in changes:
-            arrays = one(arrays, func)
-        return arrays
-
-    return after, change
-
-
-def change_of(made: Pass, before: Program) -> Change:
-    match made:
-        case FuseParallelBlock():
-            recipe = packing(before)
-            return lambda arrays, func=None: pack(recipe, arrays, func)
-        case QuantizeWeights(bits=bits, group=group):
-            stored = quantization(before, bits, group)
-            return lambda arrays, func=None: quantize(stored, arrays, func)
-        case _:
-            return lambda arrays, func=None: arrays
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))), ids=lambda order: "".join(map(str, order)))

@@ -15,7 +15,8 @@ from shardwright.cost.traffic import bytes_received
 from shardwright.ir.ops import AllGather, Contract, ReduceScatter
 from shardwright.ir.program import Let, Program
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packing import Packed, Part, pack, packing
+from shardwright.passes.packed_weights import Packed, Part, pack
+from shardwright.passes.packing import packing
 from shardwright.passes.pipelines import explicit, run_passes
 
 BLOCK = """

@@ -16,7 +16,8 @@ from shardwright.backends.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.attention_over_batch import AttentionOverBatch
-from shardwright.passes.pad_heads import PaddedDim, PadHeads, pad, padding
+from shardwright.passes.pad_heads import PadHeads, padding
+from shardwright.passes.padded_weights import PaddedDim, pad
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 MULTIHEAD = """

@@ -18,7 +18,8 @@ from shardwright.ir.elaborate import elaborate
 from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
 from shardwright.passes.insert_moves import InsertMoves
-from shardwright.passes.pad_heads import pad, padding
+from shardwright.passes.pad_heads import padding
+from shardwright.passes.padded_weights import pad
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 BLOCKS = {

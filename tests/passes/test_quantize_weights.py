@@ -18,9 +18,11 @@ from shardwright.cost.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packing import pack, packing
+from shardwright.passes.packed_weights import pack
+from shardwright.passes.packing import packing
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
-from shardwright.passes.quantize_weights import QuantizeWeights, quantization, quantize
+from shardwright.passes.quantize_weights import QuantizeWeights, quantization
+from shardwright.passes.quantized_weights import quantize
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2

@@ -1,0 +1,47 @@
+"""What passes do to whole arrays of weights, by the functions that follow their recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy.typing as npt
+from oracles.rewritten_programs import Change
+
+from shardwright.ir.program import Program
+from shardwright.passes.base import Pass
+from shardwright.passes.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.packed_weights import pack
+from shardwright.passes.packing import packing
+from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.passes.quantize_weights import QuantizeWeights, quantization
+from shardwright.passes.quantized_weights import quantize
+
+Arrays = Mapping[str, npt.ArrayLike]
+
+
+def applied(before: Program, pipeline: str) -> tuple[Program, Change]:
+    """The program after the passes, and what they do to its arrays."""
+    changes: list[Change] = []
+    after = before
+    for made in parse_pipeline(pipeline):
+        changes.append(change_of(made, after))
+        after = run_passes(after, [made])
+
+    def change(arrays: Arrays, func: str | None = None) -> Arrays:
+        for one in changes:
+            arrays = one(arrays, func)
+        return arrays
+
+    return after, change
+
+
+def change_of(made: Pass, before: Program) -> Change:
+    match made:
+        case FuseParallelBlock():
+            recipe = packing(before)
+            return lambda arrays, func=None: pack(recipe, arrays, func)
+        case QuantizeWeights(bits=bits, group=group):
+            stored = quantization(before, bits, group)
+            return lambda arrays, func=None: quantize(stored, arrays, func)
+        case _:
+            return lambda arrays, func=None: arrays
