@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from shardwright.checking import check
     from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
     from shardwright.cost.traffic import Traffic, bytes_received
+    from shardwright.generation.engine import Completion
+    from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
     from shardwright.resharding import reshard
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
 _HOMES = {
     "Compiled": "shardwright.compiling",
+    "Completion": "shardwright.generation.engine",
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
     "Traffic": "shardwright.cost.traffic",
@@ -29,6 +32,7 @@ _HOMES = {
     "draw": "shardwright.backends.graph",
     "evaluate": "shardwright.backends.reference",
     "explicit": "shardwright.compiling",
+    "generate": "shardwright.generation.generate",
     "load": "shardwright.compiling",
     "print_program": "shardwright.compiling",
     "random_inputs": "shardwright.backends.random_inputs",
@@ -39,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "Compiled",
+    "Completion",
     "Diagnostic",
     "DiagnosticError",
     "Traffic",
@@ -49,6 +54,7 @@ __all__ = [
     "draw",
     "evaluate",
     "explicit",
+    "generate",
     "load",
     "print_program",
     "random_inputs",

@@ -1,0 +1,274 @@
+"""The engine: prompts in, completions out, over rows of a cache that are refilled as texts end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.generation.prefix import shared_prefix
+from shardwright.generation.prompts import Prompt
+from shardwright.generation.settings import Settings
+
+if TYPE_CHECKING:
+    from shardwright.backends.jax.session import Session
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a sample of a prompt. `new_tokens` has the stop token that ended it, if one did.
+
+    With log-probabilities, `logprobs` has one for each new token, `prompt_logprobs` one for each of the prompt's,
+    None for the first, which nothing precedes.
+    """
+
+    prompt: Prompt
+    sample: int
+    new_tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    prompt_logprobs: tuple[float | None, ...] | None = None
+
+
+Observe = Callable[[Prompt, int, int], None]
+"""Told of every new token: the prompt, the number of the sample, the token."""
+
+
+@dataclass
+class _Text:
+    """A text that is being continued in a row of decode."""
+
+    prompt: Prompt
+    sample: int
+    key: int
+    scores: list[float]
+    new: list[int]
+    logprobs: list[float]
+
+    @property
+    def position(self) -> int:
+        """Of the next token."""
+        return len(self.prompt.tokens) + len(self.new)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Prompts that a call of prefill has read to their end, by their rows of prefill, and its logits."""
+
+    rows: tuple[int, ...]
+    logits: Any
+
+
+class Engine:
+    """Continues prompts with the functions of a program (`generation.programs`) over a session.
+
+    Decode has B rows. Prompts are read by prefill, a chunk of each row at a time, in the rows that are free, or, where
+    prefill has rows of its own, there: once for all samples of a prompt, whose rows then adopt its cache. A prefix that
+    all prompts share is read once. When a text ends, its row goes to the next. What comes out for a prompt depends
+    on none of this.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        program = session.program
+        names = {func.name for func in program.funcs}
+        self.scores_prompts = "score" in names
+        reading = program.func("score" if self.scores_prompts else "prefill")
+        rows, self.chunk = (dim.size for dim in reading.params[0].type.dims)
+        self.prefill_rows: int = rows
+        self.rows: int = program.func("decode").params[0].type.dims[0].size
+        self.adopts = "adopt" in names
+
+    def run(
+        self, prompts: Sequence[Prompt], settings: Settings, observe: Observe | None = None
+    ) -> Iterator[Completion]:
+        """The completions of all samples of all prompts, in the order in which they end."""
+        return _Run(self, prompts, settings, observe or _ignore).completions()
+
+
+def _ignore(_prompt: Prompt, _sample: int, _token: int) -> None:
+    pass
+
+
+class _Run:
+    """One run of an engine."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: Settings, observe: Observe) -> None:
+        self.engine = engine
+        self.session = engine.session
+        self.settings = settings
+        self.observe = observe
+        samples = 1 if not settings.max_new_tokens else settings.samples
+        self.waiting = deque((prompt, sample) for prompt in prompts for sample in range(samples))
+        self.texts: list[_Text | None] = [None] * engine.rows
+        self.held: dict[int, tuple[Prompt, Any]] = {}
+        self.scores: dict[int, list[float]] = {}
+        self.prefix_scores: list[float] = []
+        self.prefix = shared_prefix([p.tokens for p in prompts], engine.prefill_rows, engine.chunk)
+        if self.prefix:
+            rows = range(engine.prefill_rows)
+            for _ in self.read(dict.fromkeys(rows, prompts[0]), 0, self.prefix):
+                pass
+            self.prefix_scores = self.scores.get(0, [])
+
+    # ------------------------------------------------------------ the loop
+
+    def completions(self) -> Iterator[Completion]:
+        while self.waiting or any(self.texts):
+            yield from self.fill()
+            if any(self.texts):
+                yield from self.step()
+
+    def free(self) -> list[int]:
+        return [row for row, text in enumerate(self.texts) if text is None]
+
+    def fill(self) -> Iterator[Completion]:
+        """Reads prompts into free rows, if there are enough of them to be worth a call of prefill."""
+        fill = self.fill_by_adoption if self.engine.adopts else self.fill_in_place
+        least = min(max(1, self.engine.prefill_rows // 4), len(self.waiting))
+        while self.waiting and (len(self.free()) >= least or not any(self.texts)):
+            yield from fill(self.free())
+
+    def step(self) -> Iterator[Completion]:
+        """One token more of every text."""
+        ids = np.zeros((self.engine.rows, 1), np.int32)
+        for row, text in enumerate(self.texts):
+            if text is not None:
+                ids[row, 0] = text.new[-1]
+        (logits,) = self.session.run("decode", {"ids": ids})
+        yield from self.choose(logits, [row for row, text in enumerate(self.texts) if text is not None])
+
+    # ------------------------------------------------------------ reading prompts
+
+    def fill_in_place(self, free: Sequence[int]) -> Iterator[Completion]:
+        """Reads prompts in rows of decode, which prefill shares; every sample reads its own."""
+        given = dict(zip(free, [self.waiting.popleft() for _ in free if self.waiting], strict=False))
+        for read in self.read({row: prompt for row, (prompt, _) in given.items()}, self.prefix):
+            for row in read.rows:
+                self.start(row, *given[row], self.scores.get(row, []))
+            yield from self.choose(read.logits, read.rows)
+
+    def fill_by_adoption(self, free: Sequence[int]) -> Iterator[Completion]:
+        """Lets rows of decode adopt prompts that prefill has read, and reads others where none is left."""
+        by_logits: dict[int, tuple[Any, dict[int, int]]] = {}
+        read = {prompt.index: (row, logits) for row, (prompt, logits) in self.held.items()}
+        for row in free:
+            if not self.waiting or self.waiting[0][0].index not in read:
+                break
+            prompt, sample = self.waiting.popleft()
+            source, logits = read[prompt.index]
+            by_logits.setdefault(id(logits), (logits, {}))[1][row] = source
+            self.start(row, prompt, sample, self.scores.get(source, []))
+        for logits, sources in by_logits.values():
+            yield from self.adopt(logits, sources)
+        wanted = {prompt.index for prompt, _ in self.waiting}
+        self.held = {row: held for row, held in self.held.items() if held[0].index in wanted}
+        if not by_logits:
+            self.read_ahead()
+
+    def read_ahead(self) -> None:
+        """Reads the next prompts in the rows of prefill that hold none which is still wanted."""
+        rows = [row for row in range(self.engine.prefill_rows) if row not in self.held]
+        unread = {p.index: p for p, _ in self.waiting if p.index not in {held.index for held, _ in self.held.values()}}
+        given = dict(zip(rows, unread.values(), strict=False))
+        for read in self.read(given, self.prefix):
+            self.held.update({row: (given[row], read.logits) for row in read.rows})
+
+    def adopt(self, logits: Any, sources: Mapping[int, int]) -> Iterator[Completion]:
+        source = np.full(self.engine.rows, -1, np.int32)
+        source[list(sources)] = list(sources.values())
+        (adopted,) = self.session.run("adopt", {"source": source, "logits": logits})
+        yield from self.choose(adopted, list(sources))
+
+    def read(self, prompts: Mapping[int, Prompt], start: int, stop: int | None = None) -> Iterator[_Read]:
+        """Prefill of these rows from the token `start` on, chunk by chunk; gives each row when its last one is read."""
+        engine = self.engine
+        kept = np.full(engine.prefill_rows, -1, np.int32)
+        kept[list(prompts)] = start
+        self.session.run("restart", {"kept": kept})
+        ends = {row: stop or len(prompt.tokens) for row, prompt in prompts.items()}
+        for row in prompts:
+            self.scores[row] = [*self.prefix_scores]
+        for at in range(start, max(ends.values(), default=start), engine.chunk):
+            ids, following = (np.zeros((engine.prefill_rows, engine.chunk), np.int32) for _ in range(2))
+            length = np.zeros(engine.prefill_rows, np.int32)
+            for row, prompt in prompts.items():
+                length[row] = n = min(max(ends[row] - at, 0), engine.chunk)
+                ids[row, :n] = prompt.tokens[at : at + n]
+                after = prompt.tokens[at + 1 : at + n + 1]
+                following[row, : len(after)] = after
+            if engine.scores_prompts:
+                logits = self.scored(prompts, ids, length, following, at)
+            else:
+                (logits,) = self.session.run("prefill", {"ids": ids, "length": length})
+            yield _Read(tuple(row for row, end in ends.items() if at < end <= at + engine.chunk), logits)
+
+    def scored(
+        self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, following: IntArray, at: int
+    ) -> Any:
+        from shardwright.backends.jax.session import fetch
+
+        logits, found = self.session.run("score", {"ids": ids, "length": length, "following": following})
+        scores = fetch(found)
+        for row, prompt in prompts.items():
+            n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at))
+            self.scores[row] += [float(score) for score in scores[row, :n]]
+        return logits
+
+    # ------------------------------------------------------------ choosing tokens
+
+    def start(self, row: int, prompt: Prompt, sample: int, scores: Sequence[float]) -> None:
+        self.texts[row] = _Text(prompt, sample, row_key(self.settings.seed, prompt.index, sample), [*scores], [], [])
+
+    def choose(self, logits: Any, rows: Sequence[int]) -> Iterator[Completion]:
+        """The next token of the texts in these rows, and those that it ends."""
+        settings = self.settings
+        texts = {row: text for row in rows if (text := self.texts[row]) is not None}
+        if settings.max_new_tokens:
+            tokens = self.sampled(logits)
+            if settings.logprobs:
+                (found,) = self.session.call("logprob", {"logits": logits, "token": tokens})
+                for row, text in texts.items():
+                    text.logprobs.append(float(found[row]))
+            for row, text in texts.items():
+                token = int(tokens[row])
+                text.new.append(token)
+                self.observe(text.prompt, text.sample, token)
+        for row, text in texts.items():
+            if len(text.new) == settings.max_new_tokens or text.new[-1] in settings.stop_tokens:
+                self.texts[row] = None
+                yield self.completion(text)
+
+    def sampled(self, logits: Any) -> IntArray:
+        settings, rows = self.settings, self.engine.rows
+        if not settings.temperature:
+            (tokens,) = self.session.call("greedy", {"logits": logits})
+            return tokens
+        keys = [0 if text is None else text.key for text in self.texts]
+        positions = [0 if text is None else text.position for text in self.texts]
+        arguments = {
+            "logits": logits,
+            "key": np.array(keys, np.uint32),
+            "position": np.array(positions, np.int32),
+            "temperature": np.full(rows, settings.temperature, np.float32),
+            "top_k": np.full(rows, settings.top_k, np.int32),
+            "top_p": np.full(rows, settings.top_p, np.float32),
+        }
+        (tokens,) = self.session.call("sample", arguments)
+        return tokens
+
+    def completion(self, text: _Text) -> Completion:
+        if not self.settings.logprobs:
+            return Completion(text.prompt, text.sample, tuple(text.new))
+        given = (None, *text.scores) if self.engine.scores_prompts else None
+        return Completion(text.prompt, text.sample, tuple(text.new), tuple(text.logprobs), given)
+
+
+def row_key(seed: int, index: int, sample: int) -> int:
+    """The key of the random numbers of a sample of a prompt: 32 bits, well mixed."""
+    return int(np.random.SeedSequence([seed, index, sample]).generate_state(1)[0])

@@ -1,0 +1,76 @@
+"""`generate`: from a checkpoint's folder and prompts to completions, with everything chosen that is not given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardwright.generation.plan import WeightFormat
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+
+if TYPE_CHECKING:
+    from shardwright.generation.engine import Completion, Observe
+    from shardwright.models.layouts import AttentionOver
+
+
+def generate(
+    checkpoint: str | Path,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    mesh: Mapping[str, int] | None = None,
+    decode_layout: str = "ws2d",
+    prefill_layout: str | None = None,
+    attention: AttentionOver | None = None,
+    batch: int | None = None,
+    prefill_batch: int | None = None,
+    chunk: int | None = None,
+    cache: int | None = None,
+    dtype: str | None = None,
+    weights: WeightFormat | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    samples: int = 1,
+    stop_tokens: Sequence[int] | None = None,
+    logprobs: bool = False,
+    observe: Observe | None = None,
+) -> list[Completion]:
+    """The completions of prompts, texts or lists of token ids, in their order, with their samples one after the other.
+
+    `stop_tokens` None are the checkpoint's own; `()` goes on to `max_new_tokens`. `mesh` None is all devices at hand.
+    Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
+    """
+    from shardwright.generation.loading import load_engine
+    from shardwright.generation.planning import Options, make_plan
+    from shardwright.generation.stopping import stop_tokens as own_stop_tokens
+    from shardwright.generation.tokenizer import read_tokenizer
+    from shardwright.ir.mesh import Mesh
+    from shardwright.ir.types import DType
+    from shardwright.models.architectures import describe
+    from shardwright.models.config import read_config
+
+    config = read_config(checkpoint)
+    model = describe(config)
+    stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else frozenset(stop_tokens)
+    settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
+    tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
+    made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
+    options = Options(
+        None if mesh is None else Mesh(tuple(mesh.items())),
+        decode_layout,
+        prefill_layout,
+        attention,
+        batch,
+        prefill_batch,
+        chunk,
+        cache,
+        None if dtype is None else DType(dtype),
+        weights,
+    )
+    engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options))
+    done = engine.run(made, settings, observe)
+    return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))

@@ -1,0 +1,63 @@
+"""How a checkpoint is to be compiled for generation: mesh, layouts, rows, cache, number formats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType
+from shardwright.models.layouts import AttentionOver
+
+WeightFormat = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What programs to make of a checkpoint.
+
+    A layout is a preset's name or the path of a `.shard` file with the functions of generation. Decode continues
+    `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
+    own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
+    format to which they are quantized. `scores` asks for log-probabilities of given tokens too, `sampled` for
+    drawing of tokens beside taking the most probable.
+    """
+
+    mesh: Mesh
+    batch: int
+    chunk: int
+    cache: int
+    decode_layout: str = "ws2d"
+    prefill_layout: str | None = None
+    attention: AttentionOver | None = None
+    prefill_batch: int | None = None
+    dtype: DType | None = None
+    weights: WeightFormat | None = None
+    scores: bool = False
+    sampled: bool = True
+
+    @property
+    def read_layout(self) -> str:
+        """The layout of prefill."""
+        return self.prefill_layout or self.decode_layout
+
+
+def is_file(layout: str) -> bool:
+    """Whether a layout is a file, not a preset's name."""
+    return layout.endswith(".shard") or Path(layout).is_file()
+
+
+def default_mesh(devices: int) -> Mesh:
+    """A mesh of all devices: x, and y where there are many.
+
+    The residual stream is split over all of them, the weights over x along E and over y along F and the heads; with
+    F = 4E the fewest bytes move if x is half the square root of their number (Pope et al. 2022, section 3.2.2). The
+    nearest divisor is taken; where one of the two axes would have a single chip, x has all.
+    """
+    best = math.sqrt(devices) / 2
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    x = min(divisors, key=lambda n: (abs(math.log(n / best)), n))
+    sizes = {"x": x, "y": devices // x}
+    return Mesh.of(**sizes) if min(sizes.values()) > 1 else Mesh.of(x=devices)

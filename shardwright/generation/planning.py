@@ -1,0 +1,135 @@
+"""The plan of a run: what is given, and what follows from the devices, the prompts and files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from shardwright.generation.plan import Plan, WeightFormat, default_mesh, is_file
+from shardwright.generation.prompts import Prompt
+from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import NOWHERE, fault, located
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse, read_source
+from shardwright.ir.types import DType
+from shardwright.models.description import Model
+from shardwright.models.layouts import AttentionOver
+
+BATCH, CHUNK = 16, 256
+"""Rows of decode, and tokens of a chunk, at most, where nothing is said."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is given of a `Plan`; None is left to `make_plan`. The mesh of None is that of a file, or all devices."""
+
+    mesh: Mesh | None = None
+    decode_layout: str = "ws2d"
+    prefill_layout: str | None = None
+    attention: AttentionOver | None = None
+    batch: int | None = None
+    prefill_batch: int | None = None
+    chunk: int | None = None
+    cache: int | None = None
+    dtype: DType | None = None
+    weights: WeightFormat | None = None
+
+
+def make_plan(model: Model, prompts: Sequence[Prompt], settings: Settings, options: Options) -> Plan:
+    """A plan on which the prompts can be continued.
+
+    Raises where the cache given, that of a file, or the model's positions are too few for a prompt, at its place.
+    """
+    given = _of_files(options)
+    mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
+    cache = options.cache or given.cache
+    if cache is not None and cache > model.longest:
+        raise fault(
+            "too-long",
+            f"the cache is {cache}, and the model has {model.longest_key}={model.longest}",
+            NOWHERE,
+            f"give --cache {model.longest} or less",
+        )
+    room = cache or model.longest
+    where = "the cache has" if cache else "the model has"
+    for prompt in prompts:
+        check_room(prompt, settings.max_new_tokens, room, where)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    cache = cache or longest + max(0, settings.max_new_tokens - 1)
+    texts = len(prompts) * settings.samples
+    batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
+    own = options.prefill_batch
+    if own is None and settings.samples > 1 and settings.max_new_tokens:
+        own = max(1, min(len(prompts), batch // settings.samples))
+    return Plan(
+        mesh,
+        batch,
+        min(options.chunk or given.chunk or min(longest, CHUNK), cache),
+        cache,
+        options.decode_layout,
+        options.prefill_layout,
+        options.attention,
+        own,
+        options.dtype,
+        options.weights,
+        settings.logprobs,
+        settings.temperature > 0,
+    )
+
+
+def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
+    """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none."""
+    length = len(prompt.tokens)
+    fits = room - length + 1
+    if length > room:
+        raise prompt.fault(
+            "cache-full",
+            f"the prompt has {length} tokens, and {where} {room} positions",
+            "shorten the prompt" + (", or give a larger --cache" if where == "the cache has" else ""),
+        )
+    if new > fits:
+        larger = f", or --cache {length + new - 1}" if where == "the cache has" else ""
+        raise prompt.fault(
+            "cache-full",
+            f"the prompt has {length} tokens and {new} more are wanted, and {where} {room} positions",
+            f"{fits} new tokens fit: give --max-new-tokens {fits}{larger}",
+        )
+
+
+def _even(batch: int, mesh: Mesh, options: Options) -> int:
+    """The batch, made divisible by the chips where it is split over them."""
+    layouts = (options.decode_layout, options.prefill_layout or "")
+    split = options.attention == "batch" or any(layout.startswith("wg") for layout in layouts)
+    return -(-batch // mesh.n_chips) * mesh.n_chips if split else batch
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a layout's file says."""
+
+    mesh: Mesh | None = None
+    batch: int | None = None
+    chunk: int | None = None
+    cache: int | None = None
+
+
+def _of_files(options: Options) -> _Given:
+    files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
+    if not files:
+        return _Given()
+    source = read_source(files[0])
+    with located(source):
+        program = elaborate(parse(source))
+        sizes: Mapping[str, int] = program.sizes()
+        for name in "BLT":
+            if name not in sizes:
+                raise fault(
+                    "no-dimension",
+                    f"there is no dimension {name} here; B is rows, L tokens of a chunk, T positions of the cache",
+                    NOWHERE,
+                    "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
+                )
+    return _Given(program.mesh, sizes["B"], sizes["L"], sizes["T"])

@@ -1,0 +1,208 @@
+"""The program of generation: a model's functions, or a user's, with those that choose tokens beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.generation.plan import Plan, is_file
+from shardwright.generation.sampling import sampling_functions
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse, read_source
+from shardwright.ir.program import Func, Program
+from shardwright.ir.types import DType
+from shardwright.models.architectures import describe
+from shardwright.models.cache_rows import restart
+from shardwright.models.config import Config
+from shardwright.models.importing import import_model
+from shardwright.models.value_types import PROMPTS, SEQUENCES
+from shardwright.models.weight_map import WeightMap, check_map, weight_map
+from shardwright.passes.base import Pass
+from shardwright.passes.pipelines import EXPLICIT, run_passes
+from shardwright.passes.quantize_weights import QuantizeWeights
+
+CHOOSING = ("greedy", "sample", "logprob")
+"""The functions that choose tokens, and the one that says how probable they were."""
+
+_WAY_OUT = "shardwright import CHECKPOINT --cache T -o FILE writes such a program"
+
+
+@dataclass(frozen=True)
+class GenerationProgram:
+    """The program as it is written, before quantization, and as it is compiled; and where its weights come from."""
+
+    surface: Program
+    explicit: Program
+    mapping: WeightMap
+    passes: tuple[Pass, ...]
+
+
+def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
+    """The program before any pass, of one or two presets or files. Raises where they do not go together."""
+    if is_file(plan.decode_layout):
+        source = _source(plan.decode_layout)
+        program = _of_file(source, plan)
+    else:
+        program = _of_presets(config, plan)
+    if plan.read_layout != plan.decode_layout and is_file(plan.read_layout):
+        source = _source(plan.read_layout)
+        with located(source):
+            program = _joined(program, _of_file(source, plan))
+    names = {func.name for func in program.funcs}
+    choosing = {"greedy", "sample"} if plan.sampled else {"greedy"}
+    unused = {*CHOOSING} - choosing - ({"logprob"} if plan.scores else set())
+    if "score" in names and "prefill" in names:
+        unused.add("prefill" if plan.scores else "score")
+    return replace(program, funcs=tuple(func for func in program.funcs if func.name not in unused))
+
+
+def compile_for_generation(config: Mapping[str, Any], plan: Plan) -> GenerationProgram:
+    """The explicit program, with its weights quantized where the plan says so."""
+    surface = surface_program(config, plan)
+    mapping = weight_map(describe(Config(config)))
+    check_map(mapping, surface)
+    passes: tuple[Pass, ...] = ()
+    if plan.weights is not None:
+        passes = (QuantizeWeights(bits=int(plan.weights.removeprefix("int"))),)
+    return GenerationProgram(surface, run_passes(surface, (*passes, *EXPLICIT)), mapping, passes)
+
+
+# ---------------------------------------------------------------- of presets
+
+
+def _of_presets(config: Mapping[str, Any], plan: Plan) -> Program:
+    read = None if is_file(plan.read_layout) else plan.prefill_layout
+    imported = import_model(
+        config,
+        plan.decode_layout,
+        plan.mesh,
+        plan.batch,
+        plan.chunk,
+        plan.dtype,
+        attention=plan.attention,
+        cache=plan.cache,
+        prefill_layout=read,
+        phases=("score" if plan.scores else "prefill", "decode", "restart"),
+        prompts=plan.prefill_batch,
+    )
+    return _with_choosing(Source("<model>", imported.text), None, None)
+
+
+def _with_choosing(source: Source, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None) -> Program:
+    """The program of a text, with the functions that choose tokens, and `restart`, where it lacks them."""
+    program = elaborate(parse(source), mesh, dims)
+    names = {func.name for func in program.funcs}
+    added = ""
+    if "restart" not in names:
+        own = any(value.name == PROMPTS.position for value in program.state)
+        added += "\n" + "\n".join(restart(PROMPTS if own else SEQUENCES)) + "\n"
+    if not names & {*CHOOSING}:
+        logits = program.func("decode").results[0]
+        added += "\n" + sampling_functions(str(logits), logits.shape.size("V"))
+    return elaborate(parse(Source(source.name, source.text + added)), mesh, dims) if added else program
+
+
+# ---------------------------------------------------------------- of files
+
+
+def _source(path: str) -> Source:
+    return read_source(path)
+
+
+def _of_file(source: Source, plan: Plan) -> Program:
+    with located(source):
+        mesh = dict(plan.mesh)
+        sizes = {"B": plan.batch, "L": plan.chunk, "T": plan.cache}
+        _check(elaborate(parse(source), mesh, sizes), plan)
+        return _with_choosing(source, mesh, sizes)
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What generation calls: the parameters by name with their formats and dimensions, and the first result's."""
+
+    text: str
+    params: Mapping[str, tuple[DType, int]]
+    result: tuple[DType, int]
+
+    def fits(self, func: Func) -> bool:
+        found = {value.name: (value.type.dtype, len(value.type.dims)) for value in func.params}
+        results = [(kind.dtype, len(kind.dims)) for kind in func.results]
+        return found == self.params and bool(results) and results[0] == self.result
+
+
+SIGNATURES = {
+    "prefill": _Signature(
+        "func prefill(ids: int32 BL, length: int32 B) -> f32 BV",
+        {"ids": (DType.INT32, 2), "length": (DType.INT32, 1)},
+        (DType.F32, 2),
+    ),
+    "score": _Signature(
+        "func score(ids: int32 BL, length: int32 B, following: int32 BL) -> (f32 BV, f32 BL)",
+        {"ids": (DType.INT32, 2), "length": (DType.INT32, 1), "following": (DType.INT32, 2)},
+        (DType.F32, 2),
+    ),
+    "decode": _Signature(
+        "func decode[L=1](ids: int32 BL) -> f32 BV",
+        {"ids": (DType.INT32, 2)},
+        (DType.F32, 2),
+    ),
+}
+"""The functions of a model that generation calls, as `models.forward` writes them."""
+
+
+def _check(program: Program, plan: Plan) -> None:
+    funcs = {func.name: func for func in program.funcs}
+    for name in ("score" if plan.scores else "prefill", "decode"):
+        wanted = SIGNATURES[name]
+        if name not in funcs:
+            why = " for log-probabilities of given tokens" if name == "score" else ""
+            raise fault(
+                "no-function", f"generation calls {wanted.text}{why}, and there is no {name} here", NOWHERE, _WAY_OUT
+            )
+        if not wanted.fits(funcs[name]):
+            raise fault("wrong-function", f"{name} is not {wanted.text}", funcs[name].span, _WAY_OUT)
+        if "V" not in funcs[name].results[0].names:
+            raise fault("wrong-function", f"the logits of {name} have no dimension V", funcs[name].span, _WAY_OUT)
+    own = {value.name: value for value in program.state}
+    position = own.get(SEQUENCES.position)
+    if position is None or position.type.dtype is not DType.INT32 or len(position.type.dims) != 1:
+        span = NOWHERE if position is None else position.span
+        raise fault("wrong-state", "generation needs state { pos: int32 B }, how full each row is", span, _WAY_OUT)
+
+
+def _joined(decode: Program, prefill: Program) -> Program:
+    """The program of decode with the prefill of another. Raises unless they share mesh, weights and state."""
+    for what, ours, theirs in (
+        ("the mesh", Mesh(decode.mesh.sizes), Mesh(prefill.mesh.sizes)),
+        *_declared("the weight", decode.weights, prefill.weights),
+        *_declared("the state", decode.state, prefill.state),
+    ):
+        if ours != theirs:
+            raise _differ(what, ours, theirs)
+    filling = {name: func for name in ("prefill", "score") for func in prefill.funcs if func.name == name}
+    funcs = tuple(filling.pop(func.name, func) for func in decode.funcs)
+    known = {dim.name for dim in decode.dims}
+    dims = (*decode.dims, *(dim for dim in prefill.dims if dim.name not in known))
+    return replace(decode, dims=dims, funcs=funcs)
+
+
+def _declared(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[str, object, object]]:
+    other = {value.name: value.type for value in theirs}
+    mine = {value.name: value.type for value in ours}
+    return [(f"{what} {name}", mine.get(name), other.get(name)) for name in {**mine, **other}]
+
+
+def _differ(what: str, ours: object, theirs: object) -> DiagnosticError:
+    def said(value: object) -> str:
+        return "missing" if value is None else str(value)
+
+    return fault(
+        "layouts-differ",
+        f"{what} is {said(theirs)} here, and {said(ours)} in the decode layout; the two are stored once",
+        NOWHERE,
+        "give both functions the same declarations, in one file or two",
+    )

@@ -1,0 +1,163 @@
+"""Prompts: reading them from JSON lines or from words, and what is at fault in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, Span, fault
+
+WRITTEN = ("index", "sample", "new_tokens", "text", "logprobs", "prompt_logprobs")
+"""The keys that generation writes beside those of a line, which a line may not have."""
+
+_MOST_FAULTS = 10
+
+_UNPLACED = Source("<prompt>", "")
+
+Encode = Callable[[str], Sequence[int]]
+"""From a text to token ids."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids: the `index`-th, with the keys of its line of input, which are carried to the output.
+
+    `source` and `span` are where it was read, for what is to be said of it.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    source: Source = _UNPLACED
+    span: Span = NOWHERE
+
+    def fault(self, code: str, message: str, *notes: str) -> DiagnosticError:
+        """A diagnostic at the place of the prompt."""
+        error = fault(code, message, self.span, *notes)
+        error.source = self.source
+        return error
+
+
+def read_prompts(source: Source, vocab: int, encode: Encode | None) -> list[Prompt]:
+    """The prompts of JSON lines: each an object with `prompt`, a text, or `tokens`, a list of ids below `vocab`.
+
+    Further keys are kept; empty lines are skipped. Without `encode`, the checkpoint has no tokenizer and takes ids
+    alone. Raises a `DiagnosticError` with the first faults, each with its line.
+    """
+    prompts: list[Prompt] = []
+    found: list[Diagnostic] = []
+    for number, line in enumerate(source.lines, 1):
+        if not line.strip():
+            continue
+        span = Span(number, 1, number, len(line.rstrip("\r")) + 1)
+        try:
+            keys = _object(line, span)
+            prompts.append(Prompt(len(prompts), _tokens(keys, span, vocab, encode), keys, source, span))
+        except DiagnosticError as error:
+            found.extend(error.diagnostics)
+            if len(found) >= _MOST_FAULTS:
+                break
+    if found:
+        raise DiagnosticError(found, source)
+    if not prompts:
+        error = fault("no-prompts", "there is no prompt here", NOWHERE, 'write one on a line: {"prompt": "Once upon"}')
+        error.source = source
+        raise error
+    return prompts
+
+
+def make_prompts(given: Sequence[str | Sequence[int]], vocab: int, encode: Encode | None) -> list[Prompt]:
+    """Prompts of texts or lists of ids, which are named by their numbers, from 1 on, where one is at fault."""
+    prompts: list[Prompt] = []
+    for index, prompt in enumerate(given):
+        source = Source(f"prompt {index + 1}", "")
+        keys: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"tokens": [*map(int, prompt)]}
+        try:
+            prompts.append(Prompt(index, _tokens(keys, NOWHERE, vocab, encode), keys, source))
+        except DiagnosticError as error:
+            error.source = source
+            raise
+    return prompts
+
+
+def read_text(path: str) -> Source:
+    """The text of a file of prompts. Raises where it is not UTF-8, OSError where it cannot be read."""
+    try:
+        return Source(path, Path(path).read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        failed = fault("not-utf8", f"byte {error.start + 1}, 0x{error.object[error.start]:02x}, is not UTF-8 text")
+        failed.source = Source(path, "")
+        raise failed from None
+
+
+def _object(line: str, span: Span) -> dict[str, Any]:
+    try:
+        value: object = json.loads(line, parse_constant=_not_json)
+    except json.JSONDecodeError as error:
+        here = Span(span.line, error.colno, span.line, error.colno + 1)
+        raise fault("bad-line", f"this line is not JSON: {error.msg.lower()}", here, _EXAMPLE) from None
+    except (ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
+        raise fault("bad-line", f"this line is not JSON that can be read: {what}", span) from None
+    if not isinstance(value, dict):
+        raise fault("bad-line", "this line is not a JSON object", span, _EXAMPLE)
+    keys = cast("dict[str, Any]", value)
+    for key in WRITTEN:
+        if key in keys:
+            raise fault("bad-line", f"the key {key} is one that is written for each prompt", span, "rename it")
+    return keys
+
+
+_EXAMPLE = 'a line is like {"prompt": "Once upon"} or {"tokens": [1, 2, 3]}'
+
+
+def _not_json(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:
+    if "prompt" in keys and "tokens" in keys:
+        raise fault("bad-prompt", "there are both a prompt and tokens", span, "give one of them")
+    if "prompt" in keys:
+        return _encoded(keys["prompt"], span, vocab, encode)
+    if "tokens" not in keys:
+        raise fault("bad-prompt", "there is neither a prompt nor tokens", span, _EXAMPLE)
+    listed: object = keys["tokens"]
+    if not isinstance(listed, list):
+        raise fault("bad-prompt", "tokens is not a list of token ids", span, _EXAMPLE)
+    items = cast("list[object]", listed)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise fault("bad-prompt", f"{json.dumps(item)} is not a token id", span)
+        if not 0 <= item < vocab:
+            raise fault("bad-prompt", f"token {item} is out of range", span, f"ids are 0 to {vocab - 1}")
+    if not items:
+        raise fault("empty-prompt", "the prompt has no tokens", span, "give at least one, such as the first token's id")
+    return tuple(cast("list[int]", items))
+
+
+def _encoded(text: object, span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:
+    if not isinstance(text, str):
+        raise fault("bad-prompt", f"the prompt is {json.dumps(text)[:60]}, not a text", span, _EXAMPLE)
+    if encode is None:
+        raise fault(
+            "no-tokenizer",
+            "the checkpoint has no tokenizer, which a prompt in words needs",
+            span,
+            "give token ids, or put tokenizer.json into the folder",
+        )
+    tokens = tuple(encode(text))
+    if not tokens:
+        raise fault("empty-prompt", "the prompt has no tokens", span, "give at least one character")
+    beyond = [token for token in tokens if not 0 <= token < vocab]
+    if beyond:
+        raise fault(
+            "bad-tokenizer",
+            f"the tokenizer gives token {beyond[0]}, and the model has {vocab} tokens",
+            span,
+            "the tokenizer in the folder is another model's",
+        )
+    return tokens

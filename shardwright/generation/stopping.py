@@ -1,0 +1,46 @@
+"""The tokens after which a text ends, as a checkpoint names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from shardwright.ir.diagnostics import Source, fault, located
+from shardwright.models.config import shown
+
+FILE = "generation_config.json"
+
+
+def stop_tokens(folder: str | Path, config: Mapping[str, Any]) -> frozenset[int]:
+    """`eos_token_id` of generation_config.json or, where that has none, of the config: one id, several, or none.
+
+    Raises where it is neither, or generation_config.json is no JSON object.
+    """
+    path = Path(folder) / FILE
+    if path.is_file():
+        with located(Source(str(path), "")):
+            keys = _object(path)
+            if keys.get("eos_token_id") is not None:
+                return _ids(keys["eos_token_id"])
+    with located(Source(str(Path(folder) / "config.json"), "")):
+        return _ids(config.get("eos_token_id"))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise fault("bad-config", "this is not a JSON text") from None
+    if not isinstance(value, dict):
+        raise fault("bad-config", f"this is {shown(value)}, not an object")
+    return cast("dict[str, Any]", value)
+
+
+def _ids(value: object) -> frozenset[int]:
+    listed = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    ids = [item for item in listed if isinstance(item, int) and not isinstance(item, bool)]
+    if len(ids) != len(listed):
+        raise fault("bad-config", f"eos_token_id is {shown(cast('object', value))}, not a token id or a list of them")
+    return frozenset(ids)
