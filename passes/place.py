@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -45,29 +46,31 @@ def place(program: Program, options: PlacementOptions) -> tuple[Program, Placeme
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
     them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken.
     """
-    placement = place_layouts(program, options)
-    written = _written(program, placement)
-    try:
-        ChooseDigitOrder(tied=True).run(written)
-    except DigitConflictError as conflict:
-        return min(_without_conflict(program, options, conflict), key=lambda found: found[1].solution.cost)
-    return written, placement
-
-
-def _without_conflict(
-    program: Program, options: PlacementOptions, conflict: DigitConflictError
-) -> list[tuple[Program, Placement]]:
-    found: list[tuple[Program, Placement]] = []
-    for func, result in dict.fromkeys(conflict.statements):
-        origin = _origin(program, func, result)
-        if origin is None or (func, origin) in options.whole_reshapes:
+    first = place_layouts(program, options)
+    open_ones = [(first.solution.cost, 0, options, first)]
+    seen = {options.whole_reshapes}
+    conflict: DigitConflictError | None = None
+    # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
+    while open_ones:
+        _, _, narrowed, placement = heapq.heappop(open_ones)
+        written = _written(program, placement)
+        try:
+            ChooseDigitOrder(tied=True).run(written)
+        except DigitConflictError as found:
+            conflict = conflict or found
+            for func, result in dict.fromkeys(found.statements):
+                origin = _origin(program, func, result)
+                if origin is None or (whole := narrowed.whole_reshapes | {(func, origin)}) in seen:
+                    continue
+                seen.add(whole)
+                with suppress(DiagnosticError):
+                    tried = replace(narrowed, whole_reshapes=whole)
+                    following = place_layouts(program, tried)
+                    heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
             continue
-        narrowed = replace(options, whole_reshapes=options.whole_reshapes | {(func, origin)})
-        with suppress(DiagnosticError):
-            found.append(place(program, narrowed))
-    if not found:
-        raise conflict
-    return found
+        return written, placement
+    assert conflict is not None
+    raise conflict
 
 
 def _origin(program: Program, func: str, result: str) -> str | None:
