@@ -14,10 +14,10 @@ import numpy as np
 
 from shardwright.backends.local_values import Local, Setting, fitting_order
 from shardwright.backends.number_formats import Array, Formats
-from shardwright.ir.digits import Order, local_digits
+from shardwright.ir.digits import Order, local_digits, ordered
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operation
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, ReduceScatter
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, ReduceScatter, Roll
 from shardwright.ir.types import Reduction, State, TensorType
 
 Label = tuple[str, str | int] | str
@@ -132,6 +132,17 @@ def move(value: Local, target: TensorType, setting: Setting) -> Array:
     return opened.closed(target)
 
 
+def roll(operation: Roll, value: Local, setting: Setting) -> Array:
+    """Every chip gets the shard of the chip `shift` places before it, along the axes read as one number."""
+    axes = ordered(setting.order(value.kind, operation.dim), operation.axes)
+    at = [setting.mesh.axes.index(axis) for axis in axes]
+    rest = [i for i in range(value.array.ndim) if i not in at]
+    lead = value.array.transpose(*at, *rest)
+    ring = lead.reshape(-1, *lead.shape[len(at) :])
+    rolled = np.roll(ring, operation.shift, axis=0).reshape(lead.shape)
+    return np.array(rolled.transpose(np.argsort([*at, *rest])), order="C")
+
+
 def _change(opened: Opened, axis: str, before: State, after: State) -> None:
     match before, after:
         case None, None:
@@ -165,6 +176,8 @@ def received_elements(operation: Operation, source: TensorType, target: TensorTy
             return V - V // K
         case AllReduce():
             return -(-2 * V * (K - 1) // K)
+        case Roll():
+            return V if operation.shift % K else 0
         case _:
             return 0
 

@@ -23,22 +23,33 @@ from shardwright.ir.types import DType, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given beside its operation: operands, the type of the result, and where it runs."""
+    """What a kernel is given beside its operation: operands, the types of the results, and where it runs."""
 
     args: Sequence[Argument]
-    result: TensorType
+    results: Sequence[TensorType]
     setting: Setting
 
+    @property
+    def result(self) -> TensorType:
+        return self.results[0]
 
-Kernel = Callable[[Any, Call], Array]
+
+Kernel = Callable[[Any, Call], Array | tuple[Array, ...]]
 
 
-def compute(operation: Operation, args: Sequence[Argument], result: TensorType, setting: Setting) -> Array:
-    """The result of an operation that is no movement: [mesh axes..., local extents], rounded to its format."""
+def compute(
+    operation: Operation, args: Sequence[Argument], results: Sequence[TensorType], setting: Setting
+) -> tuple[Array, ...]:
+    """The results of an operation that is no movement: [mesh axes..., local extents], rounded to their formats."""
     with np.errstate(all="ignore"):
-        made = KERNELS[type(operation)](operation, Call(args, result, setting))
-        made = np.broadcast_to(made, (*setting.mesh_shape, *result.local_shape(setting.mesh)))
-        return setting.formats.round(made, result.dtype)
+        made = KERNELS[type(operation)](operation, Call(args, results, setting))
+        arrays = made if isinstance(made, tuple) else (made,)
+        return tuple(
+            setting.formats.round(
+                np.broadcast_to(array, (*setting.mesh_shape, *kind.local_shape(setting.mesh))), kind.dtype
+            )
+            for array, kind in zip(arrays, results, strict=True)
+        )
 
 
 # ---------------------------------------------------------------- operands
@@ -182,6 +193,28 @@ def _argmax(operation: ops.Argmax, call: Call) -> Array:
     return value.array.argmax(axis=_axis(value.kind, operation.dim, call.setting))
 
 
+def _topk(operation: ops.Topk, call: Call) -> tuple[Array, Array]:
+    value, setting = _tensor(call.args[0]), call.setting
+    at = _axis(value.kind, operation.dim, setting)
+    n, held = _blocks(value.kind, operation.dim, operation.by, setting)
+    if operation.k % n:
+        raise fault("not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}")
+    ids = np.broadcast_to(_positions(value.kind, operation.dim, value.kind.names, setting), value.array.shape)
+    values, ids = (
+        np.moveaxis(_in_blocks(Local(array, value.kind), operation.dim, operation.by, setting), at + 1, -1)
+        for array in (value.array, ids)
+    )
+    keys = (-values,) if value.kind.dtype.is_integer else (-values, ~np.isnan(values))  # the last key counts most
+    first = np.lexsort(keys, axis=-1)[..., : operation.k // n]
+    shape = value.array.shape
+    return tuple(
+        np.moveaxis(np.take_along_axis(array, first, -1), -1, at + 1).reshape(
+            *shape[:at], held * operation.k // n, *shape[at + 1 :]
+        )
+        for array in (values, ids)
+    )
+
+
 def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
     value = _tensor(call.args[0])
     over = _reduce_axes(value, operation.dims, call.setting)
@@ -237,7 +270,8 @@ def _lookup(operation: ops.Lookup, call: Call) -> Array:
     """An index out of range, like one that the chip does not hold, gives zeros."""
     table, ids = _tensor(call.args[0]), _tensor(call.args[1])
     lead = len(call.setting.mesh)
-    local, held = call.setting.locate(table.kind, operation.dim, ids.array)
+    wanted = ids.array % table.kind.shape.size(operation.dim) if operation.wrap else ids.array
+    local, held = call.setting.locate(table.kind, operation.dim, wanted)
     at = aligned(Local(local, ids.kind), call.result.names, lead)[..., None]
     mine = aligned(Local(held, ids.kind), call.result.names, lead)
     rows = aligned(table, (*call.result.names, operation.dim), lead)
@@ -302,6 +336,8 @@ def _update(operation: ops.Update, call: Call) -> Array:
     rows = aligned(new, [(written or operation.dim) if name == operation.dim else name for name in names], lead)
     start = _like(call.args[2], DType.INT32, names, call.setting)
     offset = _positions(cache.kind, operation.dim, names, call.setting) - start
+    if operation.wrap:
+        offset = offset % cache.kind.shape.size(operation.dim)
     at = _axis(cache.kind, operation.dim, call.setting)
     n = rows.shape[at]
     taken = np.take_along_axis(rows, np.clip(offset, 0, n - 1), axis=at)
@@ -412,6 +448,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Max: _max,
     ops.Cumsum: _cumsum,
     ops.Argmax: _argmax,
+    ops.Topk: _topk,
     ops.Layernorm: _layernorm,
     ops.Rmsnorm: _rmsnorm,
     ops.Softmax: _softmax,

@@ -1,13 +1,17 @@
-"""The unsharded meaning of a program: every value one global array, movements and placements without effect."""
+"""The unsharded meaning of a program: every value one global array, movements (`roll` apart) and placements without effect."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import numpy.typing as npt
 
 from shardwright.backends.interpreter import Arrays, Interpreter
 from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Roll
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import TensorType, ValueType
 
@@ -23,6 +27,8 @@ class _Unsharded(Interpreter):
         return self.setting.formats.leave(array, kind.dtype)
 
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
+        if isinstance(statement.operation, Roll):
+            return rolled(statement.operation, value, self.setting)
         return value.array
 
 
@@ -43,3 +49,10 @@ def evaluate(
     func = program.func(func_name)
     setting = Setting(Mesh(()), {}, Formats(precision), program.mesh)
     return _Unsharded(program, func, setting).run(args, weights or {}, state or {})
+
+
+def rolled(operation: Roll, value: Local, setting: Setting) -> Array:
+    """What `roll` means unsharded: the dimension's K blocks moved on by `shift`, K the chips along its axes."""
+    at = value.kind.names.index(operation.dim)
+    K = math.prod(setting.axis_sizes[axis] for axis in operation.axes)
+    return np.roll(value.array, operation.shift * (value.array.shape[at] // K), axis=at)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
-from shardwright.backends.collectives import move, received_bytes
+from shardwright.backends.collectives import move, received_bytes, roll
 from shardwright.backends.interpreter import Arrays, Interpreter
 from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.backends.sharding import ReplicaError, shard, unshard
 from shardwright.ir.completion import complete
 from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.ops import Roll
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.ir.verifier import Level, verify
@@ -64,6 +65,8 @@ class _OnChips(Interpreter):
         name, mesh = statement.result.name, self.setting.mesh
         received = received_bytes(statement.operation, value.kind, result, mesh)
         self.bytes_received[name] = self.bytes_received.get(name, 0) + received
+        if isinstance(statement.operation, Roll):
+            return roll(statement.operation, value, self.setting)
         return move(value, result, self.setting)
 
 

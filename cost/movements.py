@@ -6,6 +6,7 @@ Letters: V elements of the operand's shard, K chips in a group (the product of t
     reduce_scatter        V (1 - 1/K)
     all_to_all            V (1 - 1/K)
     all_reduce            2 V (1 - 1/K), a reduce-scatter and an all-gather: Pope et al. 2022, appendix A.1
+    roll                  V, to a neighbour
     slice, as_partial     0
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 
 from shardwright.cost.collectives import CollectiveKind, collective_time
 from shardwright.cost.topology import Topology
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Fetch, Movement, ReduceScatter, Slice, Store
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Fetch, Movement, ReduceScatter, Roll, Slice, Store
 from shardwright.ir.types import ON_DEVICE, Partial, Placement, Reduction, TensorType, axis_set
 
 
@@ -42,6 +43,9 @@ def received_elements(operation: Movement | type[Movement], V: int, K: int) -> i
         return -(-V * (K - 1) // K)
     if made is AllReduce:
         return -(-2 * V * (K - 1) // K)
+    if made is Roll:
+        shift = operation.shift if isinstance(operation, Roll) else 1
+        return V if shift % K else 0
     return 0
 
 
@@ -72,6 +76,8 @@ def collective_kind(operation: Movement) -> CollectiveKind | None:
             return CollectiveKind.ALL_REDUCE
         case AllToAll():
             return CollectiveKind.ALL_TO_ALL
+        case Roll():
+            return CollectiveKind.PERMUTE
         case _:
             return None
 
@@ -85,6 +91,8 @@ def collective_bytes(operation: Movement, operand: TensorType, topology: Topolog
 
 def type_after(operation: Movement, operand: TensorType) -> TensorType:
     """The type of the result. The movement must apply to the operand (the verifier sees to it)."""
+    if isinstance(operation, Roll):
+        return operand
     placement = operand.placement
     targets: dict[str, str] = {}
     made_partial: tuple[str, ...] = ()

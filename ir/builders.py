@@ -84,6 +84,17 @@ Builder = Callable[[Statics], Operation]
 
 
 def _plain(operation: Callable[[], Operation]) -> Builder:
+def _roll(statics: Statics) -> Operation:
+    dim, shift = statics.dim_option("over"), int(statics.number("shift", 1))
+    if dim is None:
+        raise statics.wrong("say along which dimension", None, "as in roll[x, over=E](a)")
+    return ops.Roll(statics.axes(), dim, shift)
+
+
+def _wraps(statics: Statics) -> bool:
+    return statics.word("wrap", "false", ("true", "false")) == "true"
+
+
     return lambda _statics: operation()
 
 
@@ -124,7 +135,7 @@ BUILDERS: dict[str, Builder] = {
     "layernorm": lambda s: ops.Layernorm(eps=s.number("eps", 1e-5), dims=s.dims()),
     "rmsnorm": lambda s: ops.Rmsnorm(eps=s.number("eps", 1e-6), dims=s.dims()),
     "softmax": _softmax,
-    "lookup": lambda s: ops.Lookup(s.dim()),
+    "lookup": lambda s: ops.Lookup(wrap=_wraps(s), dim=s.dim()),
     "iota": _iota,
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
     "rotary": _rotary,
@@ -152,6 +163,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("transpose", "permute", "reshape", "view", "swapaxes", "flatten"), _RESHAPE),
     **dict.fromkeys(("broadcast", "expand", "unsqueeze", "repeat"), "operands broadcast by the names of dimensions"),
     **dict.fromkeys(("cast", "astype", "to"), "write convert[bf16](x)"),
+    "roll": _roll,
     **dict.fromkeys(("psum", "allreduce"), "write all_reduce[x](h)"),
     **dict.fromkeys(("psum_scatter", "reducescatter"), "write reduce_scatter[x -> E](h)"),
     **dict.fromkeys(("add", "sub", "mul", "div", "neg"), "arithmetic is written + - * /"),

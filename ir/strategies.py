@@ -14,7 +14,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order, local_digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
-from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, ReduceScatter, Rename, Slice, Split
+from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, ReduceScatter, Rename, Roll, Slice, Split
 from shardwright.ir.types import Reduction, Shape, State, TensorType, is_split
 
 Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
@@ -280,6 +280,7 @@ _NEEDS = {
     "slice": "takes parts of what is whole",
     "as_partial": "makes addends of what is whole or split",
 }
+    "roll": "sends blocks of a split dimension round",
 
 
 def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> DiagnosticError:
@@ -292,6 +293,8 @@ def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> 
         case AsPartial():
             wanted = Reduction.SUM
         case _:
+        case Roll():
+            wanted = operation.dim
             wanted = None
     hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"
     source = (

@@ -10,7 +10,7 @@ from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, 
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
 from shardwright.ir.operation import Arg, Context, Number, misuse
-from shardwright.ir.ops import Concat, Contract, Elementwise, Take
+from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between
 from shardwright.ir.types import OpenType, TensorType, ValueType
@@ -245,4 +245,13 @@ class _Checker:
                     f"{statement.operation.keyword} by {' '.join(by)}: these are not the outermost digits of {dim}",
                     statement.span,
                     f"pin its order: dim {dim}=... order {' '.join(by)}",
+                )
+        if isinstance(statement.operation, Roll):
+            axes, dim = statement.operation.axes, statement.operation.dim
+            if set(self.orders.get(dim, ())[: len(axes)]) != set(axes):
+                raise fault(
+                    "digits",
+                    f"roll over {' '.join(axes)}: these are not the outermost digits of {dim}",
+                    statement.span,
+                    f"split {dim} before them into a dimension of its own, or pin its order: dim {dim}=... order {' '.join(axes)}",
                 )

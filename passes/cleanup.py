@@ -9,7 +9,7 @@ from typing import ClassVar
 from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.operation import Number, Operand, Operation
-from shardwright.ir.ops import Alias, Movement
+from shardwright.ir.ops import Alias, Movement, Roll
 from shardwright.ir.program import (
     Func,
     Let,
@@ -112,7 +112,7 @@ class _Expression:
 
     operation: Operation
     operands: tuple[tuple[str, int] | Number, ...]
-    type: ValueType
+    types: tuple[ValueType, ...]
 
     def mentions(self, names: Collection[str]) -> bool:
         return any(isinstance(operand, tuple) and operand[0] in names for operand in self.operands)
@@ -127,7 +127,9 @@ def _without_repeats(program: Program, func: Func) -> Func:
     renamed: dict[str, str] = {}
     versions: dict[str, int] = {}
 
-    def visit(body: tuple[Statement, ...], scope: Scope, known: dict[_Expression, str]) -> tuple[Statement, ...]:
+    def visit(
+        body: tuple[Statement, ...], scope: Scope, known: dict[_Expression, tuple[str, ...]]
+    ) -> tuple[Statement, ...]:
         made: list[Statement] = []
         for original in body:
             statement = rename_operands(original, renamed)
@@ -139,13 +141,15 @@ def _without_repeats(program: Program, func: Func) -> Func:
                     continue
                 case Let():
                     operands = tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands)
-                    key = _Expression(statement.operation, operands, statement.result.type)
-                    if key in known and statement.result.marking is not Marking.DEMANDED:
-                        renamed[statement.result.name] = known[key]
+                    names = tuple(value.name for value in statement.results)
+                    key = _Expression(statement.operation, operands, tuple(value.type for value in statement.results))
+                    if key in known and all(value.marking is not Marking.DEMANDED for value in statement.results):
+                        renamed.update(zip(names, known[key], strict=True))
                         continue
-                    known.setdefault(key, statement.result.name)
+                    known.setdefault(key, names)
                     made.append(statement)
-                    scope.define(statement.result)
+                    for value in statement.results:
+                        scope.define(value)
                 case SetState():
                     versions[statement.state] = versions.get(statement.state, 0) + 1
                     made.append(statement)
@@ -153,9 +157,13 @@ def _without_repeats(program: Program, func: Func) -> Func:
                     made.append(inside(statement, scope, known))
         return tuple(made)
 
-    def inside(loop: Loop, scope: Scope, known: dict[_Expression, str]) -> Loop:
+    def inside(loop: Loop, scope: Scope, known: dict[_Expression, tuple[str, ...]]) -> Loop:
         # What the loop slices or sets is another value inside it, and in every trip.
-        same = {e: n for e, n in known.items() if loop.dim not in e.type.names and not e.mentions(states)}
+        same = {
+            e: names
+            for e, names in known.items()
+            if all(loop.dim not in kind.names for kind in e.types) and not e.mentions(states)
+        }
         body = visit(loop.body, scope.inside(loop), same)
         for name in {s.state for s in _deep(body) if isinstance(s, SetState)}:
             versions[name] = versions.get(name, 0) + 1
@@ -216,13 +224,17 @@ def _move(statement: Let) -> Movement:
 
 
 def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: dict[str, int]) -> int | None:
-    """Where the movement stands whose result this movement alone uses, in the same block."""
-    if not isinstance(statement, Let) or not isinstance(statement.operation, Movement):
+    """Where the movement stands whose result this movement alone uses, in the same block; a roll is no change of type."""
+    if not isinstance(statement, Let) or not _retypes(statement.operation):
         return None
     name = statement.operands[0]
     if isinstance(name, Number) or uses.get(name) != 1 or name not in at:
         return None
     before = made[at[name]]
-    if isinstance(before, Let) and isinstance(before.operation, Movement) and before.result.marking is Marking.FOUND:
+    if isinstance(before, Let) and _retypes(before.operation) and before.result.marking is Marking.FOUND:
         return at[name]
     return None
+
+
+def _retypes(operation: Operation) -> bool:
+    return isinstance(operation, Movement) and not isinstance(operation, Roll)

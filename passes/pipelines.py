@@ -20,6 +20,7 @@ from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.insert_moves import InsertMoves
+from shardwright.passes.loop_collectives import LoopCollectives
 from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
@@ -40,6 +41,7 @@ PASSES: dict[str, type[Pass]] = {
         AttentionOverBatch,
         PadHeads,
         ReduceInto,
+        LoopCollectives,
     )
 }
 """Every pass by name."""

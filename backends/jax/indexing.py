@@ -13,18 +13,27 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import DType, TensorType
 
 
-def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], _result: TensorType, lowering: Lowering) -> str:
+def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     """Rows of the table; an index that is out of range, or on another chip, gives zeros.
 
-    Dimensions that table and indices share are indexed along with it.
+    Dimensions that table and indices share are indexed along with it. Where a chip looks up a single index that
+    cannot be out of range it is a dynamic slice.
     """
     table, ids = terms[0].tensor, terms[1].tensor
+    if operation.wrap and ids.local_elements(lowering.mesh) == 1 and not table.split(operation.dim):
+        index = wrapped(reshaped(terms[1].code, ids.local_shape(lowering.mesh), ()), table, operation.dim)
+        found = f"lax.dynamic_index_in_dim({terms[0].code}, {index}, {axis_of(table, operation.dim)}, keepdims=False)"
+        shape = [
+            n for n, name in zip(table.local_shape(lowering.mesh), table.names, strict=True) if name != operation.dim
+        ]
+        return reshaped(found, shape, result.local_shape(lowering.mesh))
     shared = [name for name in ids.names if name in table.names]
     rest = [name for name in table.names if name not in ids.names and name != operation.dim]
     order = [table.names.index(name) for name in (*shared, operation.dim, *rest)]
-    place = lowering.local_place(terms[1].code, table, operation.dim)
-    if ids.dtype in (DType.INT8, DType.INT4):
-        place = lowering.local_place(f"{terms[1].code}.astype(jnp.int32)", table, operation.dim)
+    wanted = f"{terms[1].code}.astype(jnp.int32)" if ids.dtype in (DType.INT8, DType.INT4) else terms[1].code
+    if operation.wrap:
+        wanted = f"({wrapped(wanted, table, operation.dim)})"
+    place = lowering.local_place(wanted, table, operation.dim)
     if not shared:
         index = place
     else:
@@ -32,6 +41,11 @@ def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], _result: TensorTy
         index = ", ".join([*counters, place])
     rows = f"{transposed(terms[0].code, order)}.at[{index}]"
     return f"{rows}.get(mode='fill', fill_value=0, wrap_negative_indices=False)"
+
+
+def wrapped(index: str, kind: TensorType, dim: str) -> str:
+    """An index modulo the extent of a dimension."""
+    return f"{index} % {kind.shape.size(dim)}"
 
 
 def lower_rotary(operation: ops.Rotary, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
@@ -113,6 +127,14 @@ def lower_update(
     # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
     over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
     start = aligned(terms[2], over, DType.INT32)
+    single = terms[2].kind is None or terms[2].kind.local_elements(lowering.mesh) == 1
+    if operation.wrap and written is None and single and not stacked and not cache.split(operation.dim):
+        at = axis_of(cache, operation.dim)
+        shape = () if terms[2].kind is None else terms[2].kind.local_shape(lowering.mesh)
+        place = wrapped(reshaped(terms[2].code, shape, ()), cache, operation.dim)
+        rest = [name for name in cache.names if name != operation.dim]
+        rows = transposed(terms[1].code, [new.names.index(name) for name in rest])
+        return f"lax.dynamic_update_index_in_dim({terms[0].code}, {rows}, {place}, {at})"
     if written is not None:
         steps = spread(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (operation.dim,), over)
         start = steps if start == "0" else f"{start} + {steps}"
@@ -121,7 +143,8 @@ def lower_update(
         if name in loops:
             index.append(loops[name])
         elif name == operation.dim:
-            index.append(lowering.local_place(start, cache, operation.dim))
+            place = f"({wrapped(f'({start})', cache, operation.dim)})" if operation.wrap else start
+            index.append(lowering.local_place(place, cache, operation.dim))
         elif name in batch:
             index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+import numpy as np
+
 from shardwright.backends.jax.digit_factors import Digits, Factor, leads
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, tuple_text
 from shardwright.ir import ops
@@ -41,6 +43,8 @@ def lower_movement(operation: Movement, code: str, before: TensorType, after: Te
             return _Plan(digits, before, after).slice(code, operation.named_axes)
         case ops.AsPartial():
             return _Plan(digits, before, after).as_partial(code, operation.axes)
+        case ops.Roll():
+            return _roll(operation, code, before, digits)
         case ops.Fetch():
             return _between_memories(code, before, "Device")
         case ops.Store(tier=Tier.HOST):
@@ -60,6 +64,23 @@ def _between_memories(code: str, elsewhere: TensorType, space: str) -> str:
             "compile it to torch, which reads and writes disk",
         )
     return f"jax.device_put({code}, jax.memory.Space.{space})"
+
+
+def _roll(operation: ops.Roll, code: str, before: TensorType, digits: Digits) -> str:
+    """Pairs (from, to) of chips, which `ppermute` numbers along the axes in the order of the mesh, whatever the names'
+    order; the ring follows the order of the digits."""
+    mesh = digits.mesh
+    axes = mesh.sorted(operation.axes)
+    ring = [axis for axis in digits.ordered_axes(before, operation.dim) if axis in axes]
+    K = mesh.product(axes)
+    if tuple(ring) == axes:
+        pairs = f"[(i, (i + {operation.shift % K}) % {K}) for i in range({K})]"
+    else:
+        numbered = np.arange(K).reshape([mesh[axis] for axis in axes])
+        chips = numbered.transpose([axes.index(axis) for axis in ring]).reshape(-1)
+        sent = zip(chips.tolist(), np.roll(chips, -operation.shift).tolist(), strict=True)
+        pairs = f"[{', '.join(f'({i}, {j})' for i, j in sorted(sent))}]"
+    return f"lax.ppermute({code}, {axes_text(axes)}, {pairs})"
 
 
 def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType) -> str:

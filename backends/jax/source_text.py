@@ -162,15 +162,17 @@ def _outermost_brackets(code: str) -> list[tuple[int, int]]:
 
 
 def _pieces(inner: str) -> list[str]:
-    """What stands between the outermost commas."""
+    """What stands between the outermost commas; those of strings, such as an einsum's, are none."""
     pieces: list[str] = []
-    depth, start = 0, 0
+    depth, start, quoted = 0, 0, False
     for at, character in enumerate(inner):
-        if character in "([{":
+        if character == "'":
+            quoted = not quoted
+        elif character in "([{":
             depth += 1
         elif character in ")]}":
             depth -= 1
-        elif character == "," and depth == 0:
+        elif character == "," and depth == 0 and not quoted:
             pieces.append(inner[start:at].strip())
             start = at + 1
     pieces.append(inner[start:].strip())

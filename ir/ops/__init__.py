@@ -43,6 +43,7 @@ from shardwright.ir.ops.movements import (
     Fetch,
     Movement,
     ReduceScatter,
+    Roll,
     Slice,
     Store,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "Rename",
     "Rmsnorm",
     "Rotary",
+    "Roll",
     "Rsqrt",
     "Sigmoid",
     "Silu",

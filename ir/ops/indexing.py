@@ -31,21 +31,28 @@ def axes_static(axes: Iterable[str]) -> WordStatic:
     return WordStatic(names, braces=True)
 
 
+def wrap_static(wrap: bool) -> tuple[Static, ...]:
+    """`wrap=true`, or nothing."""
+    return (OptionStatic("wrap", WordStatic(("true",))),) if wrap else ()
+
+
 @dataclass(frozen=True)
 class Lookup(Operation):
     """`lookup[V](table, ids)`: the slices of the table along V at these indices; shared dimensions are batched.
 
     Result: the dimensions of the ids, then the table's others. In a table split over V a chip that does not
-    hold an index contributes zeros, so the result is a partial sum.
+    hold an index contributes zeros, so the result is a partial sum. An index beyond the table gives zeros, too; with
+    `wrap=true` indices count modulo the table's extent.
     """
 
     keyword: ClassVar[str] = "lookup"
     arity: ClassVar[tuple[int, int]] = (2, 2)
     dim: str
+    wrap: bool = False
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return (dims_static([self.dim]),)
+        return (dims_static([self.dim]), *wrap_static(self.wrap))
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], [self.dim])
@@ -212,16 +219,18 @@ class Update(Operation):
 
     `new` has the cache's dimensions, along T as many positions as are written, or lacks T where it is one
     position, or has another dimension in T's place. `pos` is int32, a scalar or one for each element of
-    dimensions of the cache. A cache split over T keeps its rows: each chip writes those it holds.
+    dimensions of the cache. A cache split over T keeps its rows: each chip writes those it holds. What would be
+    written beyond the cache is dropped; with `wrap=true` positions count modulo its extent.
     """
 
     keyword: ClassVar[str] = "update"
     arity: ClassVar[tuple[int, int]] = (3, 3)
     dim: str
+    wrap: bool = False
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return (dims_static([self.dim]),)
+        return (dims_static([self.dim]), *wrap_static(self.wrap))
 
     def written_dim(self, args: Sequence[Arg]) -> str | None:
         """The dimension of `new` that runs along T, None where `new` is a single position."""
@@ -261,6 +270,7 @@ class Update(Operation):
         yield whole_row(args)
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
         yield AxisRow((self.dim, None, None), (self.dim,))
+        yield AxisRow((SUM, SUM, None), (SUM,))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, whole_row
 from shardwright.ir.ops.indexing import axes_static
-from shardwright.ir.ops.reductions import dims_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, MoveStatic, Static, WordStatic
+from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
+from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, Static, WordStatic
 from shardwright.ir.types import Axes, Shape, Tier
 
 Scatter = tuple[Axes, str]
@@ -20,7 +20,7 @@ Transfer = tuple[Axes, str, str]
 
 
 class Movement(Operation):
-    """Leaves every number as it is and changes which chips (or memories) hold it."""
+    """Leaves every number as it is and changes which chips (or memories) hold it; `Roll` alone moves indices, too."""
 
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
@@ -203,6 +203,42 @@ class AsPartial(Movement):
         if axis not in self.axes:
             return None
         return [AxisRow((None,), (SUM,)), *(AxisRow((name,), (SUM,)) for name in args[0].names)]
+
+
+@dataclass(frozen=True)
+class Roll(Movement):
+    """`roll[yz, over=R, shift=1](a)`: the blocks of R go round the chips along these axes, each `shift` places on.
+
+    The axes split R and are its outermost digits; read as one number they say which chip comes after which. A chip
+    sends its whole shard to the chip `shift` places after it, and the last ones send to the first. It is the one
+    movement that changes a value: with K chips, what stood at index r of R comes to stand at r + shift |R|/K, modulo
+    |R|.
+
+        a: BR_yzE  -->  roll[yz, over=R, shift=1](a): BR_yzE
+    """
+
+    keyword: ClassVar[str] = "roll"
+    axes: Axes
+    dim: str
+    shift: int = 1
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        return (
+            axes_static(self.axes),
+            OptionStatic("over", dims_static([self.dim])),
+            OptionStatic("shift", number_static(self.shift)),
+        )
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return self.axes
+
+    def mentioned_dims(self) -> Iterable[str]:
+        return (self.dim,)
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        return [AxisRow((self.dim,), (self.dim,))] if axis in self.axes else None
 
 
 @dataclass(frozen=True)
