@@ -39,6 +39,14 @@ SIZES_OF: dict[str, dict[str, Any]] = {
 }
 """Sizes of architectures whose configs have other keys."""
 
+WIDE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd"), 256),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), 512),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
+    **{"head_dim": 64, "rotary_dim": 32, "vocab_size": 512},
+}
+"""Sizes that wide checkpoints have instead: every dimension of a weight holds groups of 64."""
+
 # Name of a checkpoint: its architecture, and what its config changes.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-multiquery": ("Cohere", {"num_key_value_heads": 1}),
@@ -136,24 +144,27 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str = "1GB") -> Path:
+def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str = "1GB", *, wide: bool = False) -> Path:
     """Saves a checkpoint whose every weight, biases and norms included, is random; its folder.
 
     Scales of norms are around 1, all else is around 0: an offset of one sign would outweigh the tokens' embeddings,
-    and every prompt would continue alike.
+    and every prompt would continue alike. With `wide`, sizes are those of `WIDE`, and products keep unit variance.
     """
     import torch
     import transformers
 
     kind, own = CHECKPOINTS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES_OF.get(kind, SIZES), **own})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    sizes = {**SIZES_OF.get(kind, SIZES), **own}
+    if wide:
+        sizes |= {key: WIDE[key] for key in sizes if key in WIDE}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    spread = WIDE["hidden_size"] ** -0.5 if wide else 0.2
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("weight") and ("norm" in parameter_name or ".ln_" in parameter_name):
                 parameter.uniform_(0.5, 1.5)
             else:
-                parameter.normal_(0.0, 0.2)
+                parameter.normal_(0.0, spread)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
     return folder

@@ -1,0 +1,126 @@
+"""Logits with int8 and int4 weights beside those of transformers in float32, for every architecture.
+
+    python bench/quantized_logits.py [NAME ...] [--json]
+
+Checkpoints are random, with two layers, E=256, F=512 (1024 where the feedforward layer is four times as wide), heads of
+64 elements and V=512: wide enough for groups of 64. int8 has a scale for each output channel, int4 one for each group
+of 64 along it. The program is the forward pass under ws2d on 2x2x2, in float64, so that only the weights are rounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import numpy as np
+from models.checkpoints import ARCHITECTURES, CHECKPOINTS, make_checkpoint
+
+from shardwright.backends.reference import evaluate
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.weight_source import read_whole
+from shardwright.models.checkpoint import CheckpointSource
+from shardwright.models.config import read_config
+from shardwright.models.importing import import_model
+from shardwright.models.transformers_logits import transformers_logits
+from shardwright.passes.pipelines import run_with_weights
+from shardwright.passes.quantize_weights import QuantizeWeights
+
+BATCH, LENGTH = 4, 16
+MESH = Mesh.of(x=2, y=2, z=2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """How far logits are from those of the weights as they are, over all positions of some random tokens.
+
+    `largest` is the largest difference over the largest magnitude, `typical` the root of the mean square of one over
+    that of the other, `divergence` the mean Kullback-Leibler divergence of the next token's probabilities in nats,
+    `agreement` the share of positions whose most probable token is the same.
+    """
+
+    checkpoint: str
+    architecture: str
+    bits: int
+    largest: float
+    typical: float
+    divergence: float
+    agreement: float
+
+
+def measure(name: str, bits: Sequence[int] = (8, 4)) -> list[Row]:
+    """A row for each number of bits; 32 is the weights as they are."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = make_checkpoint(name, Path(made) / name, wide=True)
+        ids = np.random.default_rng(0).integers(0, 512, (BATCH, LENGTH), dtype=np.int32)
+        wanted = transformers_logits(folder, ids).astype(np.float64)
+        return [_row(name, each, logits(folder, ids, each), wanted) for each in bits]
+
+
+def logits(folder: Path, ids: np.ndarray, bits: int) -> np.ndarray:
+    """Logits [B, L, V] of the checkpoint with weights of so many bits."""
+    made = import_model(read_config(folder).keys, "ws2d", MESH, *ids.shape)
+    program = elaborate(parse(Source("imported", made.text)))
+    dtypes = {value.name: value.type.dtype for value in program.weights}
+    passes = [] if bits == 32 else [QuantizeWeights(bits)]
+    with CheckpointSource(folder, made.mapping, dtypes) as source:
+        quantized, weights = run_with_weights(program, passes, source)
+        arrays = {value.name: read_whole(weights, value.name) for value in quantized.weights}
+    (found,), _ = evaluate(quantized, "forward", {"ids": ids}, arrays)
+    return found
+
+
+def _row(name: str, bits: int, ours: np.ndarray, theirs: np.ndarray) -> Row:
+    largest = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    typical = np.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
+    p, q = _log_softmax(theirs), _log_softmax(ours)
+    divergence = (np.exp(p) * (p - q)).sum(-1).mean()
+    agreement = (ours.argmax(-1) == theirs.argmax(-1)).mean()
+    figures = (float(figure) for figure in (largest, typical, divergence, agreement))
+    return Row(name, CHECKPOINTS[name][0], bits, *figures)
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each architecture, as docs/models.md has it."""
+    by: dict[str, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row.architecture, []).append(row)
+    figures = ("largest", "typical", "divergence", "same token")
+    head = [f"int{row.bits}: {figure}" for row in next(iter(by.values())) for figure in figures]
+    lines = [f"| architecture | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
+    for architecture, own in by.items():
+        cells = [f"{r.largest:.2%} | {r.typical:.2%} | {r.divergence:.1e} | {r.agreement:.0%}" for r in own]
+        lines.append(f"| {architecture} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="checkpoints (default: one of each architecture)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args()
+    rows = [row for name in given.names or ARCHITECTURES for row in measure(name)]
+    found: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
+    print(json.dumps(found) if given.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""What rounding of the weights does to the logits is what docs/models.md says, for every architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.checkpoints import ARCHITECTURES, make_checkpoint
+from quantized_logits import logits, measure, table
+
+from shardwright.backends.jax.session import Session
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.models.checkpoint import CheckpointSource
+from shardwright.models.config import read_config
+from shardwright.models.importing import import_model
+from shardwright.passes.pipelines import EXPLICIT, run_with_weights
+from shardwright.passes.quantize_weights import QuantizeWeights
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def recorded(architecture: str) -> list[float]:
+    """The figures of a row of the table, shares and percentages as numbers."""
+    row = next(
+        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {architecture} |")
+    )
+    cells = [cell.strip() for cell in row.strip("|").split("|")[1:]]
+    return [float(cell[:-1]) / 100 if cell.endswith("%") else float(cell) for cell in cells]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_errors_are_those_recorded(name: str) -> None:
+    rows = measure(name)
+    found = [figure for row in rows for figure in (row.largest, row.typical, row.divergence, row.agreement)]
+    assert table(rows).splitlines()[2].startswith(f"| {rows[0].architecture} | ")
+    np.testing.assert_allclose(found, recorded(rows[0].architecture), rtol=0.1)
+
+
+def test_weights_as_they_are() -> None:
+    """The same comparison without rounding gives rounding of float32 alone."""
+    (row,) = measure("qwen3", (32,))
+    assert row.largest < 1e-5
+    assert row.agreement == 1
+
+
+def test_compiled_programs_round_alike(tmp_path: Path) -> None:
+    """Sharded, in float32, int8 and int4 give the logits that the table is about."""
+    folder = make_checkpoint("falcon", tmp_path, wide=True)
+    ids = np.random.default_rng(1).integers(0, 512, (2, 8), dtype=np.int32)
+    for bits in (8, 4):
+        made = import_model(read_config(folder).keys, "ws2d", Mesh.of(x=2, y=2), *ids.shape)
+        program = elaborate(parse(Source("imported", made.text)))
+        dtypes = {value.name: value.type.dtype for value in program.weights}
+        with CheckpointSource(folder, made.mapping, dtypes) as source:
+            quantized, weights = run_with_weights(program, [QuantizeWeights(bits), *EXPLICIT], source)
+            (found,) = Session(quantized, weights).call("forward", {"ids": ids})
+        wanted = logits(folder, ids, bits)
+        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
