@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import ClassVar
@@ -10,7 +10,7 @@ from typing import ClassVar
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import order_within, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, is_contiguous, order_size, radix
-from shardwright.ir.ops import Concat, Merge, Rename, Split, Take
+from shardwright.ir.ops import Concat, Merge, Rename, Split, Take, Topk
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import OpenType, TensorType, ValueType
@@ -36,9 +36,10 @@ class ChooseDigitOrder(Pass):
         dim E=64 order y x
 
     Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
-    order. Renames, splits and merges that pass a split need equal digits on both sides, which comes first. An
-    order that the author pinned stays; of equally good ones the first in the order of the mesh is taken.
-    Before `place` the order goes on with the axes that might still come to split the dimension, as far as its
+    order. Parameters and results come before weights and state: these are laid out once, while they are loaded,
+    whereas a strided result is gathered by whoever wants one array of it, at every call. Renames, splits and merges
+    that pass a split need equal digits on both sides, which comes first. An order that the author pinned stays; of
+    equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that might still come to split the dimension, as far as its
     size divides. With `tied=true` only dimensions that such statements tie together get an order: what the
     movements must keep to, while all others still have room for digits of their own.
     """
@@ -67,7 +68,8 @@ class _Search:
         self.program = program
         self.splits = splitting_axes(program)
         self.used = {dim.name: self.digits(dim) for dim in program.dims}
-        self.edges = list(_edges(program))
+        self.stored = list(_edges([value.type for value in (*program.weights, *program.state)]))
+        self.calls = list(_edges([kind for func in program.funcs for kind in _called_with(func)]))
         self.constraints = list(_constraints(program))
         self.open = any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
@@ -113,9 +115,14 @@ class _Search:
                 order = (*order, axis)
         return order
 
-    def score(self, name: str, order: Order) -> int:
-        """How many edges are contiguous."""
-        return sum(is_contiguous(order, axes, self.program.mesh) for dim, axes in self.edges if dim == name)
+    def score(self, name: str, order: Order) -> tuple[int, int]:
+        """How many parameters and results are contiguous, and how much of what is stored."""
+        mesh = self.program.mesh
+        calls, stored = (
+            sum(is_contiguous(order, axes, mesh) for dim, axes in edges if dim == name)
+            for edges in (self.calls, self.stored)
+        )
+        return calls, stored
 
     def candidates(self, name: str) -> list[Order]:
         """Orders of the axes that split the dimension, the most contiguous first."""
@@ -123,17 +130,18 @@ class _Search:
         if pinned is not None:
             return [pinned]
         axes = self.program.mesh.sorted(self.used.get(name, ()))
-        return sorted(permutations(axes), key=lambda order: -self.score(name, order))
+        return sorted(permutations(axes), key=lambda order: self.score(name, order), reverse=True)
 
     def joint(self, names: list[str]) -> dict[str, Order]:
         """Orders for dimensions that constraints tie together; the best in all that satisfies every constraint."""
         relevant = [c for c in self.constraints if set(c.dims) & set(names)]
         composite = {c.dims[0]: c for c in relevant if isinstance(c.statement.operation, Split | Merge)}
         simple = [name for name in names if name not in composite]
-        best: tuple[int, dict[str, Order]] | None = None
+        best: tuple[tuple[int, int], dict[str, Order]] | None = None
         for orders in self.assignments(simple, list(composite.values())):
             if all(self.holds(c, orders) for c in relevant):
-                score = sum(self.score(name, orders[name]) for name in names)
+                calls, stored = zip(*(self.score(name, orders[name]) for name in names), strict=True)
+                score = (sum(calls), sum(stored))
                 if best is None or score > best[0]:
                     best = (score, dict(orders))
         if best is None:
@@ -152,6 +160,9 @@ class _Search:
         result = constraint.statement.result.type
         assert isinstance(result, TensorType)
         known = {**orders_in(self.program, func), **seen}
+        operation = constraint.statement.operation
+        if isinstance(operation, Topk):
+            return all(known[dim][: len(operation.by)] == operation.by for dim in constraint.dims)
         return digits_fit(constraint.statement.operation, constraint.operand, result, known, self.program.mesh)
 
     def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
@@ -230,12 +241,13 @@ def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
     return conflict
 
 
-def _edges(program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Dimensions with the axes that split them, once for each edge value."""
-    kinds: list[ValueType] = [value.type for value in (*program.weights, *program.state)]
-    for func in program.funcs:
-        kinds.extend(value.type for value in func.params)
-        kinds.extend(func.results)
+def _called_with(func: Func) -> Iterator[ValueType]:
+    yield from (value.type for value in func.params)
+    yield from func.results
+
+
+def _edges(kinds: Sequence[ValueType]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Dimensions with the axes that split them, once for each value."""
     for kind in kinds:
         for dim, axes in zip(kind.dims, kind.splits, strict=True):
             if axes:
@@ -253,7 +265,7 @@ def _constraints_in(func: Func, body: tuple[object, ...], scope: Scope) -> Itera
 
     for statement in body:
         match statement:
-            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() as operation):
+            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() | Topk() as operation):
                 name = statement.operands[0]
                 operand = scope.type_of(name) if isinstance(name, str) else None
                 if isinstance(operand, TensorType):
@@ -271,7 +283,7 @@ def _constraints_in(func: Func, body: tuple[object, ...], scope: Scope) -> Itera
             assert isinstance(statement, SetState)
 
 
-def _tied_dims(operation: Rename | Split | Merge | Take | Concat, operand: TensorType) -> tuple[str, ...]:
+def _tied_dims(operation: Rename | Split | Merge | Take | Concat | Topk, operand: TensorType) -> tuple[str, ...]:
     """The dimensions whose orders must agree, the composite one first; none if no split passes."""
     match operation:
         case Rename():
@@ -280,5 +292,7 @@ def _tied_dims(operation: Rename | Split | Merge | Take | Concat, operand: Tenso
             return (operation.source, *operation.parts) if operand.split(operation.source) else ()
         case Merge():
             return (operation.target, *operation.parts) if any(map(operand.split, operation.parts)) else ()
+        case Topk():
+            return tuple(dict.fromkeys((operation.dim, operation.target))) if operand.split(operation.dim) else ()
         case Take() | Concat():
             return ()

@@ -29,6 +29,23 @@ def test_as_many_edges_as_possible_are_contiguous() -> None:
     assert found == {"E": ("y", "x"), "F": ("x",)}
 
 
+def test_results_come_before_any_number_of_weights() -> None:
+    """A weight is laid out once, a result that is strided is gathered at every call."""
+    found = orders("""
+        mesh x=2 y=2
+        dim E=8 F=8
+        weights {
+          a: f32 E_xF
+          b: f32 E_xF
+          c: f32 E_xF
+        }
+        func f(h: f32 E) -> f32 E_y {
+          r: f32 E_y = h
+          return r
+        }""")
+    assert found["E"] == ("y", "x")
+
+
 def test_of_equally_good_orders_the_mesh_decides() -> None:
     assert orders("mesh x=2 y=2\ndim E=8\nfunc f(a: f32 E_xy) -> f32 E_xy {\n return a\n}") == {"E": ("x", "y")}
 

@@ -1,0 +1,198 @@
+"""Bytes that a chip receives in a layer equal the formulas: hand-written layers, and models as they are imported.
+
+`tests/oracles/layer_formulas.py` has the formulas, docs/layouts.md the derivations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import cycle, product
+from typing import Any
+
+import pytest
+from models.checkpoints import config_of
+from oracles.layer_formulas import Layer
+from oracles.layer_programs import PRESETS, attention, feedforward
+from program_text import program
+
+from shardwright.cost.traffic import Traffic, bytes_received
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType
+from shardwright.models.importing import import_model
+from shardwright.passes.pipelines import explicit
+
+MESHES: list[dict[str, int]] = [
+    {"x": 2, "y": 2, "z": 2},
+    {"x": 2, "y": 3, "z": 2},
+    {"x": 3, "y": 2, "z": 2},
+    {"x": 4, "y": 4, "z": 4},
+    {"x": 4, "y": 2},
+    {"x": 4},
+    {"x": 1, "y": 2, "z": 4},
+    {"x": 2, "y": 1, "z": 2},
+]
+SIZES = {"B": 192, "L": 1, "E": 18432, "F": 73728, "H": 192, "D": 96}
+KV_HEADS = [1, 4, 12, 192]
+OVER = ["head", "batch"]
+
+
+def received(text: str) -> Traffic:
+    """What a chip receives for the only function of a program."""
+    compiled = explicit(program(text))
+    return bytes_received(compiled, compiled.funcs[0])
+
+
+def layer(preset: str, mesh: dict[str, int], kv_heads: int = 1, **sizes: int) -> Layer:
+    return Layer(preset, mesh, K=kv_heads, **{**SIZES, **sizes})
+
+
+def named(value: object) -> str:
+    return "x".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+
+
+# ---------------------------------------------------------------- feedforward layers
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=named)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_feedforward_layers(preset: str, mesh: dict[str, int]) -> None:
+    """Sections 3.2.1 to 3.2.3 and A.2 for two matrices; three with a gate."""
+    at = layer(preset, mesh)
+    assert received(feedforward(at, gated=False)).bytes == at.feedforward(2)
+    assert received(feedforward(at, gated=True)).bytes == at.feedforward(3)
+
+
+def test_the_papers_own_letters() -> None:
+    """2 BL (E/X + F/YZ) of A.2.1, 2EF N/n and 2BLE/N of A.2.2 and 2BLE of 3.2.1, with (K-1)/K and 2 bytes."""
+    X, YZ, n = 4, 16, 64
+    BLE, BLF, EF = 192 * 18432, 192 * 73728, 18432 * 73728
+    expected = {
+        "ws1d": 2 * BLE * Fraction(n - 1, n),
+        "ws2d": 2 * (Fraction(BLE * (YZ - 1), X * YZ) + Fraction(BLF * (X - 1), YZ * X)),
+        **{
+            name: 2 * Fraction(EF * (N - 1), n) + 2 * Fraction(BLE * (n // N - 1), n)
+            for name, N in (("wg-x", 4), ("wg-xy", 16), ("wg-xyz", 64))
+        },
+    }
+    for name, elements in expected.items():
+        assert layer(name, {"x": 4, "y": 4, "z": 4}).feedforward(2) == 2 * elements
+
+
+# ---------------------------------------------------------------- attention
+
+ATTENTION = [
+    (mesh, preset, kv, over)
+    for mesh, preset, (kv, over) in (
+        (mesh, preset, kind)
+        for (mesh, preset), kind in zip(product(MESHES, PRESETS), cycle(product(KV_HEADS, OVER)), strict=False)
+    )
+]
+"""Every mesh with every preset, heads of keys and values and where attention is in turn."""
+
+
+def check_attention(mesh: dict[str, int], preset: str, kv_heads: int, over: str) -> None:
+    at = layer(preset, mesh, kv_heads)
+    assert received(attention(at, over, 1024)).bytes == at.attention(over, cached=True)
+
+
+@pytest.mark.parametrize(("mesh", "preset", "kv_heads", "over"), ATTENTION[::2], ids=named)
+def test_attention(mesh: dict[str, int], preset: str, kv_heads: int, over: str) -> None:
+    check_attention(mesh, preset, kv_heads, over)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("kv_heads", KV_HEADS)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("mesh", MESHES, ids=named)
+def test_attention_everywhere(mesh: dict[str, int], preset: str, kv_heads: int, over: str) -> None:
+    check_attention(mesh, preset, kv_heads, over)
+
+
+# ---------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint's architecture with what the formulas ask of it."""
+
+    name: str
+    matrices: int
+    sums: int
+    vectors: int
+    parallel: bool
+    biases: bool = False
+
+    def config(self, at: Layer) -> dict[str, Any]:
+        keys = {"hidden_size": at.E, "num_attention_heads": at.H, "head_dim": at.D, "intermediate_size": at.F}
+        match self.name:
+            case "falcon":
+                keys |= {"ffn_hidden_size": at.F, "num_kv_heads": at.K}
+            case "opt":
+                keys |= {"ffn_dim": at.F, "word_embed_proj_dim": at.E}
+            case _:
+                keys |= {"num_key_value_heads": at.K}
+        return config_of(self.name, **keys)
+
+    def formula(self, at: Layer, over: str, *, cached: bool) -> Fraction:
+        block = at.parallel_block if self.parallel else at.serial_block
+        biases = self.of_biases(at, over, cached) if self.biases else 0
+        return block(over, self.matrices, self.sums, self.vectors, cached=cached) + biases
+
+    def of_biases(self, at: Layer, over: str, cached: bool) -> Fraction:
+        return at.feedforward_biases(self.matrices) + at.attention_biases(over, cached=cached)
+
+
+LLAMA = Imported("llama-grouped", 3, 1, 1, parallel=False)
+FALCON = Imported("falcon", 2, 2, 2, parallel=True)
+COHERE = Imported("cohere-multiquery", 3, 2, 1, parallel=True)
+OPT = Imported("opt", 2, 2, 2, parallel=False, biases=True)
+
+HEADS = {"falcon": (1,), "opt": (32,)}
+"""Heads of keys and values of models that have no choice."""
+
+CASES = [
+    (model, kv, mesh, preset, over, length)
+    for model in (LLAMA, FALCON, COHERE, OPT)
+    for kv in HEADS.get(model.name, (1, 4, 32))
+    for mesh in ({"x": 2, "y": 2, "z": 2}, {"x": 4, "y": 2}, {"x": 2, "y": 1, "z": 2}, {"x": 4})
+    for preset in PRESETS
+    for over, length in (("head", 1), ("batch", 1), ("head", 4), ("batch", 4))
+]
+
+
+def per_layer(traffic: Traffic) -> int:
+    return sum(moved.bytes_once for moved in traffic.movements if moved.trips > 1)
+
+
+def imported(model: Imported, at: Layer, over: Any, cache: int | None = 64) -> Traffic:
+    """What the program that `import` writes of the model receives: decode of one token, or prefill."""
+    phase = "decode" if at.L == 1 else "prefill"
+    mesh = Mesh.of(**at.mesh)
+    config = model.config(at)
+    made = import_model(config, at.preset, mesh, at.B, at.L, DType.BF16, attention=over, cache=cache, phases=(phase,))
+    assert made.dropped == ()
+    compiled = explicit(program(made.text))
+    return bytes_received(compiled, compiled.funcs[0])
+
+
+def check_model(model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int) -> None:
+    at = Layer(preset, mesh, B=8, L=length, E=1024, F=4096, H=32, K=kv, D=32)
+    if over == "batch":
+        at = replace(at, heads_over=at.on_heads)
+    assert per_layer(imported(model, at, over)) == model.formula(at, over, cached=True)
+
+
+@pytest.mark.parametrize(("model", "kv", "mesh", "preset", "over", "length"), CASES[::97], ids=named)
+def test_models_as_they_are_imported(
+    model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int
+) -> None:
+    """The interior of a stationary layer is open, and comes out as the formulas have it."""
+    check_model(model, kv, mesh, preset, over, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "kv", "mesh", "preset", "over", "length"), CASES, ids=named)
+def test_models_everywhere(model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int) -> None:
+    check_model(model, kv, mesh, preset, over, length)
