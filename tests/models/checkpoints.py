@@ -43,7 +43,9 @@ WIDE: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd"), 256),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), 512),
     **dict.fromkeys(("num_attention_heads", "n_head"), 4),
-    **{"head_dim": 64, "rotary_dim": 32, "vocab_size": 512},
+    "head_dim": 64,
+    "rotary_dim": 32,
+    "vocab_size": 512,
 }
 """Sizes that wide checkpoints have instead: every dimension of a weight holds groups of 64."""
 
