@@ -19,7 +19,7 @@ from shardwright.cli.options import Parser, add_output, add_sizes, one_of
 from shardwright.cli.output import write_output
 from shardwright.ir.diagnostics import Source, Span, fault
 
-COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "import"]
+COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "import", "generate"]
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 
@@ -33,7 +33,7 @@ def test_help_lists_every_command(shardwright: Callable) -> None:
     assert got.err == ""
     assert list(front.COMMANDS) == COMMANDS
     for name, entry in front.COMMANDS.items():
-        assert f"  {name:7}  {entry.help}\n" in got.out
+        assert f"  {name:8}  {entry.help}\n" in got.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

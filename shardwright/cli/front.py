@@ -35,6 +35,7 @@ COMMANDS = {
     "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
     "draw": Entry("draw", "a picture of the sharded graph"),
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
+    "generate": Entry("generate", "text from a Hugging Face checkpoint"),
 }
 
 # Which extra brings a library that the bare install lacks.
@@ -47,6 +48,7 @@ EXTRAS = {
     "pygraphviz": "draw",
     "transformers": "hf",
     "safetensors": "hf",
+    "rich": "hf",
     "matplotlib": "plot",
 }
 

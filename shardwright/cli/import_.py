@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output, add_sizes, json_needs_output
+from shardwright.cli.options import add_json, add_output, add_sizes, json_needs_output, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +38,14 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what attention, and the cache, is split over (default: heads with --cache, else the compiler's choice)",
     )
     parser.add_argument(
-        "--cache", type=_positive, metavar="T", help="write prefill and decode with a KV cache of T positions"
+        "--cache", type=positive, metavar="T", help="write prefill and decode with a KV cache of T positions"
     )
     parser.add_argument(
         "--prefill-layout", metavar="NAME", help="with --cache, the layout of prefill (default: that of decode)"
     )
     parser.add_argument("--phase", choices=("prefill", "decode"), help="with --cache, write this function alone")
-    parser.add_argument("--batch", type=_positive, metavar="B", help=f"sequences (default: {BATCH})")
-    parser.add_argument("--length", type=_positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
+    parser.add_argument("--batch", type=positive, metavar="B", help=f"sequences (default: {BATCH})")
+    parser.add_argument("--length", type=positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
     parser.add_argument(
         "--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)"
     )
@@ -56,14 +56,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.check(_only_batch_and_length)
     parser.check(_phases_need_a_cache)
     parser.check(json_needs_output)
-
-
-def _positive(text: str) -> int:
-    import argparse
-
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) < 10**12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
 
 
 def _only_batch_and_length(args: argparse.Namespace) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
@@ -10,6 +11,9 @@ from typing import Any, NoReturn, Protocol
 _AXIS = re.compile(r"[a-z][a-z0-9_]*")
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
 _SIZE = re.compile(r"[1-9][0-9]{0,17}")
+
+_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[kKMGT]i?)?B)")
+_POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 Rule = Callable[[argparse.Namespace], str | None]
 
@@ -94,6 +98,45 @@ class _Sizes(argparse.Action):
         if name in seen:
             raise argparse.ArgumentError(self, f"{name} is given twice")
         return name, int(size)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) < 10**12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 up."""
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+def number(least: float, most: float | None = None) -> Callable[[str], float]:
+    """A reader of finite numbers from `least` up, or above it and up to `most`."""
+    wanted = f"a number from {least:g} up" if most is None else f"a number above {least:g} and up to {most:g}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value < math.inf if most is None else least < value <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return read
+
+
+def size_in_bytes(text: str) -> int:
+    """Bytes, as in 16GB (10^9) or 16GiB (2^30)."""
+    found = _BYTES.fullmatch(text)
+    if not found or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, as in 16GB or 512MiB")
+    unit = found[2].removesuffix("B")
+    return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i")])
 
 
 def add_file(parser: Parser) -> None:

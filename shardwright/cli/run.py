@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.cli.options import add_file, add_json, add_sizes
+from shardwright.cli.options import add_file, add_json, add_sizes, natural
 
 if TYPE_CHECKING:
     import argparse
@@ -32,20 +32,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="compare the logits of a checkpoint with those of this library in float32 too; what happens anyway where "
         "it is installed and the program gives logits of token ids",
     )
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_sizes(parser)
     add_json(parser)
     parser.check(
         lambda args: f"--against {args.against} needs --weights FOLDER" if args.against and not args.weights else None
     )
-
-
-def _seed(text: str) -> int:
-    import argparse
-
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
 
 
 class Difference(NamedTuple):

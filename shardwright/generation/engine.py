@@ -15,6 +15,7 @@ from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
 
 if TYPE_CHECKING:
+    from shardwright.backends.jax.devices import Devices
     from shardwright.backends.jax.session import Session
 
 IntArray = npt.NDArray[np.int32]
@@ -73,8 +74,9 @@ class Engine:
     on none of this.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, devices: Devices) -> None:
         self.session = session
+        self.devices = devices
         program = session.program
         names = {func.name for func in program.funcs}
         self.scores_prompts = "score" in names

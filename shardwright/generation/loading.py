@@ -1,37 +1,45 @@
-"""From a checkpoint and a plan to an engine: the program is compiled, memory looked at, the weights loaded."""
+"""From a checkpoint and a plan to an engine: memory is looked at, the program compiled, the weights loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardwright.generation.engine import Engine
 from shardwright.generation.plan import Plan
-from shardwright.generation.programs import GenerationProgram, compile_for_generation
 from shardwright.ir.weight_source import WeightSource
 
 
-def load_engine(checkpoint: str | Path, config: Mapping[str, Any], plan: Plan) -> Engine:
+def load_engine(
+    checkpoint: str | Path,
+    config: Mapping[str, Any],
+    plan: Plan,
+    *,
+    device_memory: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
     """An engine with the weights of the checkpoint on the devices.
 
-    Raises a `DiagnosticError` where the plan does not fit the model or the devices, or the checkpoint is at fault.
+    Before anything is loaded, what a chip needs is compared with `device_memory` bytes, by default what the devices
+    have. `progress` is told the bytes loaded, and how many there are. Raises a `DiagnosticError` where the plan does
+    not fit the model, the devices or their memory, or the checkpoint is at fault.
     """
     from shardwright.backends.jax.devices import arrange_devices
     from shardwright.backends.jax.session import Session
+    from shardwright.generation.memory import chip_memory, compile_within
     from shardwright.models.checkpoint import CheckpointSource
 
-    arrange_devices(plan.mesh.n_chips)
-    made = compile_for_generation(config, plan)
+    devices = arrange_devices(plan.mesh.n_chips)
+    at_hand = cast(Any, importlib.import_module("jax")).device_count()
+    chip = device_memory or chip_memory(devices)
+    made = compile_within(config, plan, chip, at_hand, str(checkpoint))
     dtypes = {value.name: value.type.dtype for value in made.surface.weights}
-    with CheckpointSource(checkpoint, made.mapping, dtypes) as source:
-        return Engine(Session(made.explicit, _stored(made, source)))
-
-
-def _stored(made: GenerationProgram, source: WeightSource) -> WeightSource:
-    """The weights as the compiled program stores them."""
-    program = made.surface
-    for applied in made.passes:
-        source = applied.weights(program, source)
-        program = applied.run(program)
-    return source
+    with CheckpointSource(checkpoint, made.mapping, dtypes) as read:
+        source: WeightSource = read
+        program = made.surface
+        for applied in plan.passes:
+            source = applied.weights(program, source)
+            program = applied.run(program)
+        return Engine(Session(made.explicit, source, progress=progress), devices)

@@ -10,6 +10,8 @@ from typing import Literal
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.layouts import AttentionOver
+from shardwright.passes.base import Pass
+from shardwright.passes.quantize_weights import QuantizeWeights
 
 WeightFormat = Literal["int8", "int4"]
 
@@ -42,6 +44,11 @@ class Plan:
     def read_layout(self) -> str:
         """The layout of prefill."""
         return self.prefill_layout or self.decode_layout
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What is done to the program before its layouts are chosen."""
+        return () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
 
 
 def is_file(layout: str) -> bool:

@@ -20,9 +20,7 @@ from shardwright.models.config import Config
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
-from shardwright.passes.base import Pass
 from shardwright.passes.pipelines import EXPLICIT, run_passes
-from shardwright.passes.quantize_weights import QuantizeWeights
 
 CHOOSING = ("greedy", "sample", "logprob")
 """The functions that choose tokens, and the one that says how probable they were."""
@@ -37,7 +35,6 @@ class GenerationProgram:
     surface: Program
     explicit: Program
     mapping: WeightMap
-    passes: tuple[Pass, ...]
 
 
 def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
@@ -64,10 +61,7 @@ def compile_for_generation(config: Mapping[str, Any], plan: Plan) -> GenerationP
     surface = surface_program(config, plan)
     mapping = weight_map(describe(Config(config)))
     check_map(mapping, surface)
-    passes: tuple[Pass, ...] = ()
-    if plan.weights is not None:
-        passes = (QuantizeWeights(bits=int(plan.weights.removeprefix("int"))),)
-    return GenerationProgram(surface, run_passes(surface, (*passes, *EXPLICIT)), mapping, passes)
+    return GenerationProgram(surface, run_passes(surface, (*plan.passes, *EXPLICIT)), mapping)
 
 
 # ---------------------------------------------------------------- of presets

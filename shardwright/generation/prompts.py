@@ -149,6 +149,8 @@ def _encoded(text: object, span: Span, vocab: int, encode: Encode | None) -> tup
             span,
             "give token ids, or put tokenizer.json into the folder",
         )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise fault("bad-prompt", "the prompt has half of a surrogate pair, which is no character", span)
     tokens = tuple(encode(text))
     if not tokens:
         raise fault("empty-prompt", "the prompt has no tokens", span, "give at least one character")

@@ -1,0 +1,286 @@
+"""`shardwright generate`: text from a checkpoint, by the programs that the compiler makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli.options import add_json, add_output, add_sizes, natural, number, positive, size_in_bytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Parser, Subparsers
+    from shardwright.generation.planning import Options
+    from shardwright.generation.prompts import Prompt
+    from shardwright.generation.settings import Settings
+    from shardwright.generation.tokenizer import Tokenizer
+    from shardwright.models.config import Config
+    from shardwright.models.description import Model
+
+_SIZES = {"B": "batch", "L": "chunk", "T": "cache"}
+"""What --dim may give, and the options that give it too."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """CHECKPOINT (--prompt TEXT | --tokens IDS | --prompts IN.jsonl) [-o OUT.jsonl] and what stands below."""
+    parser = subparsers.add_parser(
+        "generate",
+        description="Continue prompts with a Hugging Face checkpoint, compiled for a mesh with a layout for prefill "
+        "and one for decode. Prompts are words or token ids; from a file they are JSON lines, "
+        '{"prompt": "text"} or {"tokens": [ids]}, and what comes out are the same lines with '
+        '"index", "new_tokens" and, where the checkpoint has a tokenizer, "text".',
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json and *.safetensors")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; may be given more than once")
+    parser.add_argument(
+        "--tokens", action="append", metavar="IDS", type=_tokens, help="a prompt as token ids, as in '1 15 7'"
+    )
+    parser.add_argument("--prompts", metavar="IN.jsonl", help="prompts as JSON lines; - reads standard input")
+    add_output(parser, "OUT.jsonl")
+    _add_settings(parser)
+    _add_plan(parser)
+    parser.add_argument("--stream", action="store_true", help="show the text of one prompt as it grows, not at its end")
+    add_json(parser)
+    for rule in (_one_kind_of_prompts, _dims, _something_to_do, _one_stream):
+        parser.check(rule)
+
+
+def _add_settings(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--max-new-tokens", type=natural, default=64, metavar="N", help="at most so many (default: 64)")
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
+    add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
+    add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
+    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add("--samples", type=positive, default=1, metavar="N", help="continuations of each prompt (default: 1)")
+    add(
+        "--stop-token",
+        action="append",
+        type=natural,
+        default=[],
+        metavar="ID",
+        help="end a text after this token, beside the checkpoint's own; may be given more than once",
+    )
+    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
+    add(
+        "--logprobs",
+        action="store_true",
+        help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
+    )
+
+
+def _add_plan(parser: Parser) -> None:
+    add = parser.add_argument
+    layout = "NAME|FILE"
+    add("--decode-layout", default="ws2d", metavar=layout, help="a preset, or a .shard file (default: ws2d)")
+    add("--prefill-layout", metavar=layout, help="the same for prefill (default: that of decode)")
+    add("--attention", choices=("head", "batch"), help="what attention and the cache are split over (default: head)")
+    add("--batch", type=positive, metavar="B", help="texts that are continued at a time (default: up to 16)")
+    add("--prefill-batch", type=positive, metavar="B", help="prompts that are read at a time, in rows of their own")
+    add("--chunk", type=positive, metavar="L", help="tokens of a prompt that are read at a time (default: up to 256)")
+    add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
+    add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
+    add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
+    add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
+    add_sizes(parser)
+
+
+def _tokens(text: str) -> list[int]:
+    import argparse
+
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids, as in '1 15 7'")
+    return [int(word) for word in words]
+
+
+def _one_kind_of_prompts(args: argparse.Namespace) -> str | None:
+    given = [name for name in ("prompt", "tokens", "prompts") if getattr(args, name)]
+    if not given:
+        return "one of --prompt, --tokens and --prompts is required"
+    if len(given) > 1:
+        return f"--{given[0]} and --{given[1]} cannot be given together"
+    return None
+
+
+def _dims(args: argparse.Namespace) -> str | None:
+    for name in args.dim:
+        if name not in _SIZES:
+            return f"--dim {name}: the checkpoint gives the sizes of all dimensions but B, L and T"
+        if getattr(args, _SIZES[name]) is not None:
+            return f"--dim {name} and --{_SIZES[name]} both give the size of {name}"
+    return None
+
+
+def _something_to_do(args: argparse.Namespace) -> str | None:
+    if not args.max_new_tokens and not args.logprobs:
+        return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
+    return None
+
+
+def _one_stream(args: argparse.Namespace) -> str | None:
+    if not args.stream:
+        return None
+    if args.json or args.output:
+        return "--stream shows text on standard output, without --json and -o"
+    if len(args.prompt or args.tokens or []) != 1 or args.samples > 1 or args.logprobs:
+        return "--stream is for one sample of one prompt, given as --prompt or --tokens, without --logprobs"
+    return None
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Continues the prompts. On standard output, or with -o there: a line of JSON for each, as soon as it and those
+    before it are ready; for a single prompt given as --prompt or --tokens, its text alone. `--json`: `{"ok",
+    "architecture", "mesh", "devices", "virtual", "decode_layout", "prefill_layout", "batch", "prefill_batch", "chunk",
+    "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
+    `output`, the file's name, in their place.
+    """
+    import sys
+    import time
+
+    from shardwright.cli.generation_progress import GenerationProgress
+    from shardwright.cli.output import print_json
+    from shardwright.generation.loading import load_engine
+    from shardwright.generation.outputs import LineWriter, completion_keys, in_order
+    from shardwright.generation.planning import make_plan
+
+    config, model = _model(args.checkpoint)
+    prompts, tokenizer = _prompts(args, model)
+    settings = _settings(args, config)
+    plan = make_plan(model, prompts, settings, _options(args))
+    streamed = _is_plain(args) and (args.stream or sys.stdout.isatty())
+    results: list[dict[str, Any]] = []
+    new_tokens = 0
+    with LineWriter(args.output) as writer, GenerationProgress(len(prompts) * settings.samples) as progress:
+        engine = load_engine(
+            args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
+        )
+        if not args.mesh and not args.json:
+            progress.say(f"mesh {plan.mesh}: {engine.devices}")
+        shown = _Shown(tokenizer) if streamed else None
+        if shown is not None:
+            progress.close()
+        began = time.perf_counter()
+        for completion in in_order(engine.run(prompts, settings, shown or progress.token), settings.samples):
+            new_tokens += len(completion.new_tokens)
+            progress.text()
+            keys = completion_keys(completion, tokenizer, settings.samples)
+            if shown is not None:
+                shown.end()
+            elif _is_plain(args):
+                progress.close()
+                print(keys["text"] if tokenizer is not None else " ".join(map(str, completion.new_tokens)))
+            elif args.json and args.output is None:
+                results.append(keys)
+            else:
+                writer.write(keys)
+        seconds = time.perf_counter() - began
+    if args.json:
+        print_json(
+            {
+                "ok": True,
+                "architecture": model.architecture,
+                "mesh": dict(plan.mesh),
+                "devices": len(engine.devices.devices),
+                "virtual": engine.devices.virtual,
+                "decode_layout": plan.decode_layout,
+                "prefill_layout": plan.read_layout,
+                "batch": engine.rows,
+                "prefill_batch": engine.prefill_rows,
+                "chunk": engine.chunk,
+                "cache": plan.cache,
+                "new_tokens": new_tokens,
+                "seconds": seconds,
+                "tokens_per_second": new_tokens / seconds,
+                **({"results": results} if args.output is None else {"output": args.output}),
+            }
+        )
+    return 0
+
+
+class _Shown:
+    """Shows the new tokens of one text as they come: its words, or ids where there is no tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        from shardwright.generation.tokenizer import TextStream
+
+        self._stream = None if tokenizer is None else TextStream(tokenizer)
+        self._before = ""
+
+    def __call__(self, _prompt: Prompt, _sample: int, token: int) -> None:
+        if self._stream is None:
+            print(f"{self._before}{token}", end="", flush=True)
+            self._before = " "
+        else:
+            print(self._stream.add(token), end="", flush=True)
+
+    def end(self) -> None:
+        print("" if self._stream is None else self._stream.rest())
+
+
+def _is_plain(args: argparse.Namespace) -> bool:
+    """Whether there is one text to show, and nothing to say of it."""
+    alone = len(args.prompt or args.tokens or []) == 1 and args.samples == 1 and not args.logprobs
+    return alone and not args.json and args.output is None
+
+
+# ---------------------------------------------------------------- from options
+
+
+def _model(checkpoint: str) -> tuple[Config, Model]:
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.models.architectures import describe
+    from shardwright.models.config import config_path, read_config
+
+    config = read_config(checkpoint)
+    with located(Source(str(config_path(checkpoint)), "")):
+        return config, describe(config)
+
+
+def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Tokenizer | None]:
+    from shardwright.cli.output import read_program
+    from shardwright.generation.prompts import make_prompts, read_prompts, read_text
+    from shardwright.generation.tokenizer import read_tokenizer
+
+    tokenizer = read_tokenizer(args.checkpoint)
+    encode = None if tokenizer is None else tokenizer.encode
+    if args.prompts is None:
+        return make_prompts(args.prompt or args.tokens, model.vocab, encode), tokenizer
+    source = read_program("-") if args.prompts == "-" else read_text(args.prompts)
+    return read_prompts(source, model.vocab, encode), tokenizer
+
+
+def _settings(args: argparse.Namespace, config: Config) -> Settings:
+    from shardwright.generation.settings import Settings
+    from shardwright.generation.stopping import stop_tokens
+
+    own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
+    return Settings(
+        args.max_new_tokens,
+        args.temperature,
+        args.top_k,
+        args.top_p,
+        args.seed,
+        args.samples,
+        own | frozenset(args.stop_token),
+        args.logprobs,
+    )
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from shardwright.generation.planning import Options
+    from shardwright.ir.mesh import Mesh
+    from shardwright.ir.types import DType
+
+    return Options(
+        Mesh(tuple(args.mesh.items())) if args.mesh else None,
+        args.decode_layout,
+        args.prefill_layout,
+        args.attention,
+        args.batch or args.dim.get("B"),
+        args.prefill_batch,
+        args.chunk or args.dim.get("L"),
+        args.cache or args.dim.get("T"),
+        DType(args.dtype) if args.dtype else None,
+        args.weights,
+    )

@@ -1,0 +1,85 @@
+"""What `generate` shows of its progress on a terminal: bytes of weights, texts, tokens per second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.generation.prompts import Prompt
+
+_PATIENCE = 1.0
+"""Seconds of work before anything is shown."""
+
+
+class GenerationProgress:
+    """A bar on standard error, where that is a terminal and the work takes longer than a second."""
+
+    def __init__(self, texts: int) -> None:
+        self._texts = texts
+        self._began = time.perf_counter()
+        self._wanted = sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+        self._new_tokens = 0
+        self._first: float | None = None
+
+    def __enter__(self) -> GenerationProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the bar away, for good."""
+        self._wanted = False
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """A line on standard error, above the bar."""
+        if self._bar is None:
+            print(text, file=sys.stderr)
+        else:
+            self._bar.console.print(text, highlight=False, markup=False)
+
+    def loaded(self, done: int, total: int) -> None:
+        """So many bytes of the weights are on the devices."""
+        self._show("loading weights", done, total, f"{done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+    def token(self, _prompt: Prompt, _sample: int, _token: int) -> None:
+        """There is one token more."""
+        self._new_tokens += 1
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = now
+            return
+        rate = (self._new_tokens - 1) / max(now - self._first, 1e-9)
+        self._show("generating", None, self._texts, f"{self._new_tokens} tokens, {rate:.1f} per second")
+
+    def text(self) -> None:
+        """There is one text more."""
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task)
+
+    def _show(self, what: str, done: int | None, total: int, said: str) -> None:
+        if not self._wanted or (self._bar is None and time.perf_counter() - self._began < _PATIENCE):
+            return
+        if self._bar is None:
+            self._bar = _bar()
+            self._bar.start()
+        if self._task is None or self._bar.tasks[0].description != what:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._task = self._bar.add_task(what, total=total, said=said)
+        self._bar.update(self._task, said=said, **({} if done is None else {"completed": done}))
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -1,0 +1,162 @@
+"""Whether a plan fits into the memory of its chips, and which near it does where it does not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwright.cost.memory import device_bytes, memory_of
+from shardwright.generation.plan import Plan, default_mesh, is_file
+from shardwright.generation.programs import GenerationProgram, compile_for_generation, surface_program
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
+from shardwright.ir.program import Program
+from shardwright.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from shardwright.backends.jax.devices import Devices
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on one chip: weights, state (the KV cache), and the most that the values of one call take beside them."""
+
+    weights: int
+    state: int
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.state + self.activations
+
+
+def chip_memory(devices: Devices) -> int | None:
+    """Bytes that one of the devices has: what it says itself, a CPU's virtual devices their share of what is free.
+
+    None where that cannot be known.
+    """
+    stats: Mapping[str, int] = devices.devices[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if devices.devices[0].platform != "cpu":
+        return None
+    jax = cast(Any, importlib.import_module("jax"))
+    here = [device for device in devices.devices if device.process_index == jax.process_index()]
+    return _free_bytes() // max(1, len(here))
+
+
+def _free_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def declared(program: Program) -> Need:
+    """What weights and state take, by their declarations; those that are left to the compiler count nothing."""
+
+    def bytes_of(values: tuple[Any, ...]) -> int:
+        return sum(device_bytes(value, program.mesh) for value in values if isinstance(value.type, TensorType))
+
+    return Need(bytes_of(program.weights), bytes_of(program.state))
+
+
+def compiled(program: Program) -> Need:
+    """What the explicit program takes in that function which takes the most."""
+    most = max((memory_of(program, func) for func in program.funcs), key=lambda memory: memory.peak)
+    return Need(most.weights, most.state, most.activations)
+
+
+def compile_within(
+    config: Mapping[str, Any], plan: Plan, chip: int | None, devices: int, name: str
+) -> GenerationProgram:
+    """The compiled program of a plan, if it fits into `chip` bytes of each chip; None is as many as there may be.
+
+    Raises `out-of-memory` otherwise, with a plan near it that fits, for so many `devices`; `name` is the
+    checkpoint's, for the message.
+    """
+    if chip is None:
+        return compile_for_generation(config, plan)
+    least = declared(_stored(config, plan))
+    if least.total > chip:
+        raise _too_large(config, plan, least, chip, devices, name)
+    made = compile_for_generation(config, plan)
+    need = compiled(made.explicit)
+    if need.total > chip:
+        raise _too_large(config, plan, need, chip, devices, name)
+    return made
+
+
+def _stored(config: Mapping[str, Any], plan: Plan) -> Program:
+    program = surface_program(config, plan)
+    for applied in plan.passes:
+        program = applied.run(program)
+    return program
+
+
+def _too_large(
+    config: Mapping[str, Any], plan: Plan, need: Need, chip: int, devices: int, name: str
+) -> DiagnosticError:
+    parts = f"{_gb(need.weights)} of weights, {_gb(need.state)} of KV cache"
+    if need.activations:
+        parts += f", {_gb(need.activations)} of activations"
+    error = fault(
+        "out-of-memory",
+        f"a chip of the mesh {plan.mesh} would need {_gb(need.total)}, {parts}, and has {_gb(chip)}",
+        NOWHERE,
+        _way_out(config, plan, chip, devices),
+    )
+    error.source = Source(name, "")
+    return error
+
+
+def _way_out(config: Mapping[str, Any], plan: Plan, chip: int, devices: int) -> str:
+    smallest: tuple[int, str] | None = None
+    for options, variant in _variants(plan, devices):
+        try:
+            least = declared(_stored(config, variant)).total
+            if least <= chip:
+                total = compiled(compile_for_generation(config, variant).explicit).total
+                if total <= chip:
+                    return f"{options} would fit, with {_gb(total)}"
+                least = total
+        except DiagnosticError:  # the variant is none for this model or this file
+            continue
+        if smallest is None or least < smallest[0]:
+            smallest = (least, options)
+    if smallest is None:
+        return "give a larger --mesh"
+    return f"{smallest[1]} would need {_gb(smallest[0])}, and no layout less: give a larger --mesh"
+
+
+def _variants(plan: Plan, devices: int) -> Iterator[tuple[str, Plan]]:
+    """Plans that take less, those first that change least of what comes out and how fast."""
+    presets = not is_file(plan.decode_layout) and not is_file(plan.read_layout)
+    if presets and plan.attention != "batch" and plan.batch > 1:
+        yield "--attention batch", replace(plan, attention="batch")
+    if presets and plan.mesh.n_chips < devices:
+        mesh = default_mesh(devices)
+        yield f"--mesh {str(mesh).replace(' ', ',')}", replace(plan, mesh=mesh)
+    if presets and plan.decode_layout == "megatron":
+        yield "--decode-layout ws2d", replace(plan, decode_layout="ws2d", prefill_layout=None)
+    for weights in (plan.weights, "int8", "int4"):
+        named = f"--weights {weights}" if weights != plan.weights else ""
+        if named:
+            yield named, replace(plan, weights=weights)
+        batch = plan.batch // 2
+        while batch:
+            own = None if plan.prefill_batch is None else min(plan.prefill_batch, batch)
+            yield f"{named} --batch {batch}".strip(), replace(plan, weights=weights, batch=batch, prefill_batch=own)
+            batch //= 2
+
+
+def _gb(n: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}" if n < 1000 * size else f"{n / size:,.0f} {unit}"
+    return f"{n} bytes"
