@@ -10,6 +10,7 @@ from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
 from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.overrides import check_overrides
 from shardwright.ir.program import DimInfo, Func, Marking, Program, Value
 from shardwright.ir.types import (
     DEFAULT_DTYPE,
@@ -211,6 +212,7 @@ def resolve_declarations(
 
     Raises a `DiagnosticError` at the first fault of the mesh or of a dimension.
     """
+    check_overrides(module, mesh_sizes, dim_sizes)
     mesh = _mesh(module, mesh_sizes)
     dims = _dims(module, mesh, dim_sizes)
     bare = Declarations(mesh, dims, (), ())
