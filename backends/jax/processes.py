@@ -141,12 +141,11 @@ class _Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
-        connected.settimeout(None)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds hosts that are no more
         for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, option):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-        self._lines = connected.makefile("r", encoding="utf-8")
+        self._received = b""
 
     def send(self, **message: object) -> None:
         with contextlib.suppress(OSError):  # whoever reads finds that it is lost
@@ -154,14 +153,23 @@ class _Connection:
 
     def receive(self) -> dict[str, object]:
         """The next message; empty where the other process is lost or is not one of ours."""
+        while b"\n" not in self._received:
+            try:
+                more = self.socket.recv(4096)
+            except OSError:
+                more = b""
+            if not more or len(self._received) > 10000:
+                return {}
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
         try:
-            found: object = json.loads(self._lines.readline(10000) or "{}")
-        except (OSError, ValueError):
+            found: object = json.loads(line)
+        except ValueError:
             return {}
         return cast("dict[str, object]", found) if isinstance(found, dict) else {}
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # wakes up who reads
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
@@ -267,19 +275,20 @@ class _Listener(_Peers):
         connection = _Connection(connected)
         message = connection.receive()
         index, count = message.get("process"), message.get("of")
-        if not isinstance(index, int):
+        if not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
             connection.close()
             return
         refused = ""
         if count != self.processes.count:
             refused = f"process {index} was told of {count} processes, and process 0 of {self.processes.count}"
-        elif index in self.others or not 0 < index < self.processes.count:
+        elif index == 0 or index in self.others:
             refused = f"there are two processes {index} of {count}"
         if refused:
             connection.send(refused=refused)
             connection.close()
             self.tell(refused=refused)
             raise _wrong(refused, "give each process the same --processes and its own --process-id")
+        connected.settimeout(None)
         self.others[index] = connection
 
     def _absent(self) -> DiagnosticError:
@@ -316,11 +325,13 @@ class _Caller(_Peers):
                         f"start it with --coordinator {processes.name}, and see that its port can be reached from here",
                     ) from None
                 time.sleep(0.05)
+        connected.settimeout(processes.timeout + 5)  # process 0 says first what is wrong
         self.others[0] = _Connection(connected)
         self.others[0].send(process=processes.index, of=processes.count)
         message = self.others[0].receive()
         if not isinstance(message.get("service"), str):
             raise fault("absent-process", str(message.get("refused") or "process 0 has ended"), NOWHERE)
+        connected.settimeout(None)
         self.watch()
         return str(message["service"])
 
