@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,8 +18,13 @@ from shardwright.passes.patterns import use_counts
 from shardwright.passes.projections import axes_named, functions_named
 from shardwright.passes.ring_loops import Dims, RingLoop, Writer
 from shardwright.passes.ring_sites import Site, Surroundings, find_sites
+from shardwright.passes.shuffling import Shuffled, Shuffling
 
 SITES = ("all", "gathers", "scatters")
+WEIGHTS = ("stored", "shuffled")
+
+Stored = tuple[Shuffled, TensorType]
+"""How a weight is stored, and the type that it then has."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,39 @@ class LoopCollectives(Pass):
     ways: int = 1
     sites: str = "all"
     values: str = "all"
+    weights: str = "stored"
     func: str = "all"
 
     def run(self, program: Program) -> Program:
+        self.check(program)
+        return self.rewritten(program)[0]
+
+    def rewritten(self, program: Program) -> tuple[Program, Shuffling]:
+        """The program with its loops, and how its weights are stored."""
+        if self.weights == "stored":
+            return self.looped(program, frozenset())[0], ()
+        _, found = self.looped(program, frozenset())
+        uses = Counter(name for func in program.funcs for name in Counter(use_counts(func)).elements())
+        alike = {name for name in found if len(found[name]) == uses[name] and len(set(found[name])) == 1}
+        made, found = self.looped(program, frozenset(alike))
+        recipe = tuple(found[value.name][0][0] for value in program.weights if value.name in alike)
+        return made, recipe
+
+    def looped(self, program: Program, shuffled: frozenset[str]) -> tuple[Program, dict[str, list[Stored]]]:
+        """The program with its loops, and how each weight could be stored, once for each time that it is read so."""
         axes = axes_named("loop-collectives: axes", self.axes, program.mesh)
         chosen = {func.name for func in functions_named("loop-collectives: func", self.func, program)}
-        self.check(program)
         dims = Dims(program.dims, program.mesh)
-        funcs = tuple(self.looped(program, f, axes, dims) if f.name in chosen else f for f in program.funcs)
-        return replace(program, dims=(*program.dims, *dims.added), funcs=funcs)
+        found: dict[str, list[Stored]] = {}
+        funcs = tuple(
+            self.looped_func(program, f, axes, dims, shuffled, found) if f.name in chosen else f for f in program.funcs
+        )
+        weights = tuple(
+            replace(value, type=found[value.name][0][1]) if value.name in shuffled else value for value in program.weights
+        )
+        used = {dim for value in weights for dim in value.type.names} | {d for f in funcs for d in _dims_in(f)}
+        added = tuple(dim for dim in dims.added if dim.name in used)
+        return replace(program, dims=(*program.dims, *added), weights=weights, funcs=funcs), found
 
     def check(self, program: Program) -> None:
         """Raises a `DiagnosticError` for an option that means nothing."""
@@ -51,6 +81,8 @@ class LoopCollectives(Pass):
             raise fault("bad-option", f"loop-collectives: ways is 1 or 2, not {self.ways}", NOWHERE)
         if self.sites not in SITES:
             raise fault("bad-option", f"loop-collectives: sites is {', '.join(SITES)}, not {self.sites}", NOWHERE)
+        if self.weights not in WEIGHTS:
+            raise fault("bad-option", f"loop-collectives: weights is {' or '.join(WEIGHTS)}, not {self.weights}", NOWHERE)
         known = [
             s.result.name
             for func in program.funcs
@@ -72,12 +104,21 @@ class LoopCollectives(Pass):
         named = self.values == "all" or site.collective.result.name in self.values.split("+")
         return named and self.sites in ("all", "gathers" if site.is_gather else "scatters")
 
-    def looped(self, program: Program, func: Func, axes: Axes, dims: Dims) -> Func:
+    def looped_func(
+        self,
+        program: Program,
+        func: Func,
+        axes: Axes,
+        dims: Dims,
+        shuffled: frozenset[str],
+        found: dict[str, list[Stored]],
+    ) -> Func:
         """The function with its sites as loops, inner blocks first."""
         counts = use_counts(func)
         orders = orders_in(program, func)
         namer = Namer(names_of(func) | set(program.globals))
         sizes = program.sizes(func)
+        weights = {value.name: value.type for value in program.weights if isinstance(value.type, TensorType)}
 
         def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
             inner: list[Statement] = []
@@ -92,7 +133,19 @@ class LoopCollectives(Pass):
                 inner.append(made)
             block = Surroundings(tuple(inner), seen, counts, orders, sizes, program.mesh, program.state_names)
             sites = chosen([site for site in find_sites(block, axes) if self.wanted(site)])
-            return _written(block, sites, self.ways, dims, Writer(program.mesh, {**sizes}, namer), {**orders})
+            writer = Writer(program.mesh, {**sizes}, namer)
+
+            def loop(site: Site) -> list[Statement]:
+                names = {name for product in site.products for name in product.sources}
+                known = {name: kind for name in names if isinstance(kind := seen.type_of(name), TensorType)}
+                out = replace(writer, out=[])
+                ring = RingLoop(site, known, self.ways, dims, out, orders, weights, shuffled)
+                ring.write(site.collective.result)
+                for stored in ring.recipes:
+                    found.setdefault(stored[0].weight, []).append(stored)
+                return out.out
+
+            return _written(block.body, sites, loop)
 
         return replace(func, body=visit(func.body, Scope.of(program, func)))
 
@@ -112,24 +165,35 @@ def chosen(sites: Sequence[Site]) -> list[Site]:
 
 
 def _written(
-    block: Surroundings,
-    sites: Sequence[Site],
-    ways: int,
-    dims: Dims,
-    writer: Writer,
-    orders: dict[str, tuple[str | int, ...]],
+    body: tuple[Statement, ...], sites: Sequence[Site], loop: Callable[[Site], list[Statement]]
 ) -> tuple[Statement, ...]:
-    """The block with loops in place of the sites."""
+    """A block with loops in place of the sites."""
     consumed = frozenset[str]().union(*(site.consumed for site in sites))
     made: list[Statement] = []
-    for i, statement in enumerate(block.body):
+    for i, statement in enumerate(body):
         for site in sites:
             if site.place == i:
-                out = replace(writer, out=[])
-                names = {o for p in site.products for o in p.let.operands if isinstance(o, str)}
-                seen = {name: kind for name in names if isinstance(kind := block.scope.type_of(name), TensorType)}
-                RingLoop(site, seen, ways, dims, out, orders).write(site.collective.result)
-                made.extend(out.out)
+                made.extend(loop(site))
         if not (isinstance(statement, Let) and statement.result.name in consumed):
             made.append(statement)
     return tuple(made)
+
+
+def _dims_in(func: Func) -> set[str]:
+    """The dimensions that a function's values have, or its loops run along."""
+    found: set[str] = set()
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            found.update(dim for value in statement.results for dim in value.type.names)
+        if isinstance(statement, Loop):
+            found.add(statement.dim)
+    return found
+
+
+def shuffling(program: Program, options: LoopCollectives) -> Shuffling:
+    """How the pass with these options stores the weights of an explicit program (given as it is before the pass).
+
+    A weight is shuffled where loops alone read it, all in the same way: `passes.shuffling.shuffle` makes the arrays.
+    """
+    options.check(program)
+    return options.rewritten(program)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.digits import Order, order_size
@@ -30,14 +30,21 @@ from shardwright.ir.program import Carry, DimInfo, Let, Loop, Marking, Namer, St
 from shardwright.ir.strategies import result_types
 from shardwright.ir.types import Dim, DType, Shape, TensorType, axis_set, is_compact_dim
 from shardwright.passes.ring_sites import Product, Ring, Site
+from shardwright.passes.shuffling import Shuffled
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value by name, with the type that the block sees."""
+    """A value by name, with the type that the block sees; `stem` is what names of what is made of it begin with."""
 
     name: str
     kind: TensorType
+    stem: str = ""
+
+    def called(self, suffix: str = "") -> str:
+        """A name for what is made of it."""
+        stem = self.stem or self.name
+        return f"{stem}_{suffix}" if suffix else stem
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +106,7 @@ class Writer:
         order: Sequence[str] | None = None,
         dtype: DType | None = None,
         kind: TensorType | None = None,
+        stem: str = "",
     ) -> Tensor:
         """The operation's result under a fresh name; `order` and `dtype` as a contraction or a sum may choose them."""
         args = [Arg(str(o), None, o) if isinstance(o, Number) else Arg(o.name, o.kind.shape) for o in operands]
@@ -110,7 +118,7 @@ class Writer:
         made = kind or result_types(operation, names, kinds, [shape], self.mesh)[0]
         value = Value(self.namer.fresh(wish), made, Marking.FOUND)
         self.out.append(Let((value,), operation, tuple(names)))
-        return Tensor(value.name, made)
+        return Tensor(value.name, made, stem)
 
     def aside(self) -> Writer:
         """A writer of statements that stand elsewhere: in a loop's body."""
@@ -136,7 +144,7 @@ class Writer:
         )
         names = tuple(factor.name for factor in factors)
         operation = Split(dim, names) if len(names) > 1 else Rename(((dim, names[0]),))
-        return self.let(operation, [value], f"{value.name.removesuffix('_blocks')}_blocks", kind=kind)
+        return self.let(operation, [value], value.called("blocks"), kind=kind, stem=value.called())
 
     def merge(self, value: Tensor, names: Sequence[str], dim: str, wish: str) -> Tensor:
         operation = Merge(tuple(names), dim) if len(names) > 1 else Rename(((names[0], dim),))
@@ -153,11 +161,11 @@ class Writer:
     ) -> list[Tensor]:
         """A loop whose body is written by `body(writer, index, what is carried)`, which gives what follows."""
         index = self.namer.fresh("i")
-        inner = [Tensor(self.namer.fresh(wish), start.kind) for wish, start in carried]
+        inner = [Tensor(self.namer.fresh(wish), start.kind, wish) for wish, start in carried]
         writer = self.aside()
         place = Loop((), dim, index, (), (), ())
         following = body(writer, Tensor(index, index_value(place).type), inner)  # type: ignore[arg-type]
-        results = [Tensor(self.namer.fresh(f"{wish}_last"), start.kind) for wish, start in carried]
+        results = [Tensor(self.namer.fresh(f"{wish}_last"), start.kind, wish) for wish, start in carried]
         self.out.append(
             replace(
                 place,
@@ -182,6 +190,11 @@ class Half:
     moving: Tensor | None
     operands: tuple[tuple[Tensor, Tensor], ...]
 
+    @property
+    def word(self) -> str:
+        """What its values are called."""
+        return "up" if self.way > 0 else "down"
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -204,8 +217,12 @@ class RingLoop:
         dims: Dims,
         writer: Writer,
         orders: Mapping[str, Order],
+        weights: Mapping[str, TensorType],
+        shuffled: Collection[str],
     ) -> None:
         self.site = site
+        self.weights = weights
+        self.shuffled = shuffled
         self.seen = seen
         self.dims = dims
         self.mesh = writer.mesh
@@ -214,6 +231,9 @@ class RingLoop:
         self.writer = writer
         self.ways = ways
         self.cut: Cut | None = None
+        self.chip: dict[Ring, Tensor] = {}
+        self.recipes: list[tuple[Shuffled, TensorType]] = []
+        """How each weight whose blocks one ring reads could be stored, once for each time that it is read."""
 
     # ------------------------------------------------------------ dimensions
 
@@ -236,6 +256,10 @@ class RingLoop:
         name = self.dims.of("I", (self.site.rings.index(ring),), size)
         self.sizes[name] = size
         return name
+
+    def trip(self, ring: Ring) -> str:
+        """The digit that says in which trip a block of a shuffled weight is read."""
+        return self.made("J", ("trip",), ring)
 
     def factors(self, dim: str, rings: Sequence[Ring], own: bool) -> list[Factor]:
         """A dimension as digits of rings and what stands between them, most significant first."""
@@ -281,6 +305,10 @@ class RingLoop:
 
     def write(self, original: Value) -> None:
         """Writes the loop; its results bear the names and types of what it replaces."""
+        for ring in self.site.rings:
+            name = self.own(ring)
+            kind = TensorType(DType.INT32, (Dim(name, self.sizes[name]),), (axis_set(ring.axes),))
+            self.chip[ring] = self.writer.let(Iota(name), [], "chip", kind=kind)
         if self.site.is_gather:
             self.gather()
         else:
@@ -288,10 +316,7 @@ class RingLoop:
 
     def offset(self, writer: Writer, ring: Ring, way: int, trip: Tensor | Number, more: int) -> Tensor:
         """Which block a chip is at in a trip: its own number less (going up) or plus the trip's and `more`."""
-        name = self.own(ring)
-        shape = Shape(DType.INT32, (Dim(name, self.sizes[name]),))
-        kind = TensorType(DType.INT32, shape.dims, (axis_set(ring.axes),))
-        at = writer.let(Iota(name), [], "chip", kind=kind)
+        at = self.chip[ring]
         step = Sub() if way > 0 else Add()
         if more:
             at = writer.let(step, [at, Number(str(more))], "block")
@@ -301,23 +326,103 @@ class RingLoop:
             at = writer.let(step, [at, trip], "block")
         return at
 
-    def selected(self, writer: Writer, half: Half, ring: Ring, at: Tensor) -> Half:
-        """The half with only the blocks `at` of the operands that hold all blocks of a ring."""
-        block = self.block(ring)
+    def selected(self, writer: Writer, half: Half, ring: Ring, index: Tensor | Number, more: int) -> Half:
+        """The half with only this trip's blocks of the operands that hold all blocks of a ring.
 
-        def of(operand: Tensor) -> Tensor:
-            if block not in operand.names:
+        `more` is how many blocks the first trip is on from a chip's own. A shuffled weight has them by trips.
+        """
+        block, trip = self.block(ring), self.trip(ring)
+        found: dict[str, Tensor] = {}
+        late = 0 if self.site.is_gather else 1
+
+        def place(of: str) -> Tensor:
+            if of not in found:
+                if of == block:
+                    found[of] = self.offset(writer, ring, half.way, index, more)
+                else:
+                    assert isinstance(index, Tensor)
+                    later = Number(str(more - late))
+                    found[of] = writer.let(Add(), [index, later], "trip") if more > late else index
+            return found[of]
+
+        def selected(operand: Tensor) -> Tensor:
+            dim = next((name for name in (block, trip) if name in operand.names), None)
+            if dim is None:
                 return operand
-            return writer.let(Lookup(block, wrap=True), [operand, at], f"{operand.name}_at")
+            wish, stem = operand.called(half.word), operand.called()
+            if dim == trip and isinstance(index, Number):
+                operation = Take(dim, int(index.value) + more - late)
+                return writer.let(operation, [operand], wish, stem=stem)
+            return writer.let(Lookup(dim, wrap=True), [operand, place(dim)], wish, stem=stem)
 
-        operands = tuple((of(a), of(b)) for a, b in half.operands)
+        operands = tuple((selected(a), selected(b)) for a, b in half.operands)
         return replace(half, operands=operands)
+
+    def operand(self, product: Product, at: int) -> Tensor:
+        """An operand with its dimensions in factors: those of the ring's chips, and of blocks that it holds all of."""
+        value = Tensor(product.sources[at], self.seen[product.sources[at]])
+        writer = self.writer_of(value)
+        for dim, factors in self.unfolding(product, value).items():
+            value = writer.split(value, dim, factors)
+        return value
+
+    def unfolding(self, product: Product, value: Tensor) -> dict[str, list[Factor]]:
+        """The factors of an operand's dimensions."""
+        made = {dim: self.factors(dim, rings, own=True) for dim, rings in self.homes(product).items()}
+        made |= {dim: self.factors(dim, rings, own=False) for dim, rings in self.targets().items()}
+        return {dim: factors for dim, factors in made.items() if dim in value.names}
+
+    def writer_of(self, value: Tensor) -> Writer:
+        """Where what is made of an operand is written: nowhere, of a weight that is stored so."""
+        return self.writer.aside() if value.called() in self.shuffled else self.writer
+
+    def stored(self, product: Product, at: int, value: Tensor) -> Tensor:
+        """The operand in factors, or, of a shuffled weight, as it is stored; what that is goes into `recipes`."""
+        name = product.sources[at]
+        (ring, *others) = self.site.rings
+        if name not in self.weights or others or self.block(ring) not in value.names:
+            return value
+        cut = self.cut if self.cut is not None and self.cut.halves in value.names else None
+        whole, seen = self.weights[name], self.seen[name]
+        leading = [dim for dim in whole.names if dim not in seen.names]
+        front = [*([cut.halves] if cut else [])]
+        rest = [dim for dim in value.names if dim not in (*front, self.block(ring))]
+        trip = Dim(self.trip(ring), self.sizes[self.block(ring)])
+        sizes = {dim.name: dim for dim in (*whole.dims, *value.kind.dims, trip)}
+        names = (*leading, trip.name, *front, *rest)
+        splits = tuple(whole.split(n) if n in leading else value.kind.split(n) for n in names)
+        kind = replace(whole, dims=tuple(sizes[n] for n in names), splits=splits)
+        unfolded = self.unfolding(product, Tensor(name, seen))
+        rows: list[tuple[tuple[str, int], ...]] = []
+        for dim in whole.dims:
+            parts = [(f.name, f.size) for f in unfolded[dim.name]] if dim.name in unfolded else [(dim.name, dim.size)]
+            if cut:
+                halved = [(cut.halves, 2), (cut.rest, self.sizes[cut.rest])]
+                parts = [new for part in parts for new in (halved if part[0] == cut.dim else [part])]
+            rows.append(tuple(parts))
+        late = 0 if self.site.is_gather else 1
+        entry = Shuffled(
+            name, tuple(rows), self.block(ring), self.own(ring), trip.name, cut.halves if cut else None, late, names
+        )
+        self.recipes.append((entry, kind))
+        if name not in self.shuffled:
+            return value
+        for dim in leading:
+            kind = kind.without_dim(dim)
+        return Tensor(name, kind, name)
 
     def halved(self, writer: Writer, value: Tensor, half: Half) -> Tensor:
         """The half's part of a value that has the cut dimension whole."""
         if self.cut is None or self.cut.halves not in value.names:
             return value
-        return writer.let(Take(self.cut.halves, half.number), [value], f"{value.name}_half")
+        operation = Take(self.cut.halves, half.number)
+        return writer.let(operation, [value], value.called(half.word), stem=value.called(half.word))
+
+    def converted(self, writer: Writer, value: Tensor, steps: Sequence[Let]) -> Tensor:
+        """The value after conversions, and functions, of one operand."""
+        for let in steps:
+            value = writer.let(let.operation, [value], let.result.name)
+        return value
 
     def cut_dims(self, names: Sequence[str]) -> list[str]:
         """The names with the cut dimension's remainder in its place."""
@@ -329,7 +434,7 @@ class RingLoop:
         if cut is None or cut.dim not in value.names:
             return value
         factors = [Factor(cut.halves, 2, ()), Factor(cut.rest, self.sizes[cut.rest], ())]
-        return self.writer.split(value, cut.dim, factors)
+        return self.writer_of(value).split(value, cut.dim, factors)
 
     def choose_cut(self, candidates: Sequence[tuple[str, bool]]) -> None:
         """Cuts the first of these dimensions that is even."""
@@ -354,8 +459,8 @@ class RingLoop:
             return halves[0]
         cut = self.cut
         assert cut is not None
-        renamed = [self.writer.let(Rename(((cut.rest, cut.dim),)), [half], f"{half.name}_part") for half in halves]
-        return self.writer.let(Concat(cut.dim), renamed, f"{halves[0].name}_joined")
+        renamed = [self.writer.let(Rename(((cut.rest, cut.dim),)), [half], half.called("half")) for half in halves]
+        return self.writer.let(Concat(cut.dim), renamed, halves[0].called("joined"))
 
     def finished(self, value: Tensor, factors: dict[str, list[str]], original: Value, *, last: bool = True) -> Tensor:
         """The value in the format and the dimensions of the original, under its name if this is the last step."""
@@ -374,7 +479,7 @@ class RingLoop:
     def added(self, writer: Writer, values: Sequence[Tensor], wish: str) -> Tensor:
         total = values[0]
         for value in values[1:]:
-            total = writer.let(Add(), [total, value], wish, order=total.names)
+            total = writer.let(Add(), [total, value], wish, order=total.names, stem=wish)
         return total
 
     # ------------------------------------------------------------ gathers
@@ -390,15 +495,12 @@ class RingLoop:
             moving = writer.split(moving, dim, self.factors(dim, rings, own=True))
         operands: list[tuple[Tensor, Tensor]] = []
         for product in site.products:
-            other = Tensor(product.operand(1 - product.at), self.seen[product.operand(1 - product.at)])
-            for dim, rings in self.homes(product).items():
-                other = writer.split(other, dim, self.factors(dim, rings, own=True))
-            for dim, rings in self.targets().items():
-                other = writer.split(other, dim, self.factors(dim, rings, own=False))
-            operands.append((moving, other))
+            operands.append((moving, self.operand(product, 1 - product.at)))
         self.choose_cut(self.gather_cuts(moving, operands))
         moving = self.with_cut(moving)
-        operands = [(moving, self.with_cut(other)) for _, other in operands]
+        others = [self.with_cut(other) for _, other in operands]
+        others = [self.stored(p, 1 - p.at, other) for p, other in zip(site.products, others, strict=True)]
+        operands = [(moving, other) for other in others]
         halves: list[Half] = []
         for way, number in self.ways_round():
             half = Half(way, number, None, tuple(operands))
@@ -456,10 +558,9 @@ class RingLoop:
         accumulates = any(ring.summed for ring in self.site.rings)
         for product, (_, other) in zip(self.site.products, half.operands, strict=True):
             assert half.moving is not None
-            here = half.moving
-            for let in product.through:
-                here = writer.let(let.operation, [here], let.result.name)
+            here = self.converted(writer, half.moving, product.through[product.at])
             there = self.halved(writer, other, half)
+            there = self.converted(writer, there, product.through[1 - product.at])
             summed = [f.name for dim in product.dims for f in self.parts(dim)]
             dims = tuple(name for name in self.cut_dims(summed) if name in here.names and name not in own)
             dtype = product.kind.dtype
@@ -482,7 +583,7 @@ class RingLoop:
 
         def trip(to: Writer, index: Tensor | Number, here: Sequence[Half]) -> list[list[Tensor]]:
             if ring.summed:
-                here = [self.selected(to, half, ring, self.offset(to, ring, half.way, index, 0)) for half in here]
+                here = [self.selected(to, half, ring, index, 0) for half in here]
             return self.gathering(to, level + 1, here)
 
         def put(
@@ -494,10 +595,10 @@ class RingLoop:
                 for value in values:
                     total = next(rest)
                     if ring.summed:
-                        made.append(self.added(to, [total, value], total.name))
+                        made.append(self.added(to, [total, value], total.called()))
                     else:
                         at = self.offset(to, ring, halves[number].way, index, 0)
-                        made.append(to.let(Update(self.block(ring), wrap=True), [total, value, at], total.name))
+                        made.append(to.let(Update(self.block(ring), wrap=True), [total, value, at], total.called(), stem=total.called()))
             return made
 
         def flat(values: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -519,7 +620,8 @@ class RingLoop:
             following = [self.rolled(to, ring, half.way, value) for half, value in zip(halves, arrived, strict=True)]
             return [*following, *put(to, index, totals, trip(to, index, here))]
 
-        carried = [(value.name, value) for value in moving]
+        words = [half.word if self.cut is None and level == 0 else "" for half in halves]
+        carried = [(value.called(word), value) for value, word in zip(moving, words, strict=True)]
         carried += [(f"{name}_sum" if ring.summed else f"{name}_all", start) for name, start in zip(names, starts)]
         last = writer.loop(self.trips(ring), carried, body)
         arrived, totals = last[: len(moving)], last[len(moving) :]
@@ -537,25 +639,18 @@ class RingLoop:
         return replace(kind, dims=tuple(dim for dim, _ in rows), splits=tuple(axes for _, axes in rows))
 
     def rolled(self, writer: Writer, ring: Ring, way: int, value: Tensor) -> Tensor:
-        return writer.let(Roll(axis_set(ring.axes), self.own(ring), way), [value], f"{value.name}_next")
+        return writer.let(Roll(axis_set(ring.axes), self.own(ring), way), [value], value.called("next"), stem=value.called())
 
     # ------------------------------------------------------------ scatters
 
     def scatter(self, original: Value) -> None:
         site, writer = self.site, self.writer
-        operands: list[tuple[Tensor, Tensor]] = []
-        for product in site.products:
-            pair: list[Tensor] = []
-            for at in (0, 1):
-                value = Tensor(product.operand(at), self.seen[product.operand(at)])
-                for dim, rings in self.homes(product).items():
-                    value = writer.split(value, dim, self.factors(dim, rings, own=True))
-                for dim, rings in self.targets().items():
-                    value = writer.split(value, dim, self.factors(dim, rings, own=False))
-                pair.append(value)
-            operands.append((pair[0], pair[1]))
+        operands = [(self.operand(product, 0), self.operand(product, 1)) for product in site.products]
         self.choose_cut(self.scatter_cuts(operands))
-        operands = [(self.with_cut(a), self.with_cut(b)) for a, b in operands]
+        operands = [
+            (self.stored(product, 0, self.with_cut(a)), self.stored(product, 1, self.with_cut(b)))
+            for product, (a, b) in zip(site.products, operands, strict=True)
+        ]
         halves = [Half(way, number, None, tuple(operands)) for way, number in self.ways_round()]
         results = self.scattering(writer, 0, halves)
         value = self.joined(results)
@@ -605,7 +700,7 @@ class RingLoop:
         ring = self.site.rings[level]
 
         def trip(to: Writer, index: Tensor | Number, more: int) -> list[Tensor]:
-            here = [self.selected(to, half, ring, self.offset(to, ring, half.way, index, more)) for half in halves]
+            here = [self.selected(to, half, ring, index, more) for half in halves]
             return self.scattering(to, level + 1, here)
 
         first = trip(writer, Number("0"), 1)
@@ -613,10 +708,11 @@ class RingLoop:
         def body(to: Writer, index: Tensor, carried: list[Tensor]) -> list[Tensor]:
             arrived = [self.rolled(to, ring, half.way, value) for half, value in zip(halves, carried, strict=True)]
             own = trip(to, index, 2)
-            return [self.added(to, pair, pair[0].name) for pair in zip(arrived, own, strict=True)]
+            return [self.added(to, pair, pair[0].called()) for pair in zip(arrived, own, strict=True)]
 
         name = self.site.collective.result.name
-        return writer.loop(self.trips(ring), [(f"{name}_sum", value) for value in first], body)
+        carried = [(f"{name}_{half.word}", value) for half, value in zip(halves, first, strict=True)]
+        return writer.loop(self.trips(ring), carried, body)
 
     def partial(self, writer: Writer, half: Half) -> Tensor:
         """The chip's addend of the block that is passing by."""
@@ -625,7 +721,8 @@ class RingLoop:
         made: list[Tensor] = []
         for product, (a, b) in zip(self.site.products, half.operands, strict=True):
             homes = self.homes(product)
-            pair = (self.halved(writer, a, half), self.halved(writer, b, half))
+            halved = (self.halved(writer, a, half), self.halved(writer, b, half))
+            pair = [self.converted(writer, v, steps) for v, steps in zip(halved, product.through, strict=True)]
             summed = [
                 f.name
                 for dim in product.dims

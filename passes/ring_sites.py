@@ -30,14 +30,17 @@ class Ring:
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction of a site. `through` are the conversions and functions before it, `at` the operand that travels
-    (of a gather), and `homes` where the ring's axes split the other operand, or what is summed over (of a scatter).
+    """A contraction of a site. `at` is the operand that travels (of a gather), and `homes` say where the ring's axes
+    split the other operand, or what is summed over (of a scatter).
+
+    `sources` are what its operands are made of, by the conversions `through`, which are done block by block.
     """
 
     let: Let
     at: int
     homes: Homes
-    through: tuple[Let, ...] = ()
+    sources: tuple[str, str]
+    through: tuple[tuple[Let, ...], tuple[Let, ...]]
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -48,8 +51,10 @@ class Product:
     def kind(self) -> TensorType:
         return self.let.result.concrete
 
-    def operand(self, at: int) -> str:
-        return str(self.let.operands[at])
+    @property
+    def other(self) -> str:
+        """What the operand that stays is made of."""
+        return self.sources[1 - self.at]
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def _gather(block: Surroundings, collective: Let, operand: TensorType, at: int, 
     for axis in home:
         if axis not in axes or block.mesh[axis] == 1 or home[axis] not in operand.names:
             continue
-        others = [block.kind(p.operand(1 - p.at)) for p in products]
+        others = [block.kind(p.other) for p in products]
         splits = [None if kind is None else kind.state(axis) for kind in others]
         free = all(
             kind is not None and isinstance(split, str) and split in kind.names and split not in operand.names
@@ -151,7 +156,7 @@ def _gather(block: Surroundings, collective: Let, operand: TensorType, at: int, 
     if not ring:
         return None
     products = tuple(
-        replace(p, homes={axis: str(_known(block, p.operand(1 - p.at)).state(axis)) for axis in ring}) for p in products
+        replace(p, homes={axis: str(_known(block, p.other).state(axis)) for axis in ring}) for p in products
     )
     rings = [
         Ring(group, dim, dim in products[0].dims)
@@ -173,6 +178,7 @@ def _consumers(block: Surroundings, collective: Let, at: int) -> tuple[tuple[Pro
 
     None where something else reads it, or where what they need besides is not there before the first of them.
     """
+    lets = {s.result.name: s for s in block.body if isinstance(s, Let)}
     through: dict[str, tuple[Let, ...]] = {collective.result.name: ()}
     reads = dict.fromkeys(through, 0)
     products: list[Product] = []
@@ -195,19 +201,35 @@ def _consumers(block: Surroundings, collective: Let, at: int) -> tuple[tuple[Pro
                 reads[statement.result.name] = 0
             case Let(operation=Contract()):
                 side = 0 if statement.operands[0] == read[0] else 1
-                products.append(Product(statement, side, {}, through[read[0]]))
+                other, made = _source(str(statement.operands[1 - side]), lets, block.counts)
+                sources = (read[0], other) if side == 0 else (other, read[0])
+                chains = (through[read[0]], made) if side == 0 else (made, through[read[0]])
+                products.append(Product(statement, side, {}, sources, chains))
             case _:
                 return None
     if not products or any(block.counts.get(name, 0) != n for name, n in reads.items()):
         return None
     place = min(places[p.let.result.name] for p in products)
     for product in products:
-        other = block.kind(product.operand(1 - product.at))
-        late = places.get(product.operand(1 - product.at), -1) >= place
+        other = block.kind(product.other)
+        late = places.get(product.other, -1) >= place
         if other is None or late or not block.declared(other) or not block.declared(product.kind):
             return None
-    consumed = frozenset((*through, *(p.let.result.name for p in products)))
+    converted = (let.result.name for p in products for let in p.through[1 - p.at])
+    consumed = frozenset((*through, *converted, *(p.let.result.name for p in products)))
     return tuple(products), place, consumed
+
+
+def _source(name: str, lets: Mapping[str, Let], counts: Mapping[str, int]) -> tuple[str, tuple[Let, ...]]:
+    """What a value is converted from, and the conversions, where nothing else reads them."""
+    made: tuple[Let, ...] = ()
+    while counts.get(name, 0) == 1:
+        match lets.get(name):
+            case Let(operation=Convert(), operands=(str() as source,)) as let:
+                name, made = source, (let, *made)
+            case _:
+                break
+    return name, made
 
 
 def _scatter(block: Surroundings, collective: Let, name: str, at: int, axes: Axes) -> Site | None:
@@ -219,19 +241,23 @@ def _scatter(block: Surroundings, collective: Let, name: str, at: int, axes: Axe
     operand = leaves[0].result.concrete
     if operand.partial is None or operand.partial.kind is not Reduction.SUM:
         return None
+    made: list[Product] = []
     for let in leaves:
-        kinds = [block.kind(o) for o in let.operands]
-        if any(kind is None or not block.declared(kind) for kind in (*kinds, let.result.concrete)):
+        (a, from_a), (b, from_b) = (_source(str(o), lets, block.counts) for o in let.operands)
+        made.append(Product(let, 0, {}, (a, b), (from_a, from_b)))
+        consumed.update(step.result.name for step in (*from_a, *from_b))
+        kinds = (block.kind(a), block.kind(b), let.result.concrete)
+        if any(kind is None or not block.declared(kind) for kind in kinds):
             return None
     home: dict[str, str] = {}
     for targets, dim in collective.operation.targets:
         for axis in targets:
-            if axis in axes and block.mesh[axis] > 1 and all(_made_here(block, let, axis, dim) for let in leaves):
+            if axis in axes and block.mesh[axis] > 1 and all(_made_here(block, product, axis, dim) for product in made):
                 home[axis] = dim
     if not home:
         return None
     products = tuple(
-        Product(let, 0, {axis: str(_known(block, str(let.operands[0])).state(axis)) for axis in home}) for let in leaves
+        replace(p, homes={axis: str(_known(block, p.sources[0]).state(axis)) for axis in home}) for p in made
     )
     groups = _groups(list(home), home, [p.homes for p in products], block)
     rings = tuple(Ring(group, dim, summed=False) for group, dim in groups)
@@ -256,11 +282,10 @@ def _addends(name: str, lets: Mapping[str, Let], counts: Mapping[str, int], cons
             return []
 
 
-def _made_here(block: Surroundings, let: Let, axis: str, dim: str) -> bool:
+def _made_here(block: Surroundings, product: Product, axis: str, dim: str) -> bool:
     """Whether the sum over the axis begins in this contraction, and one operand alone has the dimension, whole."""
-    assert isinstance(let.operation, Contract)
-    a, b = (_known(block, str(o)) for o in let.operands)
-    return a.state(axis) in let.operation.dims and (dim in a.names) != (dim in b.names)
+    a, b = (_known(block, name) for name in product.sources)
+    return a.state(axis) in product.dims and (dim in a.names) != (dim in b.names)
 
 
 def _groups(

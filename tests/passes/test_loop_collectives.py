@@ -18,8 +18,9 @@ from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllGather, ReduceScatter, Roll
 from shardwright.ir.program import Let, Program
-from shardwright.passes.loop_collectives import LoopCollectives
+from shardwright.passes.loop_collectives import LoopCollectives, shuffling
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.shuffling import shuffle
 
 FORMS = {
     "activations gathered": """
@@ -211,3 +212,37 @@ def test_under_jax(form: str) -> None:
         for a, b in zip(wanted.results, found, strict=True):
             scale = float(np.abs(np.asarray(a, np.float64)).max())
             print(form, np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() / scale)
+
+
+SHUFFLED = """
+mesh x=2 y=2
+dim N=2 B=4 L=2 E=48 F=48
+weights { w: NEF_xy
+          v: NF_xyE }
+func f(x: BLE_xy) -> BLE_xy {
+  y = loop[N](h = x) {
+    g = all_gather[xy](h)
+    a = g @[E] w
+    b = relu(a)
+    p = b @[F] v
+    s = reduce_scatter[xy -> E](p)
+    next s
+  }
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_shuffled(ways: int) -> None:
+    before = run_passes(complete(program(SHUFFLED)), parse_pipeline("choose-digit-order"))
+    options = LoopCollectives(weights="shuffled", ways=ways)
+    after = run_passes(before, [options])
+    print(printed(after))
+    recipe = shuffling(before, options)
+    given = random_inputs(before, before.funcs[0], 0)
+    weights = shuffle(recipe, given.weights)
+    (wanted,), _ = evaluate(before, "f", given.args, given.weights)
+    found = simulate(after, "f", given.args, weights)
+    assert np.abs(wanted - found.results[0]).max() <= 1e-12 * np.abs(wanted).max()
+    assert found.total == simulate(before, "f", given.args, given.weights).total
