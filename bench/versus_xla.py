@@ -36,7 +36,7 @@ from oracles.example_programs import NAMES, in_format, load, small
 from shardwright.backends.jax.digit_factors import Digits
 from shardwright.backends.jax.edges import edge_of
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.run import load_module
+from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.random_inputs import Inputs, random_inputs
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir import ops

@@ -128,9 +128,13 @@ def table_lines(program: Program) -> list[str]:
                 "",
                 "",
                 "def zero_state(mesh):",
-                '    """State of zeros, on the mesh."""',
-                "    zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype, _) in STATE.items()}",
-                "    return put(zeros, STATE, mesh)",
+                '    """State of zeros, made on the mesh."""',
+                f"    shardings = {{name: NamedSharding(mesh, spec{memory}) for name, (_, _, spec) in STATE.items()}}",
+                "    zeros = jax.jit(",
+                "        lambda: {name: jnp.zeros(shape, dtype) for name, (shape, dtype, _) in STATE.items()},",
+                "        out_shardings=shardings,",
+                "    )",
+                "    return zeros()",
             ]
         )
     return lines

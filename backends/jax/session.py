@@ -17,7 +17,7 @@ from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.module_head import global_edge
 from shardwright.backends.jax.placing import Placement, Progress, check_shape, sharding_of
-from shardwright.backends.jax.run import load_module
+from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Program, Value

@@ -8,7 +8,7 @@ from oracles.jax_agreement import check, explicit
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.devices import arrange_devices
-from shardwright.backends.jax.run import load_module
+from shardwright.backends.jax.module_files import load_module
 
 LAYERS = """
 mesh x=2 y=2 z=2

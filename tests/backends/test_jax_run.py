@@ -11,7 +11,7 @@ import pytest
 from oracles.jax_agreement import explicit
 
 from shardwright.backends.jax.devices import arrange_devices
-from shardwright.backends.jax.run import load_module
+from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.ir.diagnostics import DiagnosticError
 
