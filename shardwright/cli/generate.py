@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_json, add_output, add_sizes, natural, number, positive, size_in_bytes
+from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
+    from shardwright.generation.engine import Engine
+    from shardwright.generation.plan import Plan
     from shardwright.generation.planning import Options
     from shardwright.generation.prompts import Prompt
     from shardwright.generation.settings import Settings
@@ -40,6 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_settings(parser)
     _add_plan(parser)
     parser.add_argument("--stream", action="store_true", help="show the text of one prompt as it grows, not at its end")
+    add_processes(parser)
     add_json(parser)
     for rule in (_one_kind_of_prompts, _dims, _something_to_do, _one_stream):
         parser.check(rule)
@@ -135,6 +139,16 @@ def execute(args: argparse.Namespace) -> int:
     "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
     `output`, the file's name, in their place.
     """
+    from shardwright.backends.jax.processes import joined
+
+    processes = processes_from(args)
+    with joined(processes):
+        return _generate(args, writes=processes is None or processes.index == 0)
+
+
+def _generate(args: argparse.Namespace, *, writes: bool) -> int:
+    """What one process does. Of several all compute the same, and the first `writes` it."""
+    import os
     import sys
     import time
 
@@ -147,15 +161,16 @@ def execute(args: argparse.Namespace) -> int:
     config, model = _model(args.checkpoint)
     prompts, tokenizer = _prompts(args, model)
     settings = _settings(args, config)
-    plan = make_plan(model, prompts, settings, _options(args))
-    streamed = _is_plain(args) and (args.stream or sys.stdout.isatty())
+    plan = make_plan(model, prompts, settings, _options(args), args.checkpoint)
+    streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())
     results: list[dict[str, Any]] = []
     new_tokens = 0
-    with LineWriter(args.output) as writer, GenerationProgress(len(prompts) * settings.samples) as progress:
+    texts = len(prompts) * settings.samples
+    with LineWriter(args.output if writes else os.devnull) as writer, GenerationProgress(texts, writes) as progress:
         engine = load_engine(
             args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
         )
-        if not args.mesh and not args.json:
+        if writes and not args.mesh and not args.json:
             progress.say(f"mesh {plan.mesh}: {engine.devices}")
         shown = _Shown(tokenizer) if streamed else None
         if shown is not None:
@@ -167,7 +182,7 @@ def execute(args: argparse.Namespace) -> int:
             keys = completion_keys(completion, tokenizer, settings.samples)
             if shown is not None:
                 shown.end()
-            elif _is_plain(args):
+            elif _is_plain(args) and writes:
                 progress.close()
                 print(keys["text"] if tokenizer is not None else " ".join(map(str, completion.new_tokens)))
             elif args.json and args.output is None:
@@ -175,27 +190,26 @@ def execute(args: argparse.Namespace) -> int:
             else:
                 writer.write(keys)
         seconds = time.perf_counter() - began
-    if args.json:
-        print_json(
-            {
-                "ok": True,
-                "architecture": model.architecture,
-                "mesh": dict(plan.mesh),
-                "devices": len(engine.devices.devices),
-                "virtual": engine.devices.virtual,
-                "decode_layout": plan.decode_layout,
-                "prefill_layout": plan.read_layout,
-                "batch": engine.rows,
-                "prefill_batch": engine.prefill_rows,
-                "chunk": engine.chunk,
-                "cache": plan.cache,
-                "new_tokens": new_tokens,
-                "seconds": seconds,
-                "tokens_per_second": new_tokens / seconds,
-                **({"results": results} if args.output is None else {"output": args.output}),
-            }
-        )
+    if args.json and writes:
+        run = {"new_tokens": new_tokens, "seconds": seconds, "tokens_per_second": new_tokens / seconds}
+        where = {"results": results} if args.output is None else {"output": args.output}
+        print_json({"ok": True, "architecture": model.architecture, **_described(plan, engine), **run, **where})
     return 0
+
+
+def _described(plan: Plan, engine: Engine) -> dict[str, Any]:
+    """What `--json` says of how it was computed."""
+    return {
+        "mesh": dict(plan.mesh),
+        "devices": len(engine.devices.devices),
+        "virtual": engine.devices.virtual,
+        "decode_layout": plan.decode_layout,
+        "prefill_layout": plan.read_layout,
+        "batch": engine.rows,
+        "prefill_batch": engine.prefill_rows,
+        "chunk": engine.chunk,
+        "cache": plan.cache,
+    }
 
 
 class _Shown:

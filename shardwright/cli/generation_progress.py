@@ -16,10 +16,10 @@ _PATIENCE = 1.0
 class GenerationProgress:
     """A bar on standard error, where that is a terminal and the work takes longer than a second."""
 
-    def __init__(self, texts: int) -> None:
+    def __init__(self, texts: int, wanted: bool = True) -> None:
         self._texts = texts
         self._began = time.perf_counter()
-        self._wanted = sys.stderr.isatty()
+        self._wanted = wanted and sys.stderr.isatty()
         self._bar: Any = None
         self._task: Any = None
         self._new_tokens = 0

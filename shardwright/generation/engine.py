@@ -105,8 +105,7 @@ class _Run:
         self.session = engine.session
         self.settings = settings
         self.observe = observe
-        samples = 1 if not settings.max_new_tokens else settings.samples
-        self.waiting = deque((prompt, sample) for prompt in prompts for sample in range(samples))
+        self.waiting = deque((prompt, sample) for prompt in prompts for sample in range(settings.samples))
         self.texts: list[_Text | None] = [None] * engine.rows
         self.held: dict[int, tuple[Prompt, Any]] = {}
         self.scores: dict[int, list[float]] = {}

@@ -48,13 +48,15 @@ def generate(
     from shardwright.generation.planning import Options, make_plan
     from shardwright.generation.stopping import stop_tokens as own_stop_tokens
     from shardwright.generation.tokenizer import read_tokenizer
+    from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
     from shardwright.models.architectures import describe
-    from shardwright.models.config import read_config
+    from shardwright.models.config import config_path, read_config
 
     config = read_config(checkpoint)
-    model = describe(config)
+    with located(Source(str(config_path(checkpoint)), "")):
+        model = describe(config)
     stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else frozenset(stop_tokens)
     settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
     tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
@@ -71,6 +73,6 @@ def generate(
         None if dtype is None else DType(dtype),
         weights,
     )
-    engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options))
+    engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options, str(checkpoint)))
     done = engine.run(made, settings, observe)
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))

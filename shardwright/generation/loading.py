@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from shardwright.generation.engine import Engine
 from shardwright.generation.plan import Plan
+from shardwright.ir.diagnostics import Source, located
 from shardwright.ir.weight_source import WeightSource
 
 
@@ -31,10 +32,11 @@ def load_engine(
     from shardwright.generation.memory import chip_memory, compile_within
     from shardwright.models.checkpoint import CheckpointSource
 
-    devices = arrange_devices(plan.mesh.n_chips)
-    at_hand = cast(Any, importlib.import_module("jax")).device_count()
-    chip = device_memory or chip_memory(devices)
-    made = compile_within(config, plan, chip, at_hand, str(checkpoint))
+    with located(Source(str(checkpoint), "")):
+        devices = arrange_devices(plan.mesh.n_chips)
+        at_hand = cast(Any, importlib.import_module("jax")).device_count()
+        chip = device_memory or chip_memory(devices)
+        made = compile_within(config, plan, chip, at_hand)
     dtypes = {value.name: value.type.dtype for value in made.surface.weights}
     with CheckpointSource(checkpoint, made.mapping, dtypes) as read:
         source: WeightSource = read

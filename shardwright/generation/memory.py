@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwright.cost.memory import device_bytes, memory_of
 from shardwright.generation.plan import Plan, default_mesh, is_file
 from shardwright.generation.programs import GenerationProgram, compile_for_generation, surface_program
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.program import Program
 from shardwright.ir.types import TensorType
 
@@ -72,56 +72,51 @@ def compiled(program: Program) -> Need:
     return Need(most.weights, most.state, most.activations)
 
 
-def compile_within(
-    config: Mapping[str, Any], plan: Plan, chip: int | None, devices: int, name: str
-) -> GenerationProgram:
+def compile_within(config: Mapping[str, Any], plan: Plan, chip: int | None, devices: int) -> GenerationProgram:
     """The compiled program of a plan, if it fits into `chip` bytes of each chip; None is as many as there may be.
 
-    Raises `out-of-memory` otherwise, with a plan near it that fits, for so many `devices`; `name` is the
-    checkpoint's, for the message.
+    Raises `out-of-memory` otherwise, with a plan near it that fits, for so many `devices`.
     """
+    surface = surface_program(config, plan)
     if chip is None:
-        return compile_for_generation(config, plan)
-    least = declared(_stored(config, plan))
+        return compile_for_generation(surface, config, plan)
+    least = declared(_stored(surface, plan))
     if least.total > chip:
-        raise _too_large(config, plan, least, chip, devices, name)
-    made = compile_for_generation(config, plan)
+        raise _too_large(config, plan, least, chip, devices)
+    made = compile_for_generation(surface, config, plan)
     need = compiled(made.explicit)
     if need.total > chip:
-        raise _too_large(config, plan, need, chip, devices, name)
+        raise _too_large(config, plan, need, chip, devices)
     return made
 
 
-def _stored(config: Mapping[str, Any], plan: Plan) -> Program:
-    program = surface_program(config, plan)
+def _stored(program: Program, plan: Plan) -> Program:
+    """The program with its weights declared as they are stored."""
     for applied in plan.passes:
         program = applied.run(program)
     return program
 
 
-def _too_large(
-    config: Mapping[str, Any], plan: Plan, need: Need, chip: int, devices: int, name: str
-) -> DiagnosticError:
+def _too_large(config: Mapping[str, Any], plan: Plan, need: Need, chip: int, devices: int) -> DiagnosticError:
     parts = f"{_gb(need.weights)} of weights, {_gb(need.state)} of KV cache"
     if need.activations:
         parts += f", {_gb(need.activations)} of activations"
-    error = fault(
+    return fault(
         "out-of-memory",
         f"a chip of the mesh {plan.mesh} would need {_gb(need.total)}, {parts}, and has {_gb(chip)}",
         NOWHERE,
         _way_out(config, plan, chip, devices),
     )
-    error.source = Source(name, "")
-    return error
 
 
 def _way_out(config: Mapping[str, Any], plan: Plan, chip: int, devices: int) -> str:
     smallest: tuple[int, str] | None = None
     for options, variant in _variants(plan, devices):
         try:
-            least = declared(_stored(config, variant)).total
+            surface = surface_program(config, variant)
+            least = declared(_stored(surface, variant)).total
             if least <= chip:
-                total = compiled(compile_for_generation(config, variant).explicit).total
+                total = compiled(compile_for_generation(surface, config, variant).explicit).total
                 if total <= chip:
                     return f"{options} would fit, with {_gb(total)}"
                 least = total

@@ -65,6 +65,6 @@ def default_mesh(devices: int) -> Mesh:
     """
     best = math.sqrt(devices) / 2
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    x = min(divisors, key=lambda n: (abs(math.log(n / best)), n))
+    x = min(divisors, key=lambda n: (round(abs(math.log(n / best)), 9), n))
     sizes = {"x": x, "y": devices // x}
     return Mesh.of(**sizes) if min(sizes.values()) > 1 else Mesh.of(x=devices)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from shardwright.generation.plan import Plan, WeightFormat, default_mesh, is_file
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
-from shardwright.ir.diagnostics import NOWHERE, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse, read_source
@@ -38,11 +38,18 @@ class Options:
     weights: WeightFormat | None = None
 
 
-def make_plan(model: Model, prompts: Sequence[Prompt], settings: Settings, options: Options) -> Plan:
-    """A plan on which the prompts can be continued.
+def make_plan(
+    model: Model, prompts: Sequence[Prompt], settings: Settings, options: Options, checkpoint: str = "checkpoint"
+) -> Plan:
+    """A plan on which the prompts can be continued. `checkpoint` is its name in what is said of it.
 
     Raises where the cache given, that of a file, or the model's positions are too few for a prompt, at its place.
     """
+    with located(Source(checkpoint, "")):
+        return _made(model, prompts, settings, options)
+
+
+def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: Options) -> Plan:
     given = _of_files(options)
     mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
     cache = options.cache or given.cache
@@ -62,7 +69,7 @@ def make_plan(model: Model, prompts: Sequence[Prompt], settings: Settings, optio
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
     own = options.prefill_batch
-    if own is None and settings.samples > 1 and settings.max_new_tokens:
+    if own is None and given.mesh is None and settings.samples > 1:
         own = max(1, min(len(prompts), batch // settings.samples))
     return Plan(
         mesh,
@@ -83,19 +90,20 @@ def make_plan(model: Model, prompts: Sequence[Prompt], settings: Settings, optio
 def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
     """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none."""
     length = len(prompt.tokens)
+    has = f"the prompt has {length} token{'s' if length > 1 else ''}"
     fits = room - length + 1
     if length > room:
         raise prompt.fault(
             "cache-full",
-            f"the prompt has {length} tokens, and {where} {room} positions",
+            f"{has}, and {where} {room} positions",
             "shorten the prompt" + (", or give a larger --cache" if where == "the cache has" else ""),
         )
     if new > fits:
         larger = f", or --cache {length + new - 1}" if where == "the cache has" else ""
         raise prompt.fault(
             "cache-full",
-            f"the prompt has {length} tokens and {new} more are wanted, and {where} {room} positions",
-            f"{fits} new tokens fit: give --max-new-tokens {fits}{larger}",
+            f"{has} and {new} more are wanted, and {where} {room} positions",
+            f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{larger}",
         )
 
 
@@ -120,6 +128,14 @@ def _of_files(options: Options) -> _Given:
     files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
     if not files:
         return _Given()
+    for name in ("attention", "prefill_batch", "dtype"):
+        if getattr(options, name) is not None:
+            raise fault(
+                "layout-file",
+                f"--{name.replace('_', '-')} is for presets, and {files[0]} says that itself",
+                NOWHERE,
+                "leave it out, or change the file",
+            )
     source = read_source(files[0])
     with located(source):
         program = elaborate(parse(source))

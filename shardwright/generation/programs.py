@@ -56,9 +56,8 @@ def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
     return replace(program, funcs=tuple(func for func in program.funcs if func.name not in unused))
 
 
-def compile_for_generation(config: Mapping[str, Any], plan: Plan) -> GenerationProgram:
-    """The explicit program, with its weights quantized where the plan says so."""
-    surface = surface_program(config, plan)
+def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Plan) -> GenerationProgram:
+    """The explicit program of the surface program of a plan, with its weights quantized where the plan says so."""
     mapping = weight_map(describe(Config(config)))
     check_map(mapping, surface)
     return GenerationProgram(surface, run_passes(surface, (*plan.passes, *EXPLICIT)), mapping)
@@ -153,10 +152,9 @@ def _check(program: Program, plan: Plan) -> None:
     for name in ("score" if plan.scores else "prefill", "decode"):
         wanted = SIGNATURES[name]
         if name not in funcs:
-            why = " for log-probabilities of given tokens" if name == "score" else ""
-            raise fault(
-                "no-function", f"generation calls {wanted.text}{why}, and there is no {name} here", NOWHERE, _WAY_OUT
-            )
+            message = f"generation calls {wanted.text}, and there is no {name} here"
+            way_out = "it is for --logprobs; leave that out, or take a preset" if name == "score" else _WAY_OUT
+            raise fault("no-function", message, NOWHERE, way_out)
         if not wanted.fits(funcs[name]):
             raise fault("wrong-function", f"{name} is not {wanted.text}", funcs[name].span, _WAY_OUT)
         if "V" not in funcs[name].results[0].names:

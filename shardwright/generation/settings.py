@@ -39,6 +39,11 @@ class Settings:
             (self.top_k < 0, f"top_k is {self.top_k}, not 0 or more"),
             (not 0 < self.top_p <= 1, f"top_p is {self.top_p}, not above 0 and at most 1"),
             (self.samples < 1, f"samples is {self.samples}, not 1 or more"),
+            (self.samples > 1 and not self.max_new_tokens, f"samples is {self.samples}, and no token is to be drawn"),
+            (
+                self.samples > 1 and not self.temperature,
+                f"samples is {self.samples}, and all are the same at temperature 0",
+            ),
             (self.seed < 0, f"seed is {self.seed}, not 0 or more"),
         ]
         for wrong, message in problems:

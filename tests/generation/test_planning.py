@@ -1,0 +1,167 @@
+"""What follows from prompts, devices and options: the mesh, the rows, the cache, and whether it has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.checkpoints import config_of
+
+from shardwright.generation.plan import default_mesh
+from shardwright.generation.planning import Options, make_plan
+from shardwright.generation.prefix import shared_prefix
+from shardwright.generation.prompts import Prompt, read_prompts
+from shardwright.generation.settings import Settings
+from shardwright.generation.stopping import stop_tokens
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.mesh import Mesh
+from shardwright.models.architectures import describe
+from shardwright.models.config import Config
+
+MODEL = describe(Config(config_of("llama-grouped")))
+X2Y2 = Mesh.of(x=2, y=2)
+
+
+def prompts_of(*lengths: int) -> list[Prompt]:
+    return [Prompt(index, (1,) * length) for index, length in enumerate(lengths)]
+
+
+def plan(lengths: tuple[int, ...], settings: Settings | None = None, **options: Any) -> dict[str, Any]:
+    made = make_plan(MODEL, prompts_of(*lengths), settings or Settings(max_new_tokens=5), Options(X2Y2, **options))
+    return {name: getattr(made, name) for name in ("batch", "prefill_batch", "chunk", "cache")}
+
+
+def test_sizes_follow_from_the_prompts() -> None:
+    assert plan((3, 7)) == {"batch": 2, "prefill_batch": None, "chunk": 7, "cache": 11}
+
+
+def test_rows_are_few_and_divisible_where_they_are_split() -> None:
+    assert plan((3,) * 40)["batch"] == 16
+    assert plan((3,) * 5)["batch"] == 5
+    assert plan((3,) * 5, attention="batch")["batch"] == 8
+    assert plan((3,) * 5, prefill_layout="wg-xy")["batch"] == 8
+
+
+def test_samples_are_read_in_rows_of_their_own() -> None:
+    settings = Settings(max_new_tokens=5, temperature=1.0, samples=4)
+    assert plan((3,) * 2, settings) == {"batch": 8, "prefill_batch": 2, "chunk": 3, "cache": 7}
+    assert plan((3,) * 40, settings)["prefill_batch"] == 4
+    assert plan((3,) * 2, settings, prefill_batch=1)["prefill_batch"] == 1
+
+
+def test_what_is_given_stands() -> None:
+    assert plan((3, 7), batch=9, chunk=2, cache=32, prefill_batch=3) == {
+        "batch": 9, "prefill_batch": 3, "chunk": 2, "cache": 32,
+    }  # fmt: skip
+    assert plan((3, 7), chunk=50, cache=32)["chunk"] == 32
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh"),
+    [(1, "x=1"), (2, "x=2"), (4, "x=4"), (8, "x=8"), (16, "x=2 y=8"), (64, "x=4 y=16"), (256, "x=8 y=32"), (7, "x=7")],
+)
+def test_all_devices_make_a_mesh(devices: int, mesh: str) -> None:
+    assert str(default_mesh(devices)) == mesh
+
+
+@pytest.mark.parametrize(
+    ("options", "new", "said"),
+    [
+        (
+            {"cache": 9},
+            8,
+            "in.jsonl:2:1: error: the prompt has 3 tokens and 8 more are wanted, and the cache has 9 positions"
+            " [cache-full]\n"
+            '  {"tokens": [1, 2, 3]}\n'
+            "  ^^^^^^^^^^^^^^^^^^^^^\n"
+            "note: 7 new tokens fit: give --max-new-tokens 7, or --cache 10",
+        ),
+        (
+            {"cache": 2},
+            2,
+            "in.jsonl:2:1: error: the prompt has 3 tokens, and the cache has 2 positions [cache-full]\n"
+            '  {"tokens": [1, 2, 3]}\n'
+            "  ^^^^^^^^^^^^^^^^^^^^^\n"
+            "note: shorten the prompt, or give a larger --cache",
+        ),
+        (
+            {},
+            63,
+            "in.jsonl:2:1: error: the prompt has 3 tokens and 63 more are wanted, and the model has 64 positions"
+            " [cache-full]\n"
+            '  {"tokens": [1, 2, 3]}\n'
+            "  ^^^^^^^^^^^^^^^^^^^^^\n"
+            "note: 62 new tokens fit: give --max-new-tokens 62",
+        ),
+        (
+            {"cache": 65},
+            8,
+            "folder: error: the cache is 65, and the model has max_position_embeddings=64 [too-long]\n"
+            "note: give --cache 64 or less",
+        ),
+    ],
+)
+def test_a_cache_that_is_full_is_foreseen(options: dict[str, Any], new: int, said: str) -> None:
+    prompts = read_prompts(Source("in.jsonl", '{"tokens": [1]}\n{"tokens": [1, 2, 3]}\n'), 96, None)
+    with pytest.raises(DiagnosticError) as caught:
+        make_plan(MODEL, prompts, Settings(max_new_tokens=new), Options(X2Y2, **options), "folder")
+    assert caught.value.render() == said
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, not 1 or more"),
+        ({"temperature": -1.0}, "temperature is -1.0, not 0 or more"),
+        ({"temperature": float("nan")}, "temperature is nan, not 0 or more"),
+        ({"top_k": -1}, "top_k is -1, not 0 or more"),
+        ({"top_p": 0.0}, "top_p is 0.0, not above 0 and at most 1"),
+        ({"seed": -1}, "seed is -1, not 0 or more"),
+        ({"samples": 0}, "samples is 0, not 1 or more"),
+        ({"samples": 2}, "samples is 2, and all are the same at temperature 0"),
+        ({"samples": 2, "max_new_tokens": 0, "logprobs": True}, "samples is 2, and no token is to be drawn"),
+    ],
+)
+def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        Settings(**values)
+    assert str(caught.value) == f"{message} [bad-setting]"
+
+
+def test_a_prefix_is_shared_where_that_saves_calls() -> None:
+    long = [(*range(20), 90 + i) for i in range(6)]
+    assert shared_prefix(long, rows=2, chunk=5) == 19
+    assert shared_prefix(long, rows=6, chunk=5) == 0  # one group reads it once anyway
+    assert shared_prefix(long, rows=2, chunk=32) == 0
+    assert shared_prefix(long[:1], rows=1, chunk=5) == 0
+    assert shared_prefix([(1, 2), (3, 4), (5, 6)], rows=1, chunk=1) == 0
+    assert shared_prefix([(1,) * 9] * 3, rows=1, chunk=1) == 8
+
+
+def test_stop_tokens_are_the_checkpoints(tmp_path: Path) -> None:
+    assert stop_tokens(tmp_path, {"eos_token_id": 2}) == {2}
+    assert stop_tokens(tmp_path, {}) == frozenset()
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert stop_tokens(tmp_path, {"eos_token_id": 2}) == {5, 7}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "two"}')
+    with pytest.raises(DiagnosticError) as caught:
+        stop_tokens(tmp_path, {})
+    path = tmp_path / "generation_config.json"
+    assert caught.value.render() == (
+        f'{path}: error: eos_token_id is "two", not a token id or a list of them [bad-config]'
+    )
+
+
+def test_what_a_file_says_cannot_be_said_otherwise(tmp_path: Path, shardwright: Callable) -> None:
+    (tmp_path / "f.shard").write_text("dim B=2 L=2\nfunc f(x: f32 B) -> f32 B {\n  return x\n}\n")
+    path = str(tmp_path / "f.shard")
+    with pytest.raises(DiagnosticError) as caught:
+        plan((3,), decode_layout=path, attention="batch")
+    assert str(caught.value) == f"--attention is for presets, and {path} says that itself [layout-file]"
+    with pytest.raises(DiagnosticError) as caught:
+        plan((3,), decode_layout=path)
+    assert str(caught.value) == (
+        "there is no dimension T here; B is rows, L tokens of a chunk, T positions of the cache [no-dimension]"
+    )

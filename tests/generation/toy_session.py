@@ -1,0 +1,106 @@
+"""A session whose model is a hash: it keeps what each row of the cache holds, as the compiled functions do."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+VOCAB = 50
+
+
+def logits_after(tokens: Sequence[int]) -> np.ndarray:
+    """Logits that depend on every token and on their order."""
+    seed = zlib.crc32(np.array(tokens, np.int32).tobytes())
+    return np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum())
+
+
+class _Here(np.ndarray):
+    """An array that is on this process's devices."""
+
+    is_fully_addressable = True
+
+
+@dataclass
+class ToySession:
+    """Decode has `rows`, prefill reads `chunk` tokens of each of them, or of `own` rows of its own."""
+
+    rows: int
+    chunk: int
+    own: int | None = None
+    scores: bool = False
+    calls: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        self.cache: list[list[int]] = [[] for _ in range(self.rows)]
+        self.read = [[] for _ in range(self.own)] if self.own else self.cache
+        names = ["score" if self.scores else "prefill", "decode", "restart", *(["adopt"] if self.own else [])]
+        self.program = SimpleNamespace(funcs=[SimpleNamespace(name=name) for name in names], func=self._func)
+
+    def _func(self, name: str) -> Any:
+        sizes = (self.rows, 1) if name == "decode" else (len(self.read), self.chunk)
+        dims = tuple(SimpleNamespace(size=size) for size in sizes)
+        return SimpleNamespace(params=[SimpleNamespace(type=SimpleNamespace(dims=dims))])
+
+    def run(self, name: str, args: dict[str, Any]) -> tuple[np.ndarray, ...]:
+        self.calls[name] += 1
+        return getattr(self, name)(**args)
+
+    call = run
+
+    def prefill(self, ids: np.ndarray, length: np.ndarray) -> tuple[np.ndarray]:
+        for row, n in enumerate(length):
+            self.read[row] += ids[row, :n].tolist()
+        return (np.stack([logits_after(row) for row in self.read]),)
+
+    def score(self, ids: np.ndarray, length: np.ndarray, following: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        before = [len(row) for row in self.read]
+        (logits,) = self.prefill(ids, length)
+        found = np.full(ids.shape, np.nan).view(_Here)
+        for row, n in enumerate(length):
+            for i in range(n):
+                scores = log_softmax(logits_after(self.read[row][: before[row] + i + 1]))
+                found[row, i] = scores[following[row, i]]
+        return logits, found
+
+    def decode(self, ids: np.ndarray) -> tuple[np.ndarray]:
+        for row, token in zip(self.cache, ids[:, 0], strict=True):
+            row.append(int(token))
+        return (np.stack([logits_after(row) for row in self.cache]),)
+
+    def restart(self, kept: np.ndarray) -> tuple[np.ndarray]:
+        for row, n in enumerate(kept):
+            if n >= 0:
+                assert n <= len(self.read[row])
+                del self.read[row][n:]
+        return (kept,)
+
+    def adopt(self, source: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray]:
+        for row, of in enumerate(source):
+            if of >= 0:
+                self.cache[row] = [*self.read[of]]
+        return (logits[source],)
+
+    def greedy(self, logits: np.ndarray) -> tuple[np.ndarray]:
+        return (logits.argmax(-1).astype(np.int32),)
+
+    def sample(self, logits: np.ndarray, **rows: np.ndarray) -> tuple[np.ndarray]:
+        drawn = [
+            np.random.default_rng([key, position]).choice(
+                VOCAB, p=np.exp(log_softmax(row)) / np.exp(log_softmax(row)).sum()
+            )
+            for row, key, position in zip(logits.astype(np.float64), rows["key"], rows["position"], strict=True)
+        ]
+        return (np.array(drawn, np.int32),)
+
+    def logprob(self, logits: np.ndarray, token: np.ndarray) -> tuple[np.ndarray]:
+        return (np.array([log_softmax(row)[t] for row, t in zip(logits, token, strict=True)]),)
