@@ -19,16 +19,19 @@ VARIANTS = tuple(name for name in CHECKPOINTS if name not in ARCHITECTURES)
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of everything: `layout` is that of decode and of the stored weights, `prefill` that of prefill."""
+    """One choice of everything: `layout` is that of decode and of the stored weights, `prefill` that of prefill;
+    `scored` asks for the log-probabilities of all tokens beside the greedy ones."""
 
     checkpoint: str
     layout: str
     attention: AttentionOver
     mesh: Mesh
     prefill: str
+    scored: bool
 
     def __str__(self) -> str:
-        return f"{self.checkpoint} {self.layout} {self.attention} {self.mesh}, prefill {self.prefill}"
+        text = f"{self.checkpoint} {self.layout} {self.attention} {self.mesh}, prefill {self.prefill}"
+        return f"{text}, scored" if self.scored else text
 
 
 Pair = tuple[int, object, int, object]
@@ -44,30 +47,33 @@ def prefills(layout: str) -> list[str]:
 def choices(checkpoint: str) -> Iterator[Cell]:
     """Every cell of one checkpoint."""
     for layout, attention, mesh in product(PRESETS, ATTENTION, MESHES):
-        for prefill in prefills(layout):
-            yield Cell(checkpoint, layout, attention, mesh, prefill)
+        for prefill, scored in product(prefills(layout), (False, True)):
+            yield Cell(checkpoint, layout, attention, mesh, prefill, scored)
 
 
 def matrix() -> list[Cell]:
     """Every architecture with every preset, attention and mesh: prefill in the same preset, and where there are
-    others that store weights alike, in one of them, which takes turns. Variants with every preset, all else in turn."""
+    others that store weights alike, in one of them, which takes turns. Variants with every preset, all else in turn.
+    Every other cell is scored."""
     cells: list[Cell] = []
     for i, checkpoint in enumerate(ARCHITECTURES):
         for layout, (j, attention), (k, mesh) in product(PRESETS, enumerate(ATTENTION), enumerate(MESHES)):
             same, *others = prefills(layout)
-            cells.append(Cell(checkpoint, layout, attention, mesh, same))
+            scored = (i + j + k) % 2 == 1
+            cells.append(Cell(checkpoint, layout, attention, mesh, same, scored))
             if others:
-                cells.append(Cell(checkpoint, layout, attention, mesh, others[(i + j + k) % len(others)]))
+                cells.append(Cell(checkpoint, layout, attention, mesh, others[(i + j + k) % len(others)], not scored))
     for i, checkpoint in enumerate(VARIANTS):
         for j, layout in enumerate(PRESETS):
             prefill = prefills(layout)[(i + j) % len(prefills(layout))]
-            cells.append(Cell(checkpoint, layout, ATTENTION[(i + j) % 2], MESHES[(i + j // 2) % 4], prefill))
+            attention, mesh = ATTENTION[(i + j) % 2], MESHES[(i + j // 2) % 4]
+            cells.append(Cell(checkpoint, layout, attention, mesh, prefill, (i + j // 2) % 2 == 1))
     return cells
 
 
 def pairs(cell: Cell) -> set[Pair]:
     """All pairs of choices that the cell makes."""
-    fields = enumerate((cell.checkpoint, cell.layout, cell.attention, str(cell.mesh), cell.prefill))
+    fields = enumerate((cell.checkpoint, cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
     return {(i, a, j, b) for (i, a), (j, b) in combinations(fields, 2)}
 
 

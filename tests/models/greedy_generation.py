@@ -1,4 +1,4 @@
-"""Greedy generation from a checkpoint: by transformers, whose tokens are the truth, and by programs of ours."""
+"""Greedy generation from a checkpoint: by transformers, whose tokens are the truth, and by ours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from typing import Any
 import numpy as np
 from models.generation_cells import Cell
 
-from shardwright.backends.jax.session import Session
-from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
-from shardwright.models.checkpoint import load_weights
+import shardwright
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import explicit
 
 STEPS = 16
 LENGTHS = (6, 9, 1, 4, 11, 7, 2, 5)
@@ -31,25 +26,23 @@ hundredth of it away."""
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Tokens int32 [B, STEPS], and the logits f32 [B, STEPS, V] that they are the largest of."""
+class Truth:
+    """Prompts of unequal lengths and what transformers makes of them.
 
+    `tokens` [B, STEPS] are the largest of `logits` [B, STEPS, V]; `logprobs` has for each row the log-probabilities of
+    its tokens but the first, those of the prompt and the new ones.
+    """
+
+    prompts: tuple[np.ndarray, ...]
     tokens: np.ndarray
     logits: np.ndarray
+    logprobs: tuple[np.ndarray, ...]
 
     @property
     def gap(self) -> float:
         """The least that any token is ahead of the next, over the largest magnitude."""
         first, second = np.sort(self.logits)[..., :-3:-1].transpose(2, 0, 1)
         return float((first - second).min() / np.abs(self.logits).max())
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Prompts, as lists of token ids of unequal lengths, and what transformers makes of them."""
-
-    prompts: tuple[np.ndarray, ...]
-    generated: Generated
 
 
 @cache
@@ -71,13 +64,15 @@ def truth(folder: Path) -> Truth:
     for seed in range(10):
         rng = np.random.default_rng(seed)
         prompts = tuple(rng.integers(3, 96, n, dtype=np.int32) for n in LENGTHS)
-        generated = _together([_generate(model, prompt) for prompt in prompts])
-        if generated.gap > MARGIN:
-            return Truth(prompts, generated)
+        tokens, logits, logprobs = zip(*(_continued(model, prompt) for prompt in prompts), strict=True)
+        found = Truth(prompts, np.stack(tokens), np.stack(logits), logprobs)
+        if found.gap > MARGIN:
+            return found
     raise AssertionError(f"{folder.name} comes near a tie whatever the prompts")
 
 
-def _generate(model: Any, prompt: np.ndarray) -> Generated:
+def _continued(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """New tokens, the logits that each is the largest of, and log-probabilities of all but the first."""
     import torch
 
     ids = torch.tensor(prompt[None].astype(np.int64))
@@ -90,48 +85,51 @@ def _generate(model: Any, prompt: np.ndarray) -> Generated:
         return_dict_in_generate=True,
         pad_token_id=0,
     )
-    tokens = made.sequences[0, len(prompt) :].numpy().astype(np.int32)
-    return Generated(tokens, torch.stack(made.scores)[:, 0].numpy())
+    text = made.sequences
+    with torch.no_grad():
+        probable = model(text, use_cache=False).logits[0, :-1].log_softmax(-1)
+    logprobs = probable.gather(-1, text[0, 1:, None])[:, 0].numpy()
+    tokens = text[0, len(prompt) :].numpy().astype(np.int32)
+    return tokens, torch.stack(made.scores)[:, 0].numpy(), logprobs
 
 
-def _together(rows: Sequence[Generated]) -> Generated:
-    return Generated(np.stack([row.tokens for row in rows]), np.stack([row.logits for row in rows]))
-
-
-def generate(folder: Path, cell: Cell, prompts: Sequence[np.ndarray]) -> tuple[Generated, tuple[str, ...]]:
-    """The same by prefill and decode as the cell says, on virtual devices; and what its layout had to leave whole."""
-    batch = len(prompts)
-    made = import_model(
-        read_config(folder).keys,
-        cell.layout,
-        cell.mesh,
-        batch,
-        CHUNK,
-        cache=CACHE,
-        attention=cell.attention,
+def generate(folder: Path, cell: Cell, prompts: Sequence[np.ndarray]) -> list[shardwright.Completion]:
+    """The same by `shardwright.generate`, as the cell says, on virtual devices."""
+    return shardwright.generate(
+        folder,
+        [prompt.tolist() for prompt in prompts],
+        mesh=dict(cell.mesh),
+        decode_layout=cell.layout,
         prefill_layout=cell.prefill,
+        attention=cell.attention,
+        batch=len(prompts),
+        chunk=CHUNK,
+        cache=CACHE,
+        dtype="f32",
+        max_new_tokens=STEPS,
+        stop_tokens=(),
+        logprobs=cell.scored,
     )
-    program = elaborate(parse(Source("imported", made.text)))
-    weights = load_weights(folder, made.mapping, {v.name: v.type.dtype for v in program.weights})
-    session = Session(explicit(program), weights)
-    lengths = np.array([len(prompt) for prompt in prompts])
-    logits: list[np.ndarray] = []
-    last: np.ndarray = np.zeros(())
-    for start in range(0, int(lengths.max()), CHUNK):
-        own = np.clip(lengths - start, 0, CHUNK).astype(np.int32)
-        ids = np.zeros((batch, CHUNK), np.int32)
-        for row, prompt in enumerate(prompts):
-            ids[row, : own[row]] = prompt[start : start + CHUNK]
-        (found,) = session.call("prefill", {"ids": ids, "length": own})
-        last = np.where(own[:, None] > 0, found, last)
-    logits.append(last)
-    while len(logits) < STEPS:
-        (found,) = session.call("decode", {"ids": logits[-1].argmax(-1)[:, None]})
-        logits.append(found)
-    together = np.stack(logits, 1)
-    return Generated(together.argmax(-1).astype(np.int32), together), made.dropped
 
 
-def difference(ours: Generated, theirs: Generated) -> float:
-    """The largest difference of logits over their largest magnitude."""
-    return float(np.abs(ours.logits - theirs.logits).max() / np.abs(theirs.logits).max())
+def equal(found: Sequence[shardwright.Completion], wanted: Truth) -> bool:
+    """Whether all tokens are."""
+    return [completion.new_tokens for completion in found] == [tuple(row) for row in wanted.tokens.tolist()]
+
+
+def difference(found: Sequence[shardwright.Completion], wanted: Truth) -> float:
+    """The largest difference of log-probabilities, of given and new tokens, over their largest magnitude."""
+    apart = 0.0
+    for completion, theirs in zip(found, wanted.logprobs, strict=True):
+        assert completion.prompt_logprobs is not None
+        assert completion.logprobs is not None
+        ours = np.array([*completion.prompt_logprobs[1:], *completion.logprobs])
+        apart = max(apart, float(np.abs(ours - theirs).max()))
+    return apart / max(float(np.abs(row).max()) for row in wanted.logprobs)
+
+
+def dropped(folder: Path, cell: Cell) -> tuple[str, ...]:
+    """What the layout would split and the sizes do not allow, in sentences."""
+    config = read_config(folder).keys
+    options = {"attention": cell.attention, "cache": CACHE, "prefill_layout": cell.prefill}
+    return import_model(config, cell.layout, cell.mesh, len(LENGTHS), CHUNK, **options).dropped
