@@ -114,7 +114,7 @@ def tables(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> str:
     equal, fell_back = sum(o.equal for o in found.values()), sum(bool(o.dropped) for o in found.values())
     lines = [
         f"- {equal} of {len(found)} cells give the tokens of transformers.",
-        f"- In {fell_back} of them the layout leaves a dimension whole, or on fewer axes, that the mesh does not divide.",
+        f"- In {fell_back} of them the layout leaves a dimension on fewer axes, since the others do not divide it.",
         f"- In {sum(c.scored for c in found)} the log-probabilities of all tokens, given and new, were asked for too:",
         f"  they are within {_largest(found.values())} of the largest.",
         "",
