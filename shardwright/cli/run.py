@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cli.options import add_file, add_json, add_sizes, natural
+from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardwright.backends.number_formats import Array
     from shardwright.cli.options import Subparsers
     from shardwright.ir.program import Func, Program, Value
+    from shardwright.passes.base import Pass
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--weights FOLDER [--against transformers]] [--seed N] [--mesh] [--dim] [--json]."""
+    """FILE [--weights FOLDER [--against transformers]] [--passes 'a,b'] [--seed N] [--mesh] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "run",
         description="Run a program on the devices at hand, on random inputs, and say how far it is from the reference. "
@@ -32,9 +34,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="compare the logits of a checkpoint with those of this library in float32 too; what happens anyway where "
         "it is installed and the program gives logits of token ids",
     )
+    parser.add_argument(
+        "--passes", metavar="'a,b{k=v}'", help="transform the program first, and the checkpoint's weights with it"
+    )
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_sizes(parser)
     add_json(parser)
+    add_processes(parser)
     parser.check(
         lambda args: f"--against {args.against} needs --weights FOLDER" if args.against and not args.weights else None
     )
@@ -64,18 +70,29 @@ def execute(args: argparse.Namespace) -> int:
     `{"name", "type", "max_abs_difference", "max_rel_difference"}`, relative to the largest magnitude of the
     reference, and "virtual" says that the devices are virtual ones of the CPU.
     """
+    from shardwright.backends.jax.processes import joined
+
+    processes = processes_from(args)
+    with joined(processes):
+        return _run(args, writes=processes is None or processes.index == 0)
+
+
+def _run(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.cli.output import print_json, read_program
-    from shardwright.ir.diagnostics import located
+    from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse
-    from shardwright.passes.pipelines import explicit
+    from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
+    with located(Source("--passes", args.passes or "")):
+        passes = parse_pipeline(args.passes) if args.passes else ()
     source = read_program(args.file)
     with located(source):
-        program = elaborate(parse(source), args.mesh, args.dim)
-        _check_memory(program, from_checkpoint=bool(args.weights))
+        written = elaborate(parse(source), args.mesh, args.dim)
+        _check_memory(written, from_checkpoint=bool(args.weights))
+        stored = _checkpoint_weights(args.file, args.weights, written, passes) if args.weights else None
+        program = run_passes(written, passes)
         compared = _compared(program, args)
-        stored = _checkpoint_weights(args.file, args.weights, program) if args.weights else None
         compiled = explicit(program)
         from shardwright.backends.jax.devices import arrange_devices
         from shardwright.backends.jax.session import run_program
@@ -85,7 +102,7 @@ def execute(args: argparse.Namespace) -> int:
         devices = arrange_devices(program.mesh.n_chips)
 
     def say(text: str) -> None:
-        if not args.json:
+        if writes and not args.json:
             print(text)
 
     say(f"{f'mesh {program.mesh}' if len(program.mesh) else 'no mesh'}: {devices}")
@@ -116,12 +133,12 @@ def execute(args: argparse.Namespace) -> int:
             say(f"  {name}: {kind}: {difference}")
             report[where].append({"name": name, "type": str(kind), **difference.as_json()})
         reports.append(report)
-        if func is compared:
+        if func is compared and writes:
             transformers, distance = _against_transformers(args.weights, func, arguments, found[0], say)
             worst = max(worst, distance)
     ok = worst <= limit
     say(f"agrees within {limit:.1e}" if ok else f"differs by more than {limit:.1e}")
-    if args.json:
+    if writes and args.json:
         print_json(
             {
                 "ok": ok,
@@ -225,12 +242,17 @@ def _against_transformers(
 # ---------------------------------------------------------------- weights and memory
 
 
-def _checkpoint_weights(file: str, folder: str, program: Program) -> dict[str, Array]:
-    """The weights of a checkpoint, by the mapping beside the program or else by the checkpoint's config."""
+def _checkpoint_weights(file: str, folder: str, program: Program, passes: Sequence[Pass]) -> dict[str, Array]:
+    """The weights of a checkpoint as the program after the passes has them, all of them, which the reference needs.
+
+    By the mapping beside the program, or else by the checkpoint's config.
+    """
+    from shardwright.ir.weight_source import read_whole
     from shardwright.models.architectures import describe
-    from shardwright.models.checkpoint import load_weights
+    from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.config import config_path, read_config
     from shardwright.models.weight_map import check_map, map_path, read_map, weight_map
+    from shardwright.passes.pipelines import run_with_weights
 
     beside = None if file == "-" else map_path(file)
     if beside is not None and beside.is_file():
@@ -241,7 +263,9 @@ def _checkpoint_weights(file: str, folder: str, program: Program) -> dict[str, A
         with located(Source(str(config_path(folder)), "")):
             mapping = weight_map(describe(read_config(folder)))
     check_map(mapping, program)
-    return load_weights(folder, mapping, {value.name: value.type.dtype for value in program.weights})
+    with CheckpointSource(folder, mapping, {value.name: value.type.dtype for value in program.weights}) as stored:
+        _, source = run_with_weights(program, passes, stored)
+        return {name: read_whole(source, name) for name in source.names}
 
 
 def _check_memory(program: Program, *, from_checkpoint: bool) -> None:

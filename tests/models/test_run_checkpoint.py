@@ -182,3 +182,26 @@ def test_import_usage(shardwright: Callable, words: list[str], why: str) -> None
     got = shardwright("import", "folder", "--mesh", "x=2", "--layout", "ws1d", *words)
     assert got.status == 2
     assert got.err.endswith(f"shardwright import: error: {why}\n")
+
+
+def test_passes_take_the_weights_with_them(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+    """The program after the passes agrees with its reference, and its logits are near those of transformers."""
+    folder, program = checkpoint("gptj"), tmp_path / "model.shard"
+    words = ["--mesh", "x=2", "--layout", "ws1d", "--batch", "2", "--length", "8", "-o", program]
+    assert shardwright("import", folder, *words).err == ""
+    passes = ["--passes", "fuse-parallel-block,quantize-weights"]
+    got = json.loads(shardwright("run", program, "--weights", folder, *passes, "--json").out)
+    (result,) = got["functions"][0]["results"]
+    assert result["max_rel_difference"] < 1e-5
+    assert 1e-5 < got["transformers"]["max_rel_difference"] < 0.05
+
+
+def test_unknown_pass(shardwright: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+    folder, program = checkpoint("gptj"), tmp_path / "model.shard"
+    words = ["--mesh", "x=2", "--layout", "ws1d", "--batch", "2", "--length", "8", "-o", program]
+    assert shardwright("import", folder, *words).err == ""
+    got = shardwright("run", program, "--weights", folder, "--passes", "fuse-parallel-blok")
+    assert got.status == 1
+    assert got.err == (
+        "--passes: error: there is no pass fuse-parallel-blok [unknown-pass]\nnote: did you mean fuse-parallel-block?\n"
+    )
