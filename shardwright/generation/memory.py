@@ -38,14 +38,12 @@ def chip_memory(devices: Devices) -> int | None:
 
     None where that cannot be known.
     """
-    stats: Mapping[str, int] = devices.devices[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    if devices.devices[0].platform != "cpu":
-        return None
     jax = cast(Any, importlib.import_module("jax"))
     here = [device for device in devices.devices if device.process_index == jax.process_index()]
-    return _free_bytes() // max(1, len(here))
+    stats: Mapping[str, int] = here[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return _free_bytes() // len(here) if here[0].platform == "cpu" else None
 
 
 def _free_bytes() -> int:

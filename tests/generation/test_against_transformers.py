@@ -1,0 +1,148 @@
+"""Tokens and log-probabilities of compiled programs are those of transformers, whatever mesh, rows and chunks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwright
+from shardwright.generation.engine import Completion, Engine
+from shardwright.generation.loading import load_engine
+from shardwright.generation.plan import Plan
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.mesh import Mesh
+from shardwright.models.config import read_config
+
+STEPS = 16
+PROMPTS = [
+    np.random.default_rng(1).integers(3, 96, n).tolist() for n in (6, 9, 1, 4, 11, 7, 2, 5)
+]  # more prompts than rows, of unequal lengths
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Checkpoint) -> Path:
+    return checkpoint("llama-grouped")
+
+
+def engine_of(folder: Path, plan: Plan) -> Engine:
+    return load_engine(folder, read_config(folder).keys, plan)
+
+
+@pytest.fixture(scope="module")
+def adopting(folder: Path) -> Engine:
+    """Two axes, attention over batch, prefill of two prompts in rows of their own, chunks of four tokens."""
+    mesh = Mesh.of(x=2, y=2)
+    return engine_of(folder, Plan(mesh, 4, 4, 28, "ws2d", "wg-x", "batch", prefill_batch=2, scores=True))
+
+
+@pytest.fixture(scope="module")
+def in_place(folder: Path) -> Engine:
+    """One axis, attention over heads, prefill in decode's three rows, whole prompts."""
+    return engine_of(folder, Plan(Mesh.of(x=2), 3, 11, 28, "megatron", scores=True))
+
+
+def run(engine: Engine, settings: Settings, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
+    done = engine.run(make_prompts(prompts, 96, None), settings)
+    return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    import torch
+    import transformers
+
+    library: Any = transformers
+    with redirect_stderr(io.StringIO()):  # its progress bars
+        model = library.AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        )
+    return model.eval()
+
+
+def generated(model: Any, prompt: Sequence[int], **options: Any) -> tuple[int, ...]:
+    import torch
+
+    ids = torch.tensor([prompt])
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=STEPS, do_sample=False, pad_token_id=0, **options
+    )
+    return tuple(made[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("name", ["adopting", "in_place"])
+def test_greedy(name: str, theirs: Any, request: pytest.FixtureRequest) -> None:
+    done = run(request.getfixturevalue(name), Settings(STEPS))
+    assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
+
+
+def test_stop_tokens(in_place: Engine, theirs: Any) -> None:
+    """Its sequences end with the stop token, and so do ours."""
+    wanted = [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
+    stops = [wanted[0][3], wanted[1][5]]
+    done = run(in_place, Settings(STEPS, stop_tokens=frozenset(stops)))
+    assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=stops) for prompt in PROMPTS]
+    assert len(done[0].new_tokens) <= 4
+
+
+def test_log_probabilities(adopting: Engine, in_place: Engine, theirs: Any) -> None:
+    import torch
+
+    for engine in (adopting, in_place):
+        for completion, prompt in zip(run(engine, Settings(4, logprobs=True)), PROMPTS, strict=True):
+            tokens = [*prompt, *completion.new_tokens]
+            with torch.no_grad():
+                scores = torch.log_softmax(theirs(torch.tensor([tokens])).logits[0].double(), -1).numpy()
+            wanted = scores[np.arange(len(tokens) - 1), tokens[1:]]
+            assert completion.prompt_logprobs is not None
+            assert completion.logprobs is not None
+            found = [*completion.prompt_logprobs[1:], *completion.logprobs]
+            assert completion.prompt_logprobs[0] is None
+            assert np.abs(np.array(found) - wanted).max() < 1e-4
+
+
+def test_a_shared_prefix_changes_nothing(adopting: Engine, in_place: Engine) -> None:
+    prompts = [[*PROMPTS[4], token] for token in range(40, 46)]
+    found, wanted = (run(engine, Settings(6, logprobs=True), prompts) for engine in (adopting, in_place))
+    for ours, alone in zip(found, wanted, strict=True):
+        assert ours.new_tokens == alone.new_tokens
+        assert ours.prompt_logprobs == pytest.approx(alone.prompt_logprobs, abs=1e-4)
+
+
+def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_place: Engine) -> None:
+    settings = Settings(8, temperature=0.9, top_k=40, top_p=0.95, seed=5, samples=3)
+    found, wanted = (run(engine, settings) for engine in (adopting, in_place))
+    assert [c.new_tokens for c in found] == [c.new_tokens for c in wanted]
+    assert len({c.new_tokens for c in found}) == 24
+    other = run(in_place, replace(settings, seed=6))
+    assert [c.new_tokens for c in other] != [c.new_tokens for c in wanted]
+
+
+def test_generate_chooses_what_is_not_given(folder: Path, theirs: Any) -> None:
+    done = shardwright.generate(folder, PROMPTS[:2], mesh={"x": 2}, max_new_tokens=STEPS, stop_tokens=())
+    assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS[:2]]
+
+
+def test_quantized_weights(folder: Path) -> None:
+    """int8 moves log-probabilities little; what it does to every architecture is tested with the models."""
+    exact, rounded = (
+        shardwright.generate(
+            folder, PROMPTS[:3], mesh={"x": 2}, max_new_tokens=0, weights=weights, logprobs=True, batch=3
+        )
+        for weights in (None, "int8")
+    )
+    for ours, theirs in zip(rounded, exact, strict=True):
+        assert ours.prompt_logprobs is not None
+        assert theirs.prompt_logprobs is not None
+        apart = np.subtract(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:])
+        assert np.all(np.abs(apart) < 0.2)
+        assert len(apart) == 0 or np.any(apart != 0)
