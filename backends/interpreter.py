@@ -102,21 +102,22 @@ class Interpreter(ABC):
         for statement in body:
             match statement:
                 case Let():
-                    result = statement.result
-                    kind = self.kind(result.type)
-                    names[result.name] = _Bound(self._let(statement, kind, names), kind, len(self.trips))
+                    kinds = tuple(self.kind(value.type) for value in statement.results)
+                    arrays = self._let(statement, kinds, names)
+                    for value, array, kind in zip(statement.results, arrays, kinds, strict=True):
+                        names[value.name] = _Bound(array, kind, len(self.trips))
                 case SetState():
                     self._set(statement, names)
                 case Loop():
                     self._loop(statement, names)
 
-    def _let(self, statement: Let, kind: TensorType, names: dict[str, _Bound]) -> Array:
+    def _let(self, statement: Let, kinds: tuple[TensorType, ...], names: dict[str, _Bound]) -> tuple[Array, ...]:
         arguments = [self._argument(operand, names) for operand in statement.operands]
         if statement.operation.is_movement:
             value = arguments[0]
             assert isinstance(value, Local)
-            return self.movement(statement, value, kind)
-        return compute(statement.operation, arguments, kind, self.setting)
+            return (self.movement(statement, value, kinds[0]),)
+        return compute(statement.operation, arguments, kinds, self.setting)
 
     def _argument(self, operand: Operand, names: dict[str, _Bound]) -> Argument:
         return operand if isinstance(operand, Number) else self._read(operand, names)

@@ -198,7 +198,9 @@ def _topk(operation: ops.Topk, call: Call) -> tuple[Array, Array]:
     at = _axis(value.kind, operation.dim, setting)
     n, held = _blocks(value.kind, operation.dim, operation.by, setting)
     if operation.k % n:
-        raise fault("not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}")
+        raise fault(
+            "not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}"
+        )
     ids = np.broadcast_to(_positions(value.kind, operation.dim, value.kind.names, setting), value.array.shape)
     values, ids = (
         np.moveaxis(_in_blocks(Local(array, value.kind), operation.dim, operation.by, setting), at + 1, -1)

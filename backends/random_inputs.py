@@ -98,7 +98,8 @@ def _lets(func: Func, scope: Scope) -> Iterator[tuple[Let, Scope]]:
         for statement in body:
             if isinstance(statement, Let):
                 yield statement, scope
-                scope.define(statement.result)
+                for value in statement.results:
+                    scope.define(value)
             elif isinstance(statement, Loop):
                 yield from visit(statement.body, scope.inside(statement))
                 for value in statement.results:
@@ -124,8 +125,10 @@ def _sources(program: Program, func: Func) -> dict[str, set[str]]:
         grew = False
         for statement, _ in func.walk():
             match statement:
-                case Let() if statement.result.shape.dtype.is_integer:
-                    grew |= any(flow(operand, statement.result.name) for operand in statement.operands)
+                case Let():
+                    for value in statement.results:
+                        if value.shape.dtype.is_integer:
+                            grew |= any(flow(operand, value.name) for operand in statement.operands)
                 case SetState():
                     grew |= flow(statement.operand, statement.state)
                 case Loop():

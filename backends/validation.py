@@ -12,7 +12,7 @@ from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
 from shardwright.ir.digit_orders import orders_in, typed_values
 from shardwright.ir.digits import order_size
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Iota, Rename, Rotary, Take, Update
+from shardwright.ir.ops import Iota, Rename, Rotary, Take, Topk, Update
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import Shape
 from shardwright.ir.unparse import unparse
@@ -74,7 +74,7 @@ def validate(surface: Program, compiled: Program, seed: int = 0) -> Validation:
 
 
 def _resized(program: Program, sizes: Mapping[str, int]) -> Program:
-    declared = {name: size for name, size in sizes.items() if program.dim(name).expression is None}
+    declared = {dim.name: sizes[dim.name] for dim in program.dims if dim.name in sizes and dim.expression is None}
     return elaborate(unparse(program), dims=declared)
 
 
@@ -218,6 +218,8 @@ def _pinned(program: Program) -> tuple[set[str], set[str]]:
                     pinned.update((dim, *shapes[str(frequencies)].names))
                 case Let(operation=Take(dim=dim)) if dim not in overridden:
                     pinned.add(dim)
+                case Let(operation=Topk(dim=dim, target=target)):
+                    pinned.update({dim, target} - overridden)
                 case Let(operation=Iota(dim=dim, extent=int())) if dim not in overridden:
                     pinned.add(dim)
                 case Let(operation=Rotary() as rotary):

@@ -54,7 +54,13 @@ class _Builder:
         self.options = options
         idle, together = axis_groups(program)
         self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims), idle, together)
-        made = [s.result.shape.elements for f in program.funcs for s, _ in f.walk() if isinstance(s, Let)]
+        made = [
+            value.shape.elements
+            for func in program.funcs
+            for statement, _ in func.walk()
+            if isinstance(statement, Let)
+            for value in statement.results
+        ]
         step_worth = max(made, default=1) / program.mesh.n_chips / 2
         self.problem = LayoutProblem(program, options, self.coding, step_worth)
         self.globals: dict[str, Node] = {}
@@ -122,12 +128,13 @@ class _Builder:
             args.append(Arg(operand, node.shape))
             nodes.append(node)
             variables.append(self.use(node, (id(statement), i), rigid=operation.is_movement))
-        value = statement.result
-        node = self.define(value, statement)
-        nodes.append(node)
-        node.made = self.variable(node)
-        self.problem.entries.append(self.table(statement, args, nodes, [*variables, node.made]))
-        self.settle(node, value, rigid=operation.is_movement)
+        results = [self.define(value, statement) for value in statement.results]
+        for node in results:
+            node.made = self.variable(node)
+        variables += [node.made for node in results]
+        self.problem.entries.append(self.table(statement, args, [*nodes, *results], variables))
+        for node, value in zip(results, statement.results, strict=True):
+            self.settle(node, value, rigid=operation.is_movement)
 
     def settle(self, node: Node, value: Value, *, rigid: bool) -> None:
         """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
@@ -266,23 +273,28 @@ class _Builder:
         overridden = any(name == dim for name, _ in self.func.overrides)
         chosen = self.options.digit_sets.get((dim, self.func.name if overridden else None))
         order = self.program.dim(dim).order
+        if self.program.sizes(self.func)[dim] % self.program.mesh[axis]:
+            return False  # a value may have another extent than declared, but no digits of its own
         return (chosen is None or axis in chosen) and (order is None or axis in order)
 
     def table(self, statement: Let, args: list[Arg], nodes: list[Node], variables: list[int]) -> Table:
-        """The strategies of an operation as codes, one array for each operand that is a value and for the result."""
-        shape = statement.result.shape
-        tables = [axis_table(statement.operation, args, [shape], axis) for axis in self.program.mesh]
+        """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
+        shapes = [value.shape for value in statement.results]
+        tables = [axis_table(statement.operation, args, shapes, axis) for axis in self.program.mesh]
         slots = [i for i, arg in enumerate(args) if arg.shape is not None]
         numbers = [
             [np.array([self.coding.number(row.operands[i]) for row in rows], np.int64) for rows in tables]
             for i in slots
         ]
-        numbers.append([np.array([self.coding.number(row.results[0]) for row in rows], np.int64) for rows in tables])
+        numbers += [
+            [np.array([self.coding.number(row.results[i]) for row in rows], np.int64) for rows in tables]
+            for i in range(len(shapes))
+        ]
         codes = [self.coding.combine(per_axis) for per_axis in numbers]
         keep = np.ones(len(codes[0]), np.bool_)
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed)
-        if (self.func.name, statement.result.name) in self.options.whole_reshapes:
+        if any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results):
             for node, code in zip(nodes, codes, strict=True):
                 for name in reshaped_dims(statement.operation):
                     if name in node.shape:

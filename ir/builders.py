@@ -57,6 +57,16 @@ def _take(statics: Statics) -> Operation:
     raise statics.wrong("say which indices", None, f"as in take[{dim} 0:32](x), or take[{dim}, 15](x) for a single one")
 
 
+def _topk(statics: Statics) -> Operation:
+    ((source, target),) = _exactly_one(statics)
+    if len(source) != 1 or len(target) != 1:
+        raise statics.wrong("goes from one dimension to one", None, "as in topk[V -> C, k=40](l)")
+    k = statics.whole_number("k", 0)
+    if k == 0:
+        raise statics.wrong("say how many elements", None, f"as in topk[{source[0]} -> {target[0]}, k=40](l)")
+    return ops.Topk(source[0], target[0], k, statics.axes_option("by"))
+
+
 def _iota(statics: Statics) -> Operation:
     extent = next((static for static in statics.left if isinstance(static, syntax.IntStatic)), None)
     if extent is not None:
@@ -74,16 +84,6 @@ def _rotary(statics: Statics) -> Operation:
     )
 
 
-def _softmax(statics: Statics) -> Operation:
-    return ops.Softmax(
-        causal=statics.dim_option("causal"), window=statics.whole_number("window", 0), dims=statics.dims()
-    )
-
-
-Builder = Callable[[Statics], Operation]
-
-
-def _plain(operation: Callable[[], Operation]) -> Builder:
 def _roll(statics: Statics) -> Operation:
     dim, shift = statics.dim_option("over"), int(statics.number("shift", 1))
     if dim is None:
@@ -95,6 +95,16 @@ def _wraps(statics: Statics) -> bool:
     return statics.word("wrap", "false", ("true", "false")) == "true"
 
 
+def _softmax(statics: Statics) -> Operation:
+    return ops.Softmax(
+        causal=statics.dim_option("causal"), window=statics.whole_number("window", 0), dims=statics.dims()
+    )
+
+
+Builder = Callable[[Statics], Operation]
+
+
+def _plain(operation: Callable[[], Operation]) -> Builder:
     return lambda _statics: operation()
 
 
@@ -141,6 +151,7 @@ BUILDERS: dict[str, Builder] = {
     "rotary": _rotary,
     "update": lambda s: ops.Update(wrap=_wraps(s), dim=s.dim()),
     "uniform": lambda s: ops.Uniform(s.dims()),
+    "topk": _topk,
     "take": _take,
     "concat": lambda s: ops.Concat(by=s.axes_option("by"), dim=s.dim()),
     "rename": _rename,
@@ -152,6 +163,7 @@ BUILDERS: dict[str, Builder] = {
     "all_to_all": lambda s: ops.AllToAll(s.transfers()),
     "slice": lambda s: ops.Slice(s.arrows_from_axes()),
     "as_partial": lambda s: ops.AsPartial(s.axes()),
+    "roll": _roll,
     "store": lambda s: ops.Store(s.tier()),
 }
 
@@ -163,7 +175,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("transpose", "permute", "reshape", "view", "swapaxes", "flatten"), _RESHAPE),
     **dict.fromkeys(("broadcast", "expand", "unsqueeze", "repeat"), "operands broadcast by the names of dimensions"),
     **dict.fromkeys(("cast", "astype", "to"), "write convert[bf16](x)"),
-    "roll": _roll,
     **dict.fromkeys(("psum", "allreduce"), "write all_reduce[x](h)"),
     **dict.fromkeys(("psum_scatter", "reducescatter"), "write reduce_scatter[x -> E](h)"),
     **dict.fromkeys(("add", "sub", "mul", "div", "neg"), "arithmetic is written + - * /"),

@@ -99,6 +99,8 @@ class Operation(ABC):
     keyword: ClassVar[str]
     arity: ClassVar[tuple[int, int]]
     """The least and the greatest number of operands."""
+    result_words: ClassVar[tuple[str, ...]] = ("y",)
+    """What the results are called where no name of theirs is at hand, as many as there are."""
 
     @property
     def statics(self) -> tuple[Static, ...]:

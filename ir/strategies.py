@@ -109,15 +109,16 @@ def check_strategy(
         if not fitting:
             raise _no_row(operation, operands, kinds, axis, table, mesh)
         if made not in {row.results for row in fitting}:
-            gives = " or ".join(sorted({_state_text(row.results[0], axis) for row in fitting}))
-            wanted = _state_text(made[0], axis)
+            at = next(i for i, state in enumerate(made) if all(row.results[i] != state for row in fitting))
+            gives = " or ".join(sorted({_state_text(row.results[at], axis) for row in fitting}))
+            wanted = _state_text(made[at], axis)
             text = str(operands[0]) if operands else "..."
             if not operation.keyword:
-                message = f"{text} is {gives}, and the declared type {results[0]} is {wanted}"
+                message = f"{text} is {gives}, and the declared type {results[at]} is {wanted}"
             else:
-                message = f"{operation.keyword} gives what is {gives}, and the declared type {results[0]} is {wanted}"
+                message = f"{operation.keyword} gives what is {gives}, and the declared type {results[at]} is {wanted}"
                 text = "..."
-            hint = movement_between(axis, fitting[0].results[0], made[0], text)
+            hint = movement_between(axis, fitting[0].results[at], made[at], text)
             raise misuse("no-strategy", message, f"in an explicit program movement is a statement: {hint}")
 
 
@@ -279,8 +280,8 @@ _NEEDS = {
     "all_to_all": "moves a split from one dimension to another",
     "slice": "takes parts of what is whole",
     "as_partial": "makes addends of what is whole or split",
-}
     "roll": "sends blocks of a split dimension round",
+}
 
 
 def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> DiagnosticError:
@@ -292,9 +293,9 @@ def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> 
             wanted = next(target for axes, _, target in operation.transfers if axis in axes)
         case AsPartial():
             wanted = Reduction.SUM
-        case _:
         case Roll():
             wanted = operation.dim
+        case _:
             wanted = None
     hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"
     source = (

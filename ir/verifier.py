@@ -10,7 +10,7 @@ from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, 
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
 from shardwright.ir.operation import Arg, Context, Number, misuse
-from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take
+from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take, Topk
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between
 from shardwright.ir.types import OpenType, TensorType, ValueType
@@ -179,7 +179,8 @@ class _Checker:
         if len(known) < len(kinds) or len(made) < len(results):
             return  # a type with holes, of which something is said where it is written
         check_strategy(statement.operation, statement.operands, known, made, self.program.mesh)
-        self.divides(statement.result, made[0])
+        for value, kind in zip(statement.results, made, strict=True):
+            self.divides(value, kind)
         if known and known[0] is not None:
             self.digits(statement, known[0], made[0])
 
@@ -197,26 +198,32 @@ class _Checker:
 
     def shapes(self, statement: Let, scope: Scope) -> None:
         """What inference gives is what stands there; passes that build statements by hand are caught here."""
-        declared = statement.result.shape
+        declared = [value.shape for value in statement.results]
         keeps = isinstance(statement.operation, Contract | Elementwise)
         args = [
             Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, scope.type_of(o).shape)
             for o in statement.operands
         ]
-        (found,) = statement.operation.infer(args, Context(self.sizes, declared if keeps else None))
-        if found != declared:
-            raise fault(
-                "wrong-dimensions", f"{statement.result.name}: {declared}, but the value is {found}", statement.span
-            )
-        if isinstance(statement.operation, Take | Concat):
+        found = statement.operation.infer(args, Context(self.sizes, declared[0] if keeps else None))
+        if len(found) != len(declared):
+            given = f"{statement.operation.keyword} gives {len(found)} values"
+            raise fault("wrong-results", f"{given}, and {len(declared)} are named", statement.span)
+        for value, shape in zip(statement.results, found, strict=True):
+            if value.shape != shape:
+                raise fault(
+                    "wrong-dimensions", f"{value.name}: {value.shape}, but the value is {shape}", statement.span
+                )
+        if isinstance(statement.operation, Take | Concat | Topk):
             self.blocks(statement.operation, args)
 
-    def blocks(self, operation: Take | Concat, args: Sequence[Arg]) -> None:
-        """Taking and concatenating block by block wants equal blocks."""
+    def blocks(self, operation: Take | Concat | Topk, args: Sequence[Arg]) -> None:
+        """Taking, concatenating and choosing block by block want equal blocks."""
         n = self.program.mesh.product(operation.by)
         bounds = [arg.tensor.size(operation.dim) for arg in args]
         if isinstance(operation, Take):
             bounds += [operation.start, operation.stop or 0]
+        if isinstance(operation, Topk):
+            bounds.append(operation.k)
         for bound in bounds:
             if bound % n:
                 raise misuse(
@@ -237,15 +244,18 @@ class _Checker:
                 statement.span,
                 "gather first, or pin orders of the dimensions that agree, as in: dim E=16 order 4 x",
             )
-        if isinstance(statement.operation, Take | Concat) and operand.split(statement.operation.dim):
-            by, dim = statement.operation.by, statement.operation.dim
-            if self.orders.get(dim, ())[: len(by)] != by:
-                raise fault(
-                    "digits",
-                    f"{statement.operation.keyword} by {' '.join(by)}: these are not the outermost digits of {dim}",
-                    statement.span,
-                    f"pin its order: dim {dim}=... order {' '.join(by)}",
-                )
+        if isinstance(statement.operation, Take | Concat | Topk) and operand.split(statement.operation.dim):
+            by, dims = statement.operation.by, [statement.operation.dim]
+            if isinstance(statement.operation, Topk):
+                dims.append(statement.operation.target)
+            for dim in dims:
+                if self.orders.get(dim, ())[: len(by)] != by:
+                    raise fault(
+                        "digits",
+                        f"{statement.operation.keyword} by {' '.join(by)}: these are not the outermost digits of {dim}",
+                        statement.span,
+                        f"pin its order: dim {dim}=... order {' '.join(by)}",
+                    )
         if isinstance(statement.operation, Roll):
             axes, dim = statement.operation.axes, statement.operation.dim
             if set(self.orders.get(dim, ())[: len(axes)]) != set(axes):

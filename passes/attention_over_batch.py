@@ -195,13 +195,15 @@ class _Rewriter:
                 made.append(Let((value,), Alias(), (name,), statement.span))
                 name = value.name
             operands[at] = name
-        result = self.renamed.get(id(statement)) or self.value(statement.result)
+        renamed = self.renamed.get(id(statement))
+        results = (renamed,) if renamed else tuple(map(self.value, statement.results))
         if id(statement) in self.outputs:
+            (result,) = results
             raw = Value(self.namer.fresh(f"{result.name}_batch"), self.outputs[id(statement)], span=result.span)
             made.append(replace(statement, results=(raw,), operands=tuple(operands)))
             made.append(Let((result,), Alias(), (raw.name,), statement.span))
         else:
-            made.append(replace(statement, results=(result,), operands=tuple(operands)))
+            made.append(replace(statement, results=results, operands=tuple(operands)))
         return made
 
 

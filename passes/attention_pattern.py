@@ -112,10 +112,10 @@ def _computed_from(flow: Dataflow, name: str) -> set[str]:
     while rest:
         for statement in flow.users.get(rest.pop(), ()):
             if isinstance(statement, Let) and not isinstance(statement.operation, Contract):
-                made = statement.result.name
-                if made not in found and flow.is_activation(made):
-                    found.add(made)
-                    rest.append(made)
+                for value in statement.results:
+                    if value.name not in found and flow.is_activation(value.name):
+                        found.add(value.name)
+                        rest.append(value.name)
     return found
 
 
@@ -150,7 +150,7 @@ def _used_within(flow: Dataflow, name: str, found: set[str], attention: set[int]
     for statement in flow.users.get(name, ()):
         match statement:
             case Let():
-                if id(statement) not in attention and statement.result.name not in found:
+                if id(statement) not in attention and all(value.name not in found for value in statement.results):
                     return False
             case Loop():
                 return False

@@ -71,6 +71,10 @@ class _Search:
         self.stored = list(_edges([value.type for value in (*program.weights, *program.state)]))
         self.calls = list(_edges([kind for func in program.funcs for kind in _called_with(func)]))
         self.constraints = list(_constraints(program))
+        for constraint in self.constraints:
+            if isinstance(constraint.statement.operation, Topk):  # its blocks are stretches, also of what is not split
+                for name in constraint.dims:
+                    self.used[name] |= set(constraint.statement.operation.by)
         self.open = any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
     def result(self, *, tied_only: bool) -> Program:

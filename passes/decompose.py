@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import ClassVar
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.program import (
+    DimInfo,
     Func,
     Let,
     Loop,
@@ -46,14 +48,21 @@ class Decompose(Pass):
     name: ClassVar[str] = "decompose"
 
     def run(self, program: Program) -> Program:
-        return replace(program, funcs=tuple(_Rewriter(program, func).rewritten() for func in program.funcs))
+        added: dict[str, DimInfo] = {}
+        funcs = tuple(_Rewriter(program, func, added).rewritten() for func in program.funcs)
+        return replace(program, funcs=funcs, dims=(*program.dims, *added.values()))
 
 
 class _Rewriter:
-    """Rewrites one function; `out` gathers the statements of the block at hand."""
+    """Rewrites one function; `out` gathers the statements of the block at hand.
 
-    def __init__(self, program: Program, func: Func) -> None:
+    `added` gathers, for all functions, the dimensions of the candidates of `topk`.
+    """
+
+    def __init__(self, program: Program, func: Func, added: dict[str, DimInfo]) -> None:
         self.func = func
+        self.added = added
+        self.candidates: set[str] = set()
         self.sizes = program.sizes(func)
         self.program = program
         self.namer = Namer(names_of(func) | set(program.globals))
@@ -88,7 +97,8 @@ class _Rewriter:
         expansion = _EXPANSIONS.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):
             self.out.append(statement)
-        self.scope.define(statement.result)
+        for value in statement.results:
+            self.scope.define(value)
 
     # ------------------------------------------------------------ building
 
@@ -97,15 +107,23 @@ class _Rewriter:
 
     def emit(self, operation: Operation, operands: Sequence[Operand], wish: str) -> str:
         """Appends a statement under a fresh name, which it gives back."""
+        (name,) = self.emit_all(operation, operands, (wish,))
+        return name
+
+    def emit_all(self, operation: Operation, operands: Sequence[Operand], wishes: Sequence[str]) -> tuple[str, ...]:
+        """As `emit`, for an operation with a result for each wish."""
         assert self.at is not None
         args = [
             Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, self.scope.type_of(o).shape) for o in operands
         ]
-        (shape,) = operation.infer(args, Context(self.sizes))
-        value = Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, self.at.span)
-        self.out.append(Let((value,), operation, tuple(operands), self.at.span))
-        self.scope.define(value)
-        return value.name
+        values = tuple(
+            Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, self.at.span)
+            for wish, shape in zip(wishes, operation.infer(args, Context(self.sizes)), strict=True)
+        )
+        self.out.append(Let(values, operation, tuple(operands), self.at.span))
+        for value in values:
+            self.scope.define(value)
+        return tuple(value.name for value in values)
 
     def finish(self, operation: Operation, operands: Sequence[Operand]) -> bool:
         """Appends the last statement, which defines the value that was rewritten."""
@@ -119,6 +137,29 @@ class _Rewriter:
         assert shape is not None
         extent = shape.size(dim)
         return self.emit(ops.Iota(dim, None if extent == self.sizes[dim] else extent), [], wish)
+
+    def blocks(self, name: str, dim: str, k: int) -> tuple[str, ...]:
+        """The axes whose digits divide a dimension into blocks of more than k elements: those that split it, or may."""
+        kind, mesh = self.scope.type_of(name), self.program.mesh
+        split = kind.splits[kind.names.index(dim)]
+        order = None if dim in dict(self.func.overrides) else self.program.dim(dim).order
+        axes = [a for a in mesh.axes if mesh[a] > 1] if split is None else list(mesh.sorted(split))
+        if order is not None:
+            axes = [digit for digit in takewhile(lambda digit: digit in axes, order) if isinstance(digit, str)]
+        size = kind.shape.size(dim)
+        while axes and (size % mesh.product(axes) or size // mesh.product(axes) <= k):
+            axes.pop()
+        return tuple(axes)
+
+    def candidates_dim(self, dim: str, size: int) -> str:
+        """A dimension of this size for what is left of another, with digits of its own."""
+        declared = {info.name for info in self.program.dims}
+        count = 2
+        while (name := f"{dim}{count}") in declared or (name in self.added and self.added[name].size != size):
+            count += 1
+        self.added[name] = DimInfo(name, size)
+        self.sizes[name] = size
+        return name
 
     def in_f32(self, operand: str, wish: str) -> str:
         shape = self.shape(operand)
@@ -188,6 +229,32 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
     return rewriter.finish(ops.Neg(), [least])
 
 
+def _topk(rewriter: _Rewriter, statement: Let) -> bool:
+    """The greatest of each block of the digits that split V, and of these the greatest: equal elements stay in order,
+    because blocks are stretches of V, one after the other.
+    """
+    operation = statement.operation
+    assert isinstance(operation, ops.Topk)
+    l, dim = _name(statement.operands[0]), operation.dim  # noqa: E741
+    if operation.by:
+        rewriter.candidates.add(statement.result.name)
+    by = () if operation.by or l in rewriter.candidates else rewriter.blocks(l, dim, operation.k)
+    if not by:
+        return False
+    values, ids = statement.results
+    k = operation.k * rewriter.program.mesh.product(by)
+    among = rewriter.candidates_dim(dim, k)
+    candidates, where = rewriter.emit_all(
+        ops.Topk(dim, among, k, by), [l], (f"{values.name}_candidates", f"{ids.name}_candidates")
+    )
+    place = rewriter.namer.fresh(f"{ids.name}_places")
+    chosen = Value(place, OpenType.anything(ids.shape), Marking.UNWRITTEN, statement.span)
+    last = replace(operation, dim=among)
+    rewriter.out.append(replace(statement, results=(values, chosen), operation=last, operands=(candidates,)))
+    rewriter.out.append(Let((ids,), ops.Lookup(among), (where, place), statement.span))
+    return True
+
+
 def _layernorm(rewriter: _Rewriter, statement: Let) -> bool:
     operation = statement.operation
     assert isinstance(operation, ops.Layernorm)
@@ -251,6 +318,7 @@ def _rotary(rewriter: _Rewriter, statement: Let) -> bool:
 _EXPANSIONS: dict[type[Operation], Callable[[_Rewriter, Let], bool]] = {
     ops.Softmax: _softmax,
     ops.Argmax: _argmax,
+    ops.Topk: _topk,
     ops.Layernorm: _layernorm,
     ops.Rmsnorm: _rmsnorm,
     ops.Rotary: _rotary,

@@ -129,7 +129,7 @@ class _Writer:
 
     def same_block(self, name: str) -> set[str]:
         def search(body: tuple[Statement, ...]) -> set[str]:
-            here = {s.result.name for s in body if isinstance(s, Let)}
+            here = {value.name for s in body if isinstance(s, Let) for value in s.results}
             if name in here:
                 return here
             return {found for s in body if isinstance(s, Loop) for found in search(s.body)}

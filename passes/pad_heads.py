@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, Split, Sum, Take
+from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, Split, Sum, Take, Topk
 from shardwright.ir.program import Func, Let, Program, Value
 from shardwright.ir.unparse import unparse
 from shardwright.ir.weight_source import WeightSource
@@ -178,7 +178,7 @@ def _require_zeros_to_stay_apart(program: Program, grown: _Grown) -> None:
             match statement:
                 case Let(operation=Softmax() | Layernorm() | Rmsnorm() | Sum() | Max() as operation):
                     dims = operation.dims
-                case Let(operation=Take() | Concat() as operation):
+                case Let(operation=Take() | Concat() | Topk() as operation):
                     dims = (operation.dim,)
                 case _:
                     continue

@@ -75,7 +75,7 @@ def place(program: Program, options: PlacementOptions) -> tuple[Program, Placeme
 
 def _origin(program: Program, func: str, result: str) -> str | None:
     """The statement before placement whose value, as it was made, has this name afterwards."""
-    names = {s.result.name for s, _ in program.func(func).walk() if isinstance(s, Let)}
+    names = {value.name for s, _ in program.func(func).walk() if isinstance(s, Let) for value in s.results}
     return next((n for n in sorted(names, key=len, reverse=True) if result == n or result.startswith(f"{n}_")), None)
 
 
@@ -131,16 +131,20 @@ class _Writer:
         operands: list[Operand] = []
         for i, operand in enumerate(statement.operands):
             operands.append(operand if isinstance(operand, Number) else self.operand(operand, (id(statement), i)))
-        value = statement.result
-        node = self.placement.defined[id(statement), value.name]
-        home, made = self.placement.kinds[node.home], self.placement.kinds[node.made]
-        chosen = replace(value, type=home, marking=_marking(value))
-        if home == made:
-            self.blocks[-1].append(replace(statement, results=(chosen,), operands=tuple(operands)))
-            return
-        raw = Value(self.namer.fresh(f"{value.name}_{_made_word(made)}"), made, Marking.FOUND, value.span)
-        self.blocks[-1].append(replace(statement, results=(raw,), operands=tuple(operands)))
-        self.blocks[-1].append(Let((chosen,), Alias(), (raw.name,), statement.span))
+        results: list[Value] = []
+        moved: list[Statement] = []
+        for value in statement.results:
+            node = self.placement.defined[id(statement), value.name]
+            home, made = self.placement.kinds[node.home], self.placement.kinds[node.made]
+            chosen = replace(value, type=home, marking=_marking(value))
+            if home == made:
+                results.append(chosen)
+                continue
+            raw = Value(self.namer.fresh(f"{value.name}_{_made_word(made)}"), made, Marking.FOUND, value.span)
+            results.append(raw)
+            moved.append(Let((chosen,), Alias(), (raw.name,), statement.span))
+        self.blocks[-1].append(replace(statement, results=tuple(results), operands=tuple(operands)))
+        self.blocks[-1].extend(moved)
 
     def loop(self, statement: Loop) -> None:
         n = len(statement.carries)

@@ -25,7 +25,7 @@ from shardwright.ir.ops import (
     Update,
 )
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
-from shardwright.ir.types import Axes, ValueType
+from shardwright.ir.types import Axes, ValueType, is_short_axis
 from shardwright.ir.verifier import check_divisibility
 
 
@@ -59,7 +59,8 @@ class Dataflow:
         found: dict[str, list[Let]] = {}
         for statement, _ in self.func.walk():
             if isinstance(statement, Let):
-                found.setdefault(statement.result.name, []).append(statement)
+                for value in statement.results:
+                    found.setdefault(value.name, []).append(statement)
         return found
 
     @cached_property
@@ -69,9 +70,8 @@ class Dataflow:
         for statement, _ in self.func.walk():
             match statement:
                 case Let():
-                    found.setdefault(statement.result.name, set()).update(
-                        o for o in statement.operands if isinstance(o, str)
-                    )
+                    for value in statement.results:
+                        found.setdefault(value.name, set()).update(o for o in statement.operands if isinstance(o, str))
                 case SetState():
                     found.setdefault(statement.state, set()).add(statement.operand)
                 case Loop():
@@ -143,7 +143,7 @@ class Dataflow:
             if isinstance(statement, Let) and statement.operands:
                 names = [o for o in statement.operands if isinstance(o, str)]
                 if names and all(name in found for name in names):
-                    found.add(statement.result.name)
+                    found.update(value.name for value in statement.results)
         return frozenset(found)
 
     @cached_property
@@ -228,7 +228,7 @@ def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
                 "bad-option",
                 f"{option}: the mesh {mesh} has no axis {name}",
                 NOWHERE,
-                f"did you mean {near}?" if near else "write axes as in xy, or data+model where names are longer",
+                f"did you mean {near}?" if near else "write axes as in xy, data+model where names are longer, or all",
             )
     return mesh.sorted(names)
 
@@ -264,9 +264,10 @@ def require_divisible(what: str, program: Program, func: Func, dim: str, axes: A
     mesh, size = program.mesh, program.sizes(func)[dim]
     if size % mesh.product(axes):
         product = "*".join(f"{axis}={mesh[axis]}" for axis in axes)
+        joined = ("" if all(map(is_short_axis, axes)) else "+").join(axes)
         raise fault(
             "not-divisible",
-            f"{what} splits {dim} over {''.join(axes)}, and {dim}={size} of {func.name} is not divisible by {product}",
+            f"{what} splits {dim} over {joined}, and {dim}={size} of {func.name} is not divisible by {product}",
             func.span,
             f"name fewer axes, or make {dim} a multiple of {mesh.product(axes)}",
         )

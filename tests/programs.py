@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from random import Random
 
 import hypothesis.strategies as st
@@ -88,6 +89,7 @@ class _Writer:
             "T": 2 * base,
             "V": base * random.choice((1, 2)),
             "N": random.choice((1, 2, 3)),
+            "C": 2,
         }
         self.sizes = {**declared, "H": declared["K"] * 2, "M": declared["L"]}
         dims = " ".join(f"{name}={size}" for name, size in declared.items())
@@ -160,8 +162,8 @@ class _Writer:
                 name
                 for name, size in value.dims
                 if name not in whole
-                and self.fits(name, split.get(name, "") + axis, size)
-                and (name not in "GD" or axis == next(iter(self.mesh)))
+                and self.fits(name, split.get(name, "") + axis, gcd(2, size) if name == "C" else size)
+                and (name not in "GDC" or axis == next(iter(self.mesh)))
             ]
             if room and self.chance(0.6):
                 name = self.random.choice(room)
@@ -218,7 +220,8 @@ class _Writer:
             self.contract, self.contract, self.contract, self.arithmetic, self.arithmetic, self.function, self.scaled,
             self.guarded, self.reduce, self.norm, self.softmax, self.choose, self.feedforward, self.attention,
             self.cached_attention, self.embed, self.reshape, self.renamed, self.halves, self.single, self.positions,
-            self.converted, self.extremes, self.alias, self.arg_extreme, self.logic, self.concatenated,
+            self.converted, self.extremes, self.alias, self.arg_extreme, self.greatest, self.drawn,
+            self.logic, self.concatenated,
         ]  # fmt: skip
         if self.loops == 0:
             choices += [self.loop, self.loop]
@@ -349,6 +352,35 @@ class _Writer:
         self.let(f"argmax[{dim}]({a.name})", Tensor("", a.without(dim), "int32"))
         if self.chance(0.3):
             self.let(f"cumsum[{dim}]({a.name})", replace(a, size=a.size * 8))
+
+    def greatest(self) -> None:
+        """The greatest elements, and numbers made of their indices."""
+        a = self.pick()
+        if a is None or not a.dims or "C" in a.names:
+            return
+        dim = self.random.choice(a.names)
+        k = self.random.randint(1, min(3, a.extent(dim)))
+        dims = tuple(("C", k) if d[0] == dim else d for d in a.dims)
+        self.count += 2
+        values = replace(a, name=f"v{self.count - 1}", dims=dims)
+        ids = Tensor(f"v{self.count}", dims, "int32")
+        names = f"{values.name}{self.demand(values)}, {ids.name}{self.demand(ids)}"
+        self.line(f"{names} = topk[{dim} -> C, k={k}]({a.name})")
+        self.values.append(values)
+        self.let(f"convert[f32]({ids.name}) * 0.125", Tensor("", dims, "f32", 4.0))
+
+    def drawn(self) -> None:
+        """Random numbers of integers at hand, their logarithms, and floats that went through their bits."""
+        dim = self.random.choice("BLEV")
+        counts = [v for v in self.values if v.dtype == "int32" and dim not in v.names and len(v.dims) < 3]
+        if not counts:
+            return
+        key = self.random.choice(counts)
+        made = (*key.dims, *self.dims(dim))
+        u = self.let(f"uniform[{dim}]({key.name}, {self.random.choice((key.name, 7))})", Tensor("", made, "f32", 1.0))
+        log = self.let(f"log1p({u.name})", u)
+        bits = self.let(f"bitcast[uint32]({log.name})", replace(log, dtype="uint32"))
+        self.let(f"bitcast[f32]({bits.name})", log)
 
     def alias(self) -> None:
         if (a := self.pick()) is not None:

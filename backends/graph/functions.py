@@ -140,7 +140,7 @@ class FunctionDrawer:
         look = look_of(operation)
         received = self.received(operation, first, scope)
         annotation = self.annotation(statement.results)
-        lines = [*definition, *tooltip_of(statement.result.type, self.mesh)]
+        lines = [*definition, *(line for value in statement.results for line in tooltip_of(value.type, self.mesh))]
         if isinstance(operation, Movement):
             label = f"<B>{escaped(operation.keyword)}</B> {escaped(shortened(statics_text(operation)))}".rstrip()
         else:

@@ -9,6 +9,7 @@ from shardwright.backends.jax.indexing import (
     lower_lookup,
     lower_rotary,
     lower_take,
+    lower_topk,
     lower_uniform,
     lower_update,
 )
@@ -22,7 +23,10 @@ from shardwright.ir.types import DType, TensorType
 
 
 def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
-    """The expression that computes one chip's array of the result. Raises `unsupported` where JAX has no such thing."""
+    """The expression that computes one chip's array of the result, or a tuple of arrays where there are several.
+
+    `result` is the type of the first result. Raises `unsupported` where JAX has no such thing.
+    """
     if isinstance(operation, ops.Movement):
         return lower_movement(operation, terms[0].code, terms[0].tensor, result, lowering.digits)
     lowered = LOWERINGS.get(type(operation))
@@ -297,6 +301,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Max: _max,
     ops.Cumsum: _cumsum,
     ops.Argmax: _argmax,
+    ops.Topk: lower_topk,
     ops.Layernorm: _norm,
     ops.Rmsnorm: _norm,
     ops.Softmax: _softmax,

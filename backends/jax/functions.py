@@ -143,14 +143,14 @@ class FunctionBody:
         return made
 
     def let(self, statement: Let, scope: Scope, views: dict[str, View], indent: str) -> None:
-        value = statement.result
-        kind = concrete(value.name, value.type)
+        kinds = [concrete(value.name, value.type) for value in statement.results]
         with placed(statement.span):
-            code = lower(statement.operation, self.terms(statement.operands, scope, views), kind, self.lowering)
-        python = self.names[value.name]
-        self.lines.extend(assigned(python, code, str(kind), indent))
-        scope.define(value)
-        views[value.name] = View(python)
+            code = lower(statement.operation, self.terms(statement.operands, scope, views), kinds[0], self.lowering)
+        python = [self.names[value.name] for value in statement.results]
+        self.lines.extend(assigned(", ".join(python), code, "; ".join(map(str, kinds)), indent))
+        for value, name in zip(statement.results, python, strict=True):
+            scope.define(value)
+            views[value.name] = View(name)
 
     def set_in_place(
         self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]

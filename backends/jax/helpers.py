@@ -64,6 +64,21 @@ def rotary(x, positions, frequencies, axis, style):
         turned = jnp.stack(turned, -1).reshape(*v.shape[:-1], 2 * n)
     return jnp.moveaxis(jnp.concatenate((turned, v[..., 2 * n:]), -1), -1, axis).astype(x.dtype)
 ''',
+    "topk": '''
+def topk(x, k, axis, index, blocks=1):
+    """The k greatest elements along an axis, and their entries in index; of several blocks one after the other.
+
+    Of equal elements the first comes first; zeros of either sign are equal, NaN is greater than every number.
+    """
+    v = jnp.moveaxis(x, axis, -1)
+    v = v.reshape(*v.shape[:-1], blocks, -1)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        v = jnp.where(v == 0, 0, jnp.where(jnp.isnan(v), jnp.nan, v))
+    values, places = lax.top_k(v.astype(jnp.int8) if x.dtype == jnp.int4 else v, k)
+    ids = index[places + v.shape[-1] * lax.iota(jnp.int32, blocks)[:, None]]
+    values, ids = (a.reshape(*a.shape[:-2], -1) for a in (values.astype(x.dtype), ids))
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(ids, -1, axis)
+''',
     "threefry2x32": '''
 def threefry2x32(key, counter):
     """Two random words for each key and counter, pairs of uint32: 20 rounds (Salmon et al. 2011)."""

@@ -205,6 +205,23 @@ def lower_take(operation: ops.Take, terms: Sequence[Term], result: TensorType, l
     return f"{code}[{', '.join([*[':'] * (at + 1), taken])}].reshape({', '.join(map(str, shape))})"
 
 
+def lower_topk(operation: ops.Topk, terms: Sequence[Term], _result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `topk`: values and indices, of each block where there are several."""
+    lowering.use_helper("topk")
+    kind = terms[0].tensor
+    n, held = _blocks(kind, operation.dim, operation.by, lowering)
+    if operation.k % n:
+        raise fault(
+            "not-divisible",
+            f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}",
+            NOWHERE,
+        )
+    index = lowering.global_index(kind, operation.dim)
+    index = index[1:-1] if index.startswith("(") else index
+    blocks = f", blocks={held}" if held > 1 else ""
+    return f"topk({terms[0].code}, {operation.k // n}, {axis_of(kind, operation.dim)}, {index}{blocks})"
+
+
 def lower_concat(operation: ops.Concat, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     """One after the other along a dimension, block by block where there are several."""
     at = axis_of(result, operation.dim)

@@ -17,7 +17,7 @@ RESERVED = frozenset(
     {
         "jax", "jnp", "lax", "np", "mesh", "weights", "state", "on_global_arrays", "sharded", "carry", "xs", "shape",
         "name", "make_mesh", "put", "zero_state", "given", "weight_specs", "state_specs", "global_index",
-        "local_place", "floor_divide", "layernorm", "rmsnorm", "rotary", "threefry2x32", "uniform",
+        "local_place", "floor_divide", "layernorm", "rmsnorm", "rotary", "topk", "threefry2x32", "uniform",
     }
 )  # fmt: skip
 """Names that an emitted module uses itself; a value of the program that has one gets a suffix."""

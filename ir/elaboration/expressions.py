@@ -31,13 +31,13 @@ class Expressions:
 
     def outermost(
         self, expr: syntax.Expr, declared: ValueType | None, name: str, scope: Scope, out: list[Statement]
-    ) -> tuple[Operation, tuple[Operand, ...], Shape]:
-        """The operation of an expression, its operands (flattened into statements before it) and its shape."""
+    ) -> tuple[Operation, tuple[Operand, ...], tuple[Shape, ...]]:
+        """The operation of an expression, its operands (flattened into statements before it) and its shapes."""
         shape = declared.shape if declared else None
         match expr:
             case syntax.NameExpr():
                 kind = self.names.view(expr.name, scope, expr.span)
-                return ops.Alias(), (expr.name,), kind.shape
+                return ops.Alias(), (expr.name,), (kind.shape,)
             case syntax.NumberExpr() | syntax.NegExpr(operand=syntax.NumberExpr()):
                 return self.number_value(expr, shape)
             case syntax.NegExpr():
@@ -57,7 +57,9 @@ class Expressions:
             raise fault("literal-operand", "an operation on numbers alone", expr.span, "write its result as a number")
         return operation, operands, self.infer(operation, operands, shape, scope, expr)
 
-    def number_value(self, expr: syntax.Expr, declared: Shape | None) -> tuple[Operation, tuple[Operand, ...], Shape]:
+    def number_value(
+        self, expr: syntax.Expr, declared: Shape | None
+    ) -> tuple[Operation, tuple[Operand, ...], tuple[Shape]]:
         if declared is None:
             raise fault(
                 "literal-operand",
@@ -68,7 +70,7 @@ class Expressions:
         number = self.number(expr)
         assert number is not None
         _check_representable(number, declared.dtype, expr.span)
-        return ops.Full(declared.names, declared.dtype), (number,), declared
+        return ops.Full(declared.names, declared.dtype), (number,), (declared,)
 
     def number(self, expr: syntax.Expr) -> Number | None:
         """The literal that an expression is, folding arithmetic on literals; None if it holds a value."""
@@ -102,7 +104,7 @@ class Expressions:
 
     def contraction(
         self, expr: syntax.ContractExpr, shape: Shape | None, name: str, scope: Scope, out: list[Statement]
-    ) -> tuple[Operation, tuple[Operand, ...], Shape]:
+    ) -> tuple[Operation, tuple[Operand, ...], tuple[Shape, ...]]:
         operands = tuple(
             self.expression(part, None, f"{name}_{_word(part)}", scope, out) for part in (expr.left, expr.right)
         )
@@ -124,7 +126,7 @@ class Expressions:
         declared: Shape | None,
         scope: Scope,
         expr: syntax.Expr,
-    ) -> Shape:
+    ) -> tuple[Shape, ...]:
         with placed(expr.span):
             shapes = operation.infer([_arg(o, scope) for o in operands], Context(self.sizes, declared))
             if isinstance(operation, ops.Movement):
@@ -133,7 +135,7 @@ class Expressions:
             dtype = next(scope.type_of(o).dtype for o in reversed(operands) if isinstance(o, str))
             for number in (o for o in operands if isinstance(o, Number)):
                 _check_representable(number, dtype, expr.span)
-        return shapes[0]
+        return shapes
 
     def expression(
         self,
@@ -153,7 +155,16 @@ class Expressions:
             return literal
         declared = demanded or (OpenType.anything(shape) if shape else None)
         fresh = self.names.namer.fresh(name)
-        operation, operands, found = self.outermost(expr, declared, fresh, scope, out)
+        operation, operands, shapes = self.outermost(expr, declared, fresh, scope, out)
+        if len(shapes) != 1:
+            named = f"{', '.join(operation.result_words)} = {operation.keyword}[...](...)"
+            raise fault(
+                "wrong-results",
+                f"{operation.keyword} gives {len(shapes)} values, and one is needed here",
+                expr.span,
+                f"name them in a statement of its own: {named}",
+            )
+        (found,) = shapes
         kind: ValueType = OpenType.anything(found)
         if demanded is not None:
             check_fits(found, demanded, f"{fresh} is", expr.span)
@@ -170,7 +181,7 @@ class Expressions:
         """The operand as a name; a bare number becomes a value of the wanted shape."""
         if isinstance(operand, str):
             return operand
-        operation, operands, found = self.number_value(expr, shape)
+        operation, operands, (found,) = self.number_value(expr, shape)
         value = Value(self.names.namer.fresh(wish), OpenType.anything(found), Marking.UNWRITTEN, expr.span)
         out.append(Let((value,), operation, operands, expr.span))
         scope.define(value)

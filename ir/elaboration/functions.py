@@ -154,21 +154,29 @@ class _FuncBuilder:
                 raise AssertionError(statement)
 
     def let(self, statement: syntax.LetStmt, scope: Scope, out: list[Statement]) -> None:
-        if len(statement.targets) != 1:
+        targets = statement.targets
+        for target in targets:
+            self.names.define(target.name, target.span)
+        declared = [self.declarations.type(t.type, self.sizes) if t.type else None for t in targets]
+        if isinstance(statement.value, syntax.NameExpr):
+            self.names.alias_of_state(targets[0].name, statement.value.name)
+        only = declared[0] if len(targets) == 1 else None
+        operation, operands, shapes = self.expressions.outermost(statement.value, only, targets[0].name, scope, out)
+        if len(targets) != len(shapes):
+            given = "one value" if len(shapes) == 1 else f"{len(shapes)} values"
             raise fault(
                 "wrong-results",
-                f"{len(statement.targets)} names are on the left, and the right side gives one value",
-                statement.targets[0].span.to(statement.targets[-1].span),
+                f"{count(len(targets), 'name')} {'is' if len(targets) == 1 else 'are'} on the left,"
+                f" and the right side gives {given}",
+                targets[0].span.to(targets[-1].span),
             )
-        target = statement.targets[0]
-        self.names.define(target.name, target.span)
-        declared = self.declarations.type(target.type, self.sizes) if target.type else None
-        if isinstance(statement.value, syntax.NameExpr):
-            self.names.alias_of_state(target.name, statement.value.name)
-        operation, operands, result = self.expressions.outermost(statement.value, declared, target.name, scope, out)
-        value = self.target_value(target, declared, result, statement.value.span)
-        out.append(Let((value,), operation, operands, statement.value.span))
-        scope.define(value)
+        values = tuple(
+            self.target_value(target, kind, shape, statement.value.span)
+            for target, kind, shape in zip(targets, declared, shapes, strict=True)
+        )
+        out.append(Let(values, operation, operands, statement.value.span))
+        for value in values:
+            scope.define(value)
 
     def target_value(self, target: syntax.Target, declared: ValueType | None, found: Shape, span: Span) -> Value:
         if declared is None:

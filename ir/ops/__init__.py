@@ -50,6 +50,7 @@ from shardwright.ir.ops.movements import (
 from shardwright.ir.ops.random_numbers import Uniform
 from shardwright.ir.ops.reductions import Argmax, Cumsum, Layernorm, Max, Rmsnorm, Softmax, Sum
 from shardwright.ir.ops.reshapes import Alias, Merge, Rename, Split
+from shardwright.ir.ops.selection import Topk
 
 __all__ = [
     "Abs",
@@ -95,8 +96,8 @@ __all__ = [
     "Relu",
     "Rename",
     "Rmsnorm",
-    "Rotary",
     "Roll",
+    "Rotary",
     "Rsqrt",
     "Sigmoid",
     "Silu",
@@ -110,6 +111,7 @@ __all__ = [
     "Sum",
     "Take",
     "Tanh",
+    "Topk",
     "Uniform",
     "Update",
     "Where",

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.backends.collectives import move
+from shardwright.backends.collectives import move, roll
 from shardwright.backends.kernels import KERNELS, compute
 from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Formats
+from shardwright.backends.reference import rolled
 from shardwright.backends.sharding import shard, unshard
 from shardwright.ir import ops
 from shardwright.ir.digits import Order, order_size
@@ -96,6 +97,9 @@ CASES = (
     Case(ops.Cumsum("A"), _f("AB")),
     Case(ops.Cumsum("B"), (("AB", I),)),
     Case(ops.Argmax("A"), _f("AB")),
+    Case(ops.Topk("A", "C", 5), _f("BAD"), sizes=(("C", 5),)),
+    Case(ops.Topk("B", "B", 12, ("x",)), _f("BA")),
+    Case(ops.Topk("B", "C", 6, ("x",)), (("AB", I),)),
     Case(ops.Layernorm(("A",)), _f("AB", "A", "A")),
     Case(ops.Layernorm(("A", "D")), _f("ABD")),
     Case(ops.Rmsnorm(("D",)), _f("ABD", "BD")),
@@ -105,6 +109,7 @@ CASES = (
     Case(ops.Lookup("V"), (("VD", F), ("AB", I)), int_bounds=(-1, 14)),
     Case(ops.Lookup("V"), (("VAD", F), ("AB", I)), int_bounds=(0, 12)),
     Case(ops.Lookup("V"), (("VA", I), ("B", I)), int_bounds=(0, 12)),
+    Case(ops.Lookup("V", wrap=True), (("VAD", F), ("AB", I)), int_bounds=(-15, 40)),
     Case(ops.Lookup("V"), (("VA", N), ("B", I)), int_bounds=(0, 12)),
     Case(ops.Alias(), (("AB", N),)),
     Case(ops.Iota("T")),
@@ -119,6 +124,7 @@ CASES = (
     Case(ops.Update("T"), (("BTD", F), ("BD", F), ("", I)), int_bounds=(0, 12)),
     Case(ops.Update("T"), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-1, 12)),
     Case(ops.Update("T"), (("BTD", F), ("BTD", F), ("", I)), int_bounds=(0, 3)),
+    Case(ops.Update("T", wrap=True), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-15, 40)),
     Case(ops.Take("B", 3, 9), _f("AB")),
     Case(ops.Take("B", 5), _f("AB")),
     Case(ops.Take("B", 12, 24, ("x",)), _f("AB")),
@@ -139,6 +145,8 @@ CASES = (
     Case(ops.AllToAll(((("x",), "A", "B"),)), _f("AB")),
     Case(ops.Slice(((("x",), "B"),)), _f("AB")),
     Case(ops.AsPartial(("x",)), _f("AB")),
+    Case(ops.Roll(("x",), "A"), _f("AB")),
+    Case(ops.Roll(("x",), "B", -2), (("AB", I),)),
 )
 
 INEXACT = (
@@ -195,9 +203,9 @@ def _check(
     case: Case, strategy: Strategy, whole: Sequence[Array | Number], mesh: Mesh, rng: np.random.Generator
 ) -> bool:
     """Whether the digits allowed the strategy; fails where it gives anything but the unsharded result."""
-    operands, (result,) = strategy
+    operands, results = strategy
     orders = _orders(strategy, case.operation, mesh, rng)
-    if operands and operands[0] is not None and not digits_fit(case.operation, operands[0], result, orders, mesh):
+    if operands and operands[0] is not None and not digits_fit(case.operation, operands[0], results[0], orders, mesh):
         return False
     unsharded = Setting(Mesh(()), {}, EXACT, mesh)
     on_chips = Setting(mesh, orders, EXACT, mesh)
@@ -212,18 +220,23 @@ def _check(
             global_args.append(Local(array, TensorType.whole(kind.shape)))
             local_args.append(Local(shard(array, kind, orders, mesh, rng), kind))
     if case.operation.is_movement:
-        wanted = whole[0]
+        wanted = whole[:1]
         value = local_args[0]
         assert isinstance(value, Local)
-        made = move(value, result, on_chips)
+        made = (move(value, results[0], on_chips),)
+        if isinstance(case.operation, ops.Roll):
+            source = global_args[0]
+            assert isinstance(source, Local)
+            wanted, made = [rolled(case.operation, source, unsharded)], (roll(case.operation, value, on_chips),)
     else:
-        wanted = compute(case.operation, global_args, TensorType.whole(result.shape), unsharded)
-        made = compute(case.operation, local_args, result, on_chips)
-    assert made.shape == (*on_chips.mesh_shape, *result.local_shape(mesh))
-    found = unshard(made, result, orders, mesh)
-    what = f"{[str(kind) for kind in operands]} -> {result} on {mesh} with digits {orders}"
-    exact = not isinstance(case.operation, INEXACT)
-    np.testing.assert_allclose(found, wanted, rtol=0 if exact else 1e-12, atol=0 if exact else 1e-12, err_msg=what)
+        wanted = compute(case.operation, global_args, [TensorType.whole(kind.shape) for kind in results], unsharded)
+        made = compute(case.operation, local_args, results, on_chips)
+    for result, array, expected in zip(results, made, wanted, strict=True):
+        assert array.shape == (*on_chips.mesh_shape, *result.local_shape(mesh))
+        found = unshard(array, result, orders, mesh)
+        what = f"{[str(kind) for kind in operands]} -> {result} on {mesh} with digits {orders}"
+        tolerance = 1e-12 if isinstance(case.operation, INEXACT) else 0
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=what)
     return True
 
 
@@ -240,8 +253,8 @@ def _orders(strategy: Strategy, operation: Operation, mesh: Mesh, rng: np.random
             if rng.integers(0, 2) and fits:
                 digits.append(extra)
         rng.shuffle(digits)
-        by = getattr(operation, "by", ())
-        if getattr(operation, "dim", None) == name:
+        by = operation.axes if isinstance(operation, ops.Roll) else getattr(operation, "by", ())
+        if name in (getattr(operation, "dim", None), getattr(operation, "target", None)):
             digits = [*by, *(digit for digit in digits if digit not in by)]
         orders[name] = tuple(digits)
     if isinstance(operation, ops.Rename) and rng.integers(0, 4):
@@ -258,5 +271,5 @@ def test_a_missing_movement_is_noticed() -> None:
     value = np.arange(4.0)
     setting = Setting(mesh, {}, EXACT, mesh)
     parts = Local(shard(value, partial, {}, mesh, np.random.default_rng(1)), partial)
-    squares = compute(ops.Mul(), [parts, parts], partial, setting)
+    (squares,) = compute(ops.Mul(), [parts, parts], [partial], setting)
     assert not np.array_equal(unshard(squares, partial, {}, mesh), value * value)

@@ -103,8 +103,9 @@ def _strategies(text: str) -> str:
     results = operation.infer(args, Context(_SIZES))
     values = [(i, arg) for i, arg in enumerate(args) if arg.shape is not None]
     table = axis_table(operation, args, results, "x")
-    rows = [[*(arg.text for _, arg in values), "result"]]
-    rows += [[*(_state(row.operands[i]) for i, _ in values), _state(row.results[0])] for row in table]
+    names = operation.result_words if len(results) > 1 else ["result"]
+    rows = [[*(arg.text for _, arg in values), *names]]
+    rows += [[*(_state(row.operands[i]) for i, _ in values), *map(_state, row.results)] for row in table]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([head, *lines]) + "\n"
