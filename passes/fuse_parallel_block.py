@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,8 +12,9 @@ from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, Sco
 from shardwright.ir.types import Dim, OpenType, Shape, TensorType
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
+from shardwright.passes.gathered_weights import Gathers, with_gathers
 from shardwright.passes.packed_weights import PackedWeights
-from shardwright.passes.packing import PackedGroup, PackedProduct, packed_groups, packing
+from shardwright.passes.packing import PackedGroup, PackedProduct, packed_groups, packing, stored_weights
 from shardwright.passes.patterns import sites, use_counts
 
 
@@ -44,26 +45,36 @@ class FuseParallelBlock(Pass):
     So W_Q goes with the feedforward layer's input matrices, and W_K with W_V, also where these are whole. Block by
     block of the digits that the parts share (`by`), so that every part stays on its chip. Where each of two added
     results is demanded split, there are two reduce-scatters before and one after. Weights are packed only where
-    every use of theirs in the program is packed alike. `packing` says which weight
-    goes where, `pack` does it with arrays.
+    every use of theirs in the program is packed alike; weights that are gathered alike are packed and then gathered.
+    `packing` says which weight goes where, `pack` does it with arrays.
     """
 
     name: ClassVar[str] = "fuse-parallel-block"
 
     def run(self, program: Program) -> Program:
-        return _fused(program, packed_groups(program))
+        stored, gathers = stored_weights(program)
+        groups = packed_groups(stored, gathers)
+        return _gathered(_fused(stored, groups), groups, gathers) if groups else program
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
         return PackedWeights(packing(program), source)
 
 
 def _fused(program: Program, groups: Sequence[PackedGroup]) -> Program:
-    if not groups:
-        return program
     dims = dict.fromkeys(group.info for group in groups)
     weights = _replaced(program.weights, [group for group in groups if group.recipe.func is None])
     funcs = tuple(_Writer(program, func, groups).rewritten() for func in program.funcs)
     return replace(program, dims=(*program.dims, *dims), weights=weights, funcs=funcs)
+
+
+def _gathered(program: Program, groups: Sequence[PackedGroup], gathers: Mapping[str, Gathers]) -> Program:
+    """What was gathered before is gathered again, packed weights where their parts were."""
+    packed = {part.weight: group.recipe.name for group in groups for part in group.recipe.parts}
+    funcs = tuple(
+        with_gathers(program, func, {packed.get(name, name): axes for name, axes in gathers[func.name].items()})
+        for func in program.funcs
+    )
+    return replace(program, funcs=funcs)
 
 
 def _replaced(values: tuple[Value, ...], groups: Sequence[PackedGroup]) -> tuple[Value, ...]:

@@ -10,13 +10,24 @@ from shardwright.ir.digits import Order
 from shardwright.ir.ops import Add, Contract, Convert
 from shardwright.ir.program import DimInfo, Func, Let, Namer, Program, Scope, Value, names_of
 from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
+from shardwright.passes.gathered_weights import Gathers, gathers_of, without_gathers
 from shardwright.passes.packed_weights import Packed, Packing, Part
 from shardwright.passes.patterns import Site, sites, use_counts, weights_of
 
 
 def packing(program: Program) -> Packing:
     """What `fuse-parallel-block` packs in this program (given as it is before the pass)."""
-    return tuple(group.recipe for group in packed_groups(program))
+    stored, gathers = stored_weights(program)
+    return tuple(group.recipe for group in packed_groups(stored, gathers))
+
+
+def stored_weights(program: Program) -> tuple[Program, Mapping[str, Gathers]]:
+    """The program with gathered weights used as they are stored, and for each function what it gathered."""
+    gathers = {func.name: gathers_of(program, func) for func in program.funcs}
+    funcs = tuple(
+        without_gathers(program, func, gathers[func.name]) if gathers[func.name] else func for func in program.funcs
+    )
+    return replace(program, funcs=funcs), gathers
 
 
 # ---------------------------------------------------------------- what is found
@@ -80,7 +91,8 @@ class PackedGroup:
         return [product for product in self.products if product.weight == weight]
 
 
-def packed_groups(program: Program) -> list[PackedGroup]:
+def packed_groups(program: Program, gathers: Mapping[str, Gathers]) -> list[PackedGroup]:
+    """The weights of a program that go together; what functions gather differently is kept apart."""
     products: dict[tuple[str | None, str], list[PackedProduct]] = {}
     spoilt: set[tuple[str | None, str]] = set()
     order: list[tuple[str | None, str]] = []
@@ -98,7 +110,8 @@ def packed_groups(program: Program) -> list[PackedGroup]:
     alike: dict[object, list[tuple[str | None, str]]] = {}
     for key in order:
         if key in products and key not in spoilt:
-            alike.setdefault(frozenset(p.occurrence for p in products[key]), []).append(key)
+            over = tuple(gathers[func.name].get(key[1]) for func in program.funcs)
+            alike.setdefault((over, frozenset(p.occurrence for p in products[key])), []).append(key)
     groups: list[PackedGroup] = []
     known: dict[str, Order] = {dim.name: dim.order for dim in program.dims if dim.order is not None}
     taken = {dim.name for dim in program.dims}

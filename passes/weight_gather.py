@@ -6,26 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shardwright.ir.ops import Alias
-from shardwright.ir.program import (
-    Carry,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    Statement,
-    Value,
-    map_bodies,
-    map_scoped,
-    names_of,
-    rename_operands,
-)
-from shardwright.ir.types import Axes, OpenType, TensorType, ValueType, axis_set
+from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value, map_bodies
+from shardwright.ir.types import Axes, TensorType, ValueType, axis_set
 from shardwright.passes.attention_pattern import attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
+from shardwright.passes.gathered_weights import with_gathers, without_gathers
 from shardwright.passes.projections import (
     Dataflow,
     axes_named,
@@ -55,13 +40,14 @@ class WeightGather(Pass):
 
     Every projection counts, of feedforward layers and of attention: a contraction of an activation with what is made
     of weights. Weights and state stay stored as they are, so that functions share them; `func=prefill` rewrites one
-    function and leaves the others. With `axes=none` the weight-stationary form comes back: the axes on the batch that
-    also split a weight return to the dimension that weights split over them, else to the first that they divide.
-    What an attention over batch demands inside (see `attention-over-batch`) stays, and so does all of a KV cache.
+    function and leaves the others. Without `axes`, weights are gathered over the whole mesh. With `axes=none` the
+    weight-stationary form comes back: the axes on the batch that also split a weight return to the dimension that
+    weights split over them, else to the first that they divide. What an attention over batch demands inside (see
+    `attention-over-batch`) stays, and so does all of a KV cache.
     """
 
     name: ClassVar[str] = "weight-gather"
-    axes: str = "xyz"
+    axes: str = "all"
     func: str = "all"
 
     def run(self, program: Program) -> Program:
@@ -73,7 +59,7 @@ class WeightGather(Pass):
 
 def _gathered(program: Program, func: Func, axes: Axes) -> Func:
     require_surface("weight-gather", func)
-    func = _without_weight_aliases(program, func)
+    func = without_gathers(program, func)
     flow = Dataflow(program, func)
     batch = flow.batch
     if batch is None or not flow.projections:
@@ -81,25 +67,7 @@ def _gathered(program: Program, func: Func, axes: Axes) -> Func:
     layouts = _Layouts(flow, batch, axes)
     require_divisible("weight-gather", program, func, batch, layouts.batch_axes())
     moved = layouts.rewritten()
-    return moved if not axes else _with_gathered_weights(program, moved, Dataflow(program, moved), axes)
-
-
-def _without_weight_aliases(program: Program, func: Func) -> Func:
-    """Uses of weights in other layouts go back to the weights as they are stored."""
-    flow = Dataflow(program, func)
-    stored: dict[str, str] = {}
-    for statement, _ in func.walk():
-        if isinstance(statement, Let) and is_demanded_alias(statement):
-            source = str(statement.operands[0])
-            source = stored.get(source, source)
-            if source in flow.weights and statement.result.name not in func.returns:
-                stored[statement.result.name] = source
-
-    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        kept = (s for s in body if not (isinstance(s, Let) and s.result.name in stored))
-        return tuple(rename_operands(statement, stored) for statement in kept)
-
-    return map_bodies(func, rewrite) if stored else func
+    return moved if not axes else with_gathers(program, moved, dict.fromkeys(flow.weights, axes))
 
 
 @dataclass
@@ -213,48 +181,3 @@ class _Layouts:
 
 def _split_axes(kind: ValueType) -> set[str]:
     return {axis for axes in kind.splits for axis in axes or ()}
-
-
-def _with_gathered_weights(program: Program, func: Func, flow: Dataflow, axes: Axes) -> Func:
-    """Where a projection, or what its weight is computed from, reads a stored weight, it reads it gathered."""
-    reads: set[tuple[str, int]] = set()
-    between: set[str] = set()
-    for projection in flow.projections:
-        if projection.weight_name in flow.weights:
-            reads.add((projection.let.result.name, projection.weight))
-            continue
-        rest = [projection.weight_name]
-        while rest:
-            name = rest.pop()
-            between.add(name)
-            rest.extend(source for source in flow.sources.get(name, ()) if source not in flow.weights)
-        reads.update((let.result.name, i) for let, i in flow.weight_path(projection.weight_name))
-    namer = Namer(names_of(func) | set(program.globals))
-    known: dict[tuple[str, tuple[int, ...]], str] = {}
-
-    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
-        if not isinstance(statement, Let):
-            return (statement,)
-        made: list[Statement] = []
-        operands = list(statement.operands)
-        for i, operand in enumerate(operands):
-            if (statement.result.name, i) not in reads or not isinstance(operand, str):
-                continue
-            kind = scope.type_of(operand)
-            if not isinstance(kind, TensorType) or not set(axes) & set(kind.split_axes):
-                continue
-            key = (operand, tuple(id(loop) for loop in scope.loops))
-            if key not in known:
-                known[key] = namer.fresh(f"{operand}_gathered")
-                splits = tuple(tuple(a for a in on if a not in axes) for on in kind.splits)
-                value = Value(known[key], replace(kind, splits=splits), Marking.DEMANDED, statement.span)
-                made.append(Let((value,), Alias(), (operand,), statement.span))
-            operands[i] = known[key]
-        results = statement.results
-        if statement.result.name in between and isinstance(statement.result.type, TensorType):
-            opened = OpenType.anything(statement.result.shape)
-            results = (replace(statement.result, type=opened, marking=Marking.UNWRITTEN),)
-        made.append(replace(statement, results=results, operands=tuple(operands)))
-        return tuple(made)
-
-    return map_scoped(program, func, rewrite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import numpy.typing as npt
 from oracles.rewritten_programs import Change
 
@@ -12,6 +13,8 @@ from shardwright.passes.base import Pass
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.packed_weights import pack
 from shardwright.passes.packing import packing
+from shardwright.passes.pad_heads import PadHeads, padding
+from shardwright.passes.padded_weights import pad
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.passes.quantize_weights import QuantizeWeights, quantization
 from shardwright.passes.quantized_weights import quantize
@@ -43,5 +46,8 @@ def change_of(made: Pass, before: Program) -> Change:
         case QuantizeWeights(bits=bits, group=group):
             stored = quantization(before, bits, group)
             return lambda arrays, func=None: quantize(stored, arrays, func)
+        case PadHeads(to=to):
+            padded = padding(before, to)
+            return lambda arrays, func=None: pad(padded, {name: np.asarray(array) for name, array in arrays.items()})
         case _:
             return lambda arrays, func=None: arrays

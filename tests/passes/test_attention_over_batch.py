@@ -203,11 +203,14 @@ def test_back_again(text: str, axes: str) -> None:
     assert state_types(over_batch(once, "none")) == state_types(before)
 
 
-def test_heads_are_partly_replicated_where_chips_exceed_them() -> None:
-    """4 heads on 8 chips: y and z split them, and along x chips hold copies (section 3.3)."""
+def test_heads_are_partly_replicated_where_chips_exceed_them(golden: Callable[[str, str], None]) -> None:
+    """4 heads on 8 chips: y and z split them, and along x chips hold copies (section 3.3).
+
+    q, k and v are all-reduced over x, 2 BLHD/YZ (X-1)/X each, and o is whole there.
+    """
     source = program("""
         mesh x=2 y=2 z=2
-        dim B=4 L=8 T=8 E=32 H=4 D=8
+        dim B=4 L=2 T=2 E=256 H=4 D=64
         func f(x: BLE_xyz, wq: E_xH_yzD, wk: E_xH_yzD, wv: E_xH_yzD, wo: H_yzDE_x) -> BLE_xyz {
           keys = rename[L -> T](x @[E] wk)
           values = rename[L -> T](x @[E] wv)
@@ -217,10 +220,12 @@ def test_heads_are_partly_replicated_where_chips_exceed_them() -> None:
           return y
         }""")
     made = over_batch(source, "none")
-    lines = [line.strip() for line in printed(made).splitlines()]
-    assert "keys: bf16 BTH_yzD = rename[L -> T](keys_dot)" in lines
-    assert "scores_dot_batch: bf16 BLH_yzD = scores_dot" in lines
+    golden("passes/attention_over_batch_copies.shard", printed(made))
     assert largest_error(source, made, unchanged) == 0.0
+    X, YZ, d, compiled = 2, 4, source.sizes(), explicit(made)
+    BLE, BLHD = d["B"] * d["L"] * d["E"], d["B"] * d["L"] * d["H"] * d["D"]
+    expected = 2 * (2 * BLE / X * part(YZ) + 3 * 2 * BLHD / YZ * part(X))
+    assert bytes_received(compiled, compiled.func("f")).bytes == expected
 
 
 # ---------------------------------------------------------------- faults

@@ -85,6 +85,10 @@ def test_before_and_after(dim: str, golden: Callable[[str, str], None]) -> None:
     golden(f"passes/reduce_into_{dim}_explicit.shard", printed(explicit(after)))
 
 
+def test_back_into_the_hidden_dimension(golden: Callable[[str, str], None]) -> None:
+    golden("passes/reduce_into_hidden.shard", printed(into("hidden", into("sequence", program(FEEDFORWARD)))))
+
+
 def test_a_feedforward_layer_receives_the_same_bytes() -> None:
     """Section 3.2.2: 2 BLE/X (1 - 1/YZ) + 2 BLF/YZ (1 - 1/X) elements, whichever dimension it is."""
     before = program(FEEDFORWARD)

@@ -59,6 +59,17 @@ def test_before_and_after(axes: str, golden: Callable[[str, str], None]) -> None
     golden(f"passes/weight_gather_{axes}.shard", printed(gathered(load(STATIONARY), axes)))
 
 
+def test_back_to_the_weight_stationary_form(golden: Callable[[str, str], None]) -> None:
+    golden("passes/weight_gather_none.shard", printed(gathered(load("04_feedforward_xy_weight_gathered"), "none")))
+
+
+def test_without_axes_the_whole_mesh() -> None:
+    text = "mesh x=2 y=2\ndim B=8 E=16 F=32\nfunc f(a: BE_xy, w: E_xF_y) -> BF_xy {\n  return a @[E] w\n}"
+    made = run_passes(program(text), [WeightGather()])
+    assert made == gathered(program(text), "xy")
+    assert "w_gathered: bf16 EF = w" in printed(made)
+
+
 def test_a_whole_model(golden: Callable[[str, str], None]) -> None:
     """Prefill gathers and decode does not, from weights and a cache that both share."""
     golden("passes/weight_gather_prefill.shard", printed(gathered(load("13_palm_model"), "xy", "prefill")))
@@ -213,7 +224,7 @@ def test_faults() -> None:
     )
     assert refusal(load(STATIONARY), "w") == (
         "weight-gather: axes: the mesh x=4 y=4 z=4 has no axis w",
-        ("write axes as in xy, or data+model where names are longer",),
+        ("write axes as in xy, data+model where names are longer, or all",),
     )
     assert refusal(load(STATIONARY), "x", "prefill") == (
         "weight-gather: func: the program has no function prefill",
@@ -223,3 +234,15 @@ def test_faults() -> None:
         "weight-gather demands other layouts, and ffn has the movement all_gather written in it",
         ("run it before insert-moves, or leave the movement to the compiler",),
     )
+
+
+def test_longer_names_of_axes_are_written_as_the_option_takes_them() -> None:
+    text = """
+        mesh data=4 model=2
+        dim B=6 E=16 F=32
+        func f(a: [B E_{data,model}], w: [E_{data} F_{model}]) -> [B F_{data,model}] {
+          return a @[E] w
+        }"""
+    message, notes = refusal(program(text), "data+model")
+    assert message == "weight-gather splits B over data+model, and B=6 of f is not divisible by data=4*model=2"
+    assert notes == ("name fewer axes, or make B a multiple of 8",)
