@@ -1,4 +1,5 @@
-"""The unsharded meaning of a program: every value one global array, movements (`roll` apart) and placements without effect."""
+"""The unsharded meaning of a program: every value one global array, movements but `roll`, and placements, without
+effect."""
 
 from __future__ import annotations
 

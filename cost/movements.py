@@ -17,7 +17,18 @@ from collections.abc import Mapping
 
 from shardwright.cost.collectives import CollectiveKind, collective_time
 from shardwright.cost.topology import Topology
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Fetch, Movement, ReduceScatter, Roll, Slice, Store
+from shardwright.ir.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AsPartial,
+    Fetch,
+    Movement,
+    ReduceScatter,
+    Roll,
+    Slice,
+    Store,
+)
 from shardwright.ir.types import ON_DEVICE, Partial, Placement, Reduction, TensorType, axis_set
 
 

@@ -263,5 +263,5 @@ class _Checker:
                     "digits",
                     f"roll over {' '.join(axes)}: these are not the outermost digits of {dim}",
                     statement.span,
-                    f"split {dim} before them into a dimension of its own, or pin its order: dim {dim}=... order {' '.join(axes)}",
+                    f"pin its order: dim {dim}=... order {' '.join(axes)}",
                 )

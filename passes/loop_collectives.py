@@ -13,15 +13,17 @@ from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.program import Func, Let, Loop, Namer, Program, Scope, Statement, names_of
 from shardwright.ir.types import Axes, TensorType
 from shardwright.ir.verifier import Level
+from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.patterns import use_counts
 from shardwright.passes.projections import axes_named, functions_named
-from shardwright.passes.ring_loops import Dims, RingLoop, Writer
+from shardwright.passes.ring_gathers import GatherLoop
+from shardwright.passes.ring_scatters import ScatterLoop
 from shardwright.passes.ring_sites import Site, Surroundings, find_sites
-from shardwright.passes.shuffling import Shuffled, Shuffling
+from shardwright.passes.ring_writer import Dims, Writer
+from shardwright.passes.shuffling import Shuffled, ShuffledWeights, Shuffling
 
 SITES = ("all", "gathers", "scatters")
-WEIGHTS = ("stored", "shuffled")
 
 Stored = tuple[Shuffled, TensorType]
 """How a weight is stored, and the type that it then has."""
@@ -41,16 +43,19 @@ class LoopCollectives(Pass):
     ways: int = 1
     sites: str = "all"
     values: str = "all"
-    weights: str = "stored"
+    shuffle: bool = False
     func: str = "all"
 
     def run(self, program: Program) -> Program:
         self.check(program)
         return self.rewritten(program)[0]
 
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        return ShuffledWeights(shuffling(program, self), source)
+
     def rewritten(self, program: Program) -> tuple[Program, Shuffling]:
         """The program with its loops, and how its weights are stored."""
-        if self.weights == "stored":
+        if not self.shuffle:
             return self.looped(program, frozenset())[0], ()
         _, found = self.looped(program, frozenset())
         uses = Counter(name for func in program.funcs for name in Counter(use_counts(func)).elements())
@@ -69,7 +74,8 @@ class LoopCollectives(Pass):
             self.looped_func(program, f, axes, dims, shuffled, found) if f.name in chosen else f for f in program.funcs
         )
         weights = tuple(
-            replace(value, type=found[value.name][0][1]) if value.name in shuffled else value for value in program.weights
+            replace(value, type=found[value.name][0][1]) if value.name in shuffled else value
+            for value in program.weights
         )
         used = {dim for value in weights for dim in value.type.names} | {d for f in funcs for d in _dims_in(f)}
         added = tuple(dim for dim in dims.added if dim.name in used)
@@ -80,9 +86,11 @@ class LoopCollectives(Pass):
         if self.ways not in (1, 2):
             raise fault("bad-option", f"loop-collectives: ways is 1 or 2, not {self.ways}", NOWHERE)
         if self.sites not in SITES:
-            raise fault("bad-option", f"loop-collectives: sites is {', '.join(SITES)}, not {self.sites}", NOWHERE)
-        if self.weights not in WEIGHTS:
-            raise fault("bad-option", f"loop-collectives: weights is {' or '.join(WEIGHTS)}, not {self.weights}", NOWHERE)
+            raise fault(
+                "bad-option",
+                f"loop-collectives: sites is {SITES[0]}, {SITES[1]} or {SITES[2]}, not {self.sites}",
+                NOWHERE,
+            )
         known = [
             s.result.name
             for func in program.funcs
@@ -139,7 +147,8 @@ class LoopCollectives(Pass):
                 names = {name for product in site.products for name in product.sources}
                 known = {name: kind for name in names if isinstance(kind := seen.type_of(name), TensorType)}
                 out = replace(writer, out=[])
-                ring = RingLoop(site, known, self.ways, dims, out, orders, weights, shuffled)
+                made = GatherLoop if site.is_gather else ScatterLoop
+                ring = made(site, known, self.ways, dims, out, orders, weights, shuffled)
                 ring.write(site.collective.result)
                 for stored in ring.recipes:
                     found.setdefault(stored[0].weight, []).append(stored)

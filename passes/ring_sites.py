@@ -138,8 +138,8 @@ def _gather(block: Surroundings, collective: Let, operand: TensorType, at: int, 
     products, place, consumed = found
     home = {axis: str(operand.state(axis)) for axis in collective.operation.named_axes}
     ring: list[str] = []
-    for axis in home:
-        if axis not in axes or block.mesh[axis] == 1 or home[axis] not in operand.names:
+    for axis, dim in home.items():
+        if axis not in axes or block.mesh[axis] == 1 or dim not in operand.names:
             continue
         others = [block.kind(p.other) for p in products]
         splits = [None if kind is None else kind.state(axis) for kind in others]
@@ -147,10 +147,11 @@ def _gather(block: Surroundings, collective: Let, operand: TensorType, at: int, 
             kind is not None and isinstance(split, str) and split in kind.names and split not in operand.names
             for kind, split in zip(others, splits, strict=True)
         )
-        roles = {home[axis] in p.dims for p in products}
+        roles = {dim in p.dims for p in products}
         batched = any(
-            home[axis] not in p.dims and home[axis] in kind.names for p, kind in zip(products, others) if kind
-        )
+            dim not in p.dims and kind is not None and dim in kind.names
+            for p, kind in zip(products, others, strict=True)
+        )  # then the other operand's part, too, is another one in each trip
         if free and len(roles) == 1 and not batched:
             ring.append(axis)
     if not ring:
