@@ -119,6 +119,8 @@ def _dims(args: argparse.Namespace) -> str | None:
 def _something_to_do(args: argparse.Namespace) -> str | None:
     if not args.max_new_tokens and not args.logprobs:
         return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
+    if args.samples > 1 and not (args.temperature and args.max_new_tokens):
+        return f"--samples {args.samples} needs --temperature above 0, and new tokens: else all are the same"
     return None
 
 

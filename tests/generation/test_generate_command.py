@@ -1,0 +1,193 @@
+"""`shardwright generate`: what it reads, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.cli.generation_progress import GenerationProgress
+from shardwright.generation.prompts import Prompt
+
+
+@pytest.fixture
+def generate(shardwright: Callable, spoken: Path) -> Callable[..., Any]:
+    return lambda *argv: shardwright("generate", spoken, *argv)
+
+
+def test_json_lines_in_and_out(generate: Callable, tmp_path: Path) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": "w5 w6 w7", "id": "a"}, {"tokens": [9], "more": {"x": [None, 1.5]}}, {"prompt": "w11"}]
+    given.write_text("\n".join(map(json.dumps, lines)))
+    options = ("--prompts", given, "--mesh", "x=2", "--max-new-tokens", "5", "--batch", "2", "--logprobs")
+    got = generate(*options, "-o", out, "--json", "--ignore-eos")
+    assert (got.status, got.err) == (0, "")
+    report = json.loads(got.out)
+    assert report.pop("tokens_per_second") > 0
+    assert report.pop("seconds") > 0
+    assert report == {
+        "ok": True,
+        "architecture": "LlamaForCausalLM",
+        "mesh": {"x": 2},
+        "devices": 2,
+        "virtual": True,
+        "decode_layout": "ws2d",
+        "prefill_layout": "ws2d",
+        "batch": 2,
+        "prefill_batch": 2,
+        "chunk": 4,  # <s> w5 w6 w7
+        "cache": 8,
+        "new_tokens": 15,
+        "output": str(out),
+    }
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    for index, (line, wanted) in enumerate(zip(found, lines, strict=True)):
+        assert list(line) == [*wanted, "index", "new_tokens", "text", "logprobs", "prompt_logprobs"]
+        assert {key: line[key] for key in wanted} == wanted
+        assert line["index"] == index
+        assert len(line["new_tokens"]) == len(line["logprobs"]) == 5
+        assert line["text"].split() == [f"w{token}" for token in line["new_tokens"] if token > 2]
+    assert [len(line["prompt_logprobs"]) for line in found] == [4, 1, 2]
+
+
+def test_one_prompt_is_text(generate: Callable) -> None:
+    options = ("--mesh", "x=1", "--max-new-tokens", "4", "--ignore-eos", "--prompt", "w5 w6 w7")
+    shown, streamed = generate(*options), generate(*options, "--stream")
+    assert (shown.status, shown.err) == (0, "")
+    assert len(shown.out.split()) == 4
+    assert streamed.out == shown.out
+
+
+def test_standard_input_and_output(generate: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    from types import SimpleNamespace
+
+    lines = b'{"tokens": [5]}\n{"tokens": [6]}\n'
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
+    options = ("--mesh", "x=1", "--max-new-tokens", "2", "--ignore-eos", "--temperature", "1", "--samples", "2")
+    got = generate("--prompts", "-", *options)
+    assert [list(json.loads(line)) for line in got.out.splitlines()] == [
+        ["tokens", "index", "sample", "new_tokens", "text"]
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ([], "one of --prompt, --tokens and --prompts is required"),
+        (["--prompt", "a", "--tokens", "1"], "--prompt and --tokens cannot be given together"),
+        (["--tokens", "1,x"], "argument --tokens: '1,x' is not a list of token ids, as in '1 15 7'"),
+        (["--tokens", "1", "--dim", "E=3"], "--dim E: the checkpoint gives the sizes of all dimensions but B, L and T"),
+        (["--tokens", "1", "--dim", "B=3", "--batch", "3"], "--dim B and --batch both give the size of B"),
+        (
+            ["--tokens", "1", "--max-new-tokens", "0"],
+            "--max-new-tokens 0 needs --logprobs: there is nothing else to compute",
+        ),
+        (
+            ["--tokens", "1", "--samples", "2"],
+            "--samples 2 needs --temperature above 0, and new tokens: else all are the same",
+        ),
+        (["--tokens", "1", "--stream", "--json"], "--stream shows text on standard output, without --json and -o"),
+        (
+            ["--tokens", "1", "--tokens", "2", "--stream"],
+            "--stream is for one sample of one prompt, given as --prompt or --tokens, without --logprobs",
+        ),
+        (["--tokens", "1", "--top-p", "0"], "argument --top-p: '0' is not a number above 0 and up to 1"),
+        (["--tokens", "1", "--temperature", "nan"], "argument --temperature: 'nan' is not a number from 0 up"),
+        (
+            ["--tokens", "1", "--device-memory", "16"],
+            "argument --device-memory: '16' is not a size in bytes, as in 16GB or 512MiB",
+        ),
+        (["--tokens", "1", "--batch", "0"], "argument --batch: '0' is not a whole number from 1 up"),
+    ],
+)  # fmt: skip
+def test_wrong_usage(argv: list[str], why: str, generate: Callable) -> None:
+    got = generate(*argv)
+    assert got.status == 2
+    assert got.out == ""
+    assert got.err.splitlines()[1:] == [f"shardwright generate: error: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--tokens", "1 96"], "prompt 1: error: token 96 is out of range [bad-prompt]\nnote: ids are 0 to 95\n"),
+        (
+            ["--tokens", "1", "--decode-layout", "ws3d"],
+            "{folder}: error: there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz"
+            " [unknown-layout]\nnote: did you mean ws2d?\n",
+        ),
+        (
+            ["--tokens", "1", "--mesh", "x=2,y=2", "--decode-layout", "ws1d", "--prefill-layout", "wg-x"],
+            "{folder}: error: wg-x stores weights otherwise than ws1d, and they are stored once [layouts-differ]\n"
+            "note: ws2d, wg-x, wg-xy and wg-xyz store them alike\n",
+        ),
+        (
+            ["--tokens", "1 2 3", "--cache", "4", "--max-new-tokens", "9"],
+            "prompt 1: error: the prompt has 3 tokens and 9 more are wanted, and the cache has 4 positions"
+            " [cache-full]\n"
+            "note: 2 new tokens fit: give --max-new-tokens 2, or --cache 11\n",
+        ),
+        (
+            ["--prompts", "nowhere.jsonl"],
+            "nowhere.jsonl: error: no such file or directory [file]\n",
+        ),
+        (
+            ["--tokens", "1", "--decode-layout", "nowhere.shard"],
+            "nowhere.shard: error: there is no such file [no-file]\nnote: check the path\n",
+        ),
+        (
+            ["--tokens", "1", "-o", "no/where.jsonl"],
+            "no/where.jsonl: error: no such file or directory [file]\n",
+        ),
+    ],
+)  # fmt: skip
+def test_input_at_fault(
+    argv: list[str], said: str, generate: Callable, spoken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    got = generate(*argv)
+    assert got.status == 1
+    assert got.out == ""
+    assert got.err == said.format(folder=spoken)
+
+
+def test_weights_that_are_missing_leave_the_output_as_it_was(
+    shardwright: Callable, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint("llama-grouped") / "config.json").read_bytes())
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("before\n")
+    for out in (kept, tmp_path / "new.jsonl"):
+        got = shardwright("generate", tmp_path, "--tokens", "1", "--mesh", "x=1", "-o", out)
+        assert got.status == 1
+        assert got.err == f"{tmp_path}: error: the folder holds no *.safetensors [no-weights]\n"
+    assert kept.read_text() == "before\n"
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_progress_is_for_terminals_and_long_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+
+    def run(wanted: bool) -> str:
+        with GenerationProgress(2, wanted) as progress:
+            for second in range(4):
+                now[0] += second
+                progress.loaded(second * 10**9, 3 * 10**9)
+            for _ in range(11):
+                now[0] += 0.5
+                progress.token(Prompt(0, (1,)), 0, 5)
+            progress.text()
+        return capsys.readouterr().err
+
+    assert run(wanted=False) == ""
+    shown = run(wanted=True)
+    assert "loading weights" in shown
+    assert "11 tokens, 2.0 per second" in shown

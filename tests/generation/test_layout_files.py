@@ -1,0 +1,119 @@
+"""Layouts that are files: programs of the user's own, for prefill, decode, or both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models.checkpoints import config_of
+
+from shardwright.generation.plan import Plan
+from shardwright.generation.programs import surface_program
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.mesh import Mesh
+from shardwright.models.importing import import_model
+
+X2Y2 = Mesh.of(x=2, y=2)
+KEYS = config_of("llama-grouped")
+
+
+def write(path: Path, layout: str, prefill: str | None = None, edit: Callable[[str], str] = str) -> str:
+    text = import_model(KEYS, layout, X2Y2, 2, 4, cache=16, prefill_layout=prefill).text
+    path.write_text(edit(text))
+    return str(path)
+
+
+def plan(decode: str, prefill: str | None = None, *, scores: bool = False) -> Plan:
+    return Plan(X2Y2, 2, 4, 16, decode, prefill, scores=scores)
+
+
+def names(made: Plan) -> list[str]:
+    return [func.name for func in surface_program(KEYS, made).funcs]
+
+
+def test_what_is_missing_is_added(tmp_path: Path) -> None:
+    assert names(plan(write(tmp_path / "m.shard", "ws2d"))) == ["prefill", "decode", "restart", "greedy", "sample"]
+
+
+def test_what_generation_wrote_is_taken_as_it_is(tmp_path: Path) -> None:
+    from shardwright.ir.format import format_module
+    from shardwright.ir.unparse import unparse
+
+    written = surface_program(KEYS, Plan(X2Y2, 2, 4, 16, scores=True))
+    path = tmp_path / "m.shard"
+    path.write_text(format_module(unparse(written)))
+    again = surface_program(KEYS, plan(str(path), scores=True))
+    assert [func.name for func in again.funcs] == ["score", "decode", "restart", "greedy", "sample", "logprob"]
+    assert again == written
+
+
+def test_prefill_of_one_file_and_decode_of_another(tmp_path: Path) -> None:
+    decode, prefill = write(tmp_path / "d.shard", "ws2d"), write(tmp_path / "p.shard", "ws2d", "wg-xy")
+    both = surface_program(KEYS, plan(decode, prefill))
+    wanted = surface_program(KEYS, plan("ws2d", "wg-xy"))
+    assert both.func("prefill").body == wanted.func("prefill").body
+    assert both.func("decode").body == wanted.func("decode").body
+    assert surface_program(KEYS, plan("ws2d", prefill)).func("prefill").body == wanted.func("prefill").body
+
+
+def test_sizes_are_those_of_the_plan(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.shard", "ws2d")
+    made = surface_program(KEYS, Plan(X2Y2, 6, 3, 32, path))
+    assert {name: made.sizes()[name] for name in "BLT"} == {"B": 6, "L": 3, "T": 32}
+
+
+def without(name: str) -> Callable[[str], str]:
+    return lambda text: re.sub(rf"\nfunc {name}.*?\n}}\n", "\n", text, flags=re.DOTALL)
+
+
+IMPORT = "note: shardwright import CHECKPOINT --cache T -o FILE writes such a program"
+
+
+@pytest.mark.parametrize(
+    ("edit", "scores", "said"),
+    [
+        (
+            without("decode"),
+            False,
+            "{path}: error: generation calls func decode[L=1](ids: int32 BL) -> f32 BV, and there is no decode here"
+            f" [no-function]\n{IMPORT}",
+        ),
+        (
+            str,
+            True,
+            "{path}: error: generation calls func score(ids: int32 BL, length: int32 B, following: int32 BL) ->"
+            " (f32 BV, f32 BL), and there is no score here [no-function]\n"
+            "note: it is for --logprobs; leave that out, or take a preset",
+        ),
+        (
+            lambda text: text.replace("decode[L=1](ids: int32 BL)", "decode[L=1](ids: int32 BL, length: int32 B)"),
+            False,
+            "{path}:88:1: error: decode is not func decode[L=1](ids: int32 BL) -> f32 BV [wrong-function]\n",
+        ),
+        (
+            lambda text: re.sub(r"\bpos\b", "place", text),
+            False,
+            "{path}: error: generation needs state {{ pos: int32 B }}, how full each row is [wrong-state]\n" + IMPORT,
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_at_fault(edit: Callable[[str], str], scores: bool, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.shard", "ws2d", edit=edit)
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, plan(path, scores=scores))
+    wanted = said.format(path=path)
+    found = caught.value.render()
+    assert re.sub(r":\d+:\d+:", ":", found[: len(wanted)]) == re.sub(r":\d+:\d+:", ":", wanted)
+
+
+def test_weights_are_stored_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.shard", "ws1d")
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, plan("ws2d", path))
+    assert caught.value.render() == (
+        f"{path}: error: the weight wq is f32 NEK_xG_yD here, and f32 NE_xKG_yD in the decode layout; the two are"
+        " stored once [layouts-differ]\n"
+        "note: give both functions the same declarations, in one file or two"
+    )

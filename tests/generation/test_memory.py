@@ -1,0 +1,52 @@
+"""What a chip needs is known before anything is loaded, and what would fit is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from models.checkpoints import config_of
+
+from shardwright.generation.memory import compile_within, compiled, declared
+from shardwright.generation.plan import Plan
+from shardwright.generation.programs import surface_program
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.mesh import Mesh
+
+KEYS = config_of("falcon")
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(**{"mesh": Mesh.of(x=2), "batch": 8, "chunk": 4, "cache": 64, "sampled": False, **options})
+
+
+def test_declarations_count_weights_and_cache() -> None:
+    need = declared(surface_program(KEYS, plan()))
+    # Multiquery over heads: every chip has the whole cache, keys and values of 2 layers, 8 rows, 64 tokens, 4 elements.
+    assert need.state == 4 * (2 * 2 * 8 * 64 * 4 + 8)
+    assert declared(surface_program(KEYS, plan(attention="batch"))).state == 4 * (2 * 2 * 4 * 64 * 4 + 8)
+
+
+def test_what_fits_is_compiled() -> None:
+    made = compile_within(KEYS, plan(), None, 2)
+    need = compiled(made.explicit)
+    least = declared(made.surface)
+    assert (need.weights, need.state) == (least.weights, least.state)
+    assert compile_within(KEYS, plan(), need.total, 2).explicit == made.explicit
+    with pytest.raises(DiagnosticError) as caught:
+        compile_within(KEYS, plan(), need.total - 1, 2)
+    assert str(caught.value) == (
+        f"a chip of the mesh x=2 would need {need.total / 1000:.3g} kB, {need.weights / 1000:.3g} kB of weights,"
+        f" {need.state / 1000:.3g} kB of KV cache, {need.activations / 1000:.3g} kB of activations,"
+        f" and has {(need.total - 1) / 1000:.3g} kB [out-of-memory]"
+    )
+    (note,) = caught.value.diagnostics[0].notes
+    assert note.message.startswith("--attention batch would fit, with ")
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        compile_within(KEYS, plan(attention="batch"), 1000, 2)
+    (note,) = caught.value.diagnostics[0].notes
+    assert note.message.startswith("--weights int4 --batch 1 would need ")
+    assert note.message.endswith(", and no layout less: give a larger --mesh")
