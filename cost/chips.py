@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TypeVar
 
+from shardwright.cost.constants import DATASHEET, NAMES, Constants
 from shardwright.cost.toml_files import Table, read_toml
 from shardwright.ir.diagnostics import NOWHERE, Span, did_you_mean, fault, located
 
@@ -99,7 +100,11 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from."""
+    """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from.
+
+    Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `calibrated` are the constants that came out
+    of measurements, None where there are none.
+    """
 
     name: str
     memory_bytes: float
@@ -108,7 +113,14 @@ class Chip:
     interconnect: Interconnect
     host_link: HostLink | None = None
     usd_per_hour: float | None = None
+    matmul_tile: tuple[int, int, int] = (1, 1, 1)
+    calibrated: Constants | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def constants(self) -> Constants:
+        """The calibrated constants, else the datasheet's."""
+        return self.calibrated or DATASHEET
 
     def rate(self, dtype: str) -> float:
         """FLOP/s (OP/s for integers) of matrix products in `dtype`. Raises where the chip has no such rate."""
@@ -252,8 +264,37 @@ def _chip(table: Table) -> Chip:
         _interconnect(table.table("interconnect")),
         _host_link(table) if "host_link" in table else None,
         _price(table),
+        _tile(table),
+        _calibrated(table),
         _sources(table),
     )
+
+
+def _tile(table: Table) -> tuple[int, int, int]:
+    table.offer("matmul_tile")
+    if "matmul_tile" not in table:
+        return (1, 1, 1)
+    tile = table.shape("matmul_tile")
+    if len(tile) != 3:
+        raise table.bad("matmul_tile", "must give m, n and k, such as [8, 128, 128]")
+    return (tile[0], tile[1], tile[2])
+
+
+def _calibrated(table: Table) -> Constants | None:
+    table.offer("calibrated")
+    if "calibrated" not in table:
+        return None
+    rows = table.table("calibrated")
+    for key in rows:
+        if key not in NAMES:
+            raise rows.unknown(key, NAMES)
+    values = {key: rows.number(key) for key in rows}
+    for key in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
+        if not 0 < values.get(key, 1.0) <= 1:
+            raise rows.bad(key, "must be a share of the chip's rate, above 0 and at most 1")
+    if values.get("unoverlapped", 1.0) > 1:
+        raise rows.bad("unoverlapped", "must be a share, from 0 to 1")
+    return Constants(**values)
 
 
 def _interconnect(table: Table) -> Interconnect:

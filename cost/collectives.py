@@ -45,17 +45,30 @@ def collective_time(kind: CollectiveKind, axes: Sequence[str], nbytes: float, to
     after). A permute is the shift by one along the axes read as one number, the last back to the
     first. 0 where there is nothing to move. Raises for an axis that the mesh lacks or that occurs twice.
     """
+    latency, transfer = latency_and_transfer(kind, axes, nbytes, topology)
+    # A torus sends a message on while the rest of it arrives; a switched network waits for each.
+    return max(latency, transfer) if isinstance(topology, TorusTopology) else latency + transfer
+
+
+def latency_and_transfer(
+    kind: CollectiveKind, axes: Sequence[str], nbytes: float, topology: Topology
+) -> tuple[float, float]:
+    """The two times that a collective's is made of: of its hops or messages without bytes, and of its bytes alone.
+
+    Arguments and exceptions are those of `collective_time`.
+    """
     check_axes(topology, axes)
     sizes = dict(topology.mesh)
     if nbytes <= 0 or all(sizes[axis] == 1 for axis in axes):
-        return 0.0
+        return 0.0, 0.0
     if kind is CollectiveKind.ALL_REDUCE:
-        return 2 * collective_time(CollectiveKind.ALL_GATHER, axes, nbytes, topology)
+        latency, transfer = latency_and_transfer(CollectiveKind.ALL_GATHER, axes, nbytes, topology)
+        return 2 * latency, 2 * transfer
     match topology:
         case TorusTopology():
-            return _torus_time(kind, topology.rings(axes), nbytes, topology.torus.hop_latency_s)
+            return _on_torus(kind, topology.rings(axes), nbytes, topology.torus.hop_latency_s)
         case SwitchedTopology():
-            return _switched_time(kind, topology.groups(axes), nbytes, topology)
+            return _on_switches(kind, topology.groups(axes), nbytes, topology)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +128,18 @@ def _best_gathers(axes: list[str], nbytes: float, topology: Topology) -> tuple[f
     return best[frozenset(axes)]
 
 
-def _torus_time(kind: CollectiveKind, rings: Sequence[Ring], V: float, T_min: float) -> float:
+def _on_torus(kind: CollectiveKind, rings: Sequence[Ring], V: float, T_min: float) -> tuple[float, float]:
     if kind is CollectiveKind.PERMUTE:
         # Every chip's shard takes one link of the last axis; a line's last member sends it all the
         # way back, over links that nothing else uses in that direction.
         steps = sum(ring.stride * (1 if ring.wraps else ring.size - 1) for ring in rings)
-        return max(T_min * steps, *(V / _one_way(ring) for ring in rings))
+        return T_min * steps, max(V / _one_way(ring) for ring in rings)
     hops = sum(ring.hops for ring in rings)
     if kind is CollectiveKind.ALL_TO_ALL:
         transfer = max(V * (ring.size**2 // 4) / (ring.size * ring.bytes_per_s) for ring in rings)
     else:
         transfer = _gather_transfer(rings, V)
-    return max(T_min * hops, transfer)
+    return T_min * hops, transfer
 
 
 def _one_way(ring: Ring) -> float:
@@ -149,7 +162,9 @@ def _gather_transfer(rings: Sequence[Ring], V: float) -> float:
     )
 
 
-def _switched_time(kind: CollectiveKind, groups: Sequence[int], V: float, topology: SwitchedTopology) -> float:
+def _on_switches(
+    kind: CollectiveKind, groups: Sequence[int], V: float, topology: SwitchedTopology
+) -> tuple[float, float]:
     """Messages of every level one after the other, beside the transfer of the slowest level.
 
     A unit's way out carries what its chips exchange with every farther unit, so at levels above the
@@ -175,7 +190,7 @@ def _switched_time(kind: CollectiveKind, groups: Sequence[int], V: float, topolo
                     out = V * here * (outward - 1) / outward
             transfer = max(transfer, out / topology.egress(number))
         inside *= K_level
-    return latency + transfer
+    return latency, transfer
 
 
 def _messages(how: str, K: int, kind: CollectiveKind) -> int:

@@ -58,7 +58,7 @@ class Kernel:
     """Statements that run as one, in program order; `root` is the last, whose results go to memory.
 
     `heavy` is the statement that the kernel is named after: its contraction if it has one, else the root.
-    `reads` are values in memory, each once. `in_place` says that the root writes into its first operand's bytes.
+    `reads` are values in memory, each once; what an update writes into is not among them.
     """
 
     root: Let
@@ -69,6 +69,11 @@ class Kernel:
     @property
     def statements(self) -> tuple[Let, ...]:
         return (*self.inlined, self.root)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the root writes rows into its first operand."""
+        return isinstance(self.root.operation, Update)
 
 
 Step = Kernel | SetState | Loop

@@ -186,7 +186,7 @@ class Model:
     embedding_scale: float = 1.0
     logit_bias: bool = False
     logit_scale: float = 1.0
-    modules: Mapping[str, str] = field(default_factory=dict[str, str])
+    modules: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     ignored: tuple[str, ...] = ()
     longest_key: str = "max_position_embeddings"
 
@@ -207,7 +207,7 @@ class Model:
         if self.embedding_size is not None:
             made["W"] = self.embedding_size
         if self.feedforward.experts is not None:
-            made["X"] = self.feedforward.experts.number
+            made |= {"X": self.feedforward.experts.number, "A": self.feedforward.experts.chosen}
         if isinstance(positions, Learned):
             made["P"] = positions.size
         if attention.query_dims == ("K", "G"):

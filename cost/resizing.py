@@ -1,0 +1,91 @@
+"""An explicit program at other sizes: the same statements and layouts, other extents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.types import Dim, TensorType, ValueType
+
+
+def resized(program: Program, sizes: Mapping[str, int]) -> Program:
+    """The program with these dimensions of these sizes, where they have the declared ones now.
+
+    Layouts stay, so a program made for one batch is priced at another without choosing them anew. In a function that
+    overrides a size the function's own stays. Raises where a size does not divide over the axes that split it.
+    """
+    own = {name: size for name, size in sizes.items() if name in {dim.name for dim in program.dims}}
+    outer = _Resizer(program, {dim.name: (dim.size, own.get(dim.name, dim.size)) for dim in program.dims})
+    dims = tuple(replace(dim, size=own.get(dim.name, dim.size), expression=None) for dim in program.dims)
+    funcs = tuple(_func(program, func, outer.sizes) for func in program.funcs)
+    weights, state = (tuple(outer.value(value) for value in values) for values in (program.weights, program.state))
+    return replace(program, dims=dims, weights=weights, state=state, funcs=funcs)
+
+
+def _func(program: Program, func: Func, sizes: Mapping[str, tuple[int, int]]) -> Func:
+    inner = _Resizer(program, {**sizes, **{name: (size, size) for name, size in func.overrides}})
+    return replace(
+        func,
+        params=tuple(inner.value(value) for value in func.params),
+        body=inner.body(func.body),
+        results=tuple(inner.kind(kind) for kind in func.results),
+    )
+
+
+class _Resizer:
+    """Changes extents: `sizes` maps a dimension to its declared size before and after."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, tuple[int, int]]) -> None:
+        self.mesh = program.mesh
+        self.sizes = sizes
+        self.changed = {name for name, (before, after) in sizes.items() if before != after}
+        self.seen: dict[ValueType, ValueType] = {}
+
+    def kind(self, kind: ValueType) -> ValueType:
+        if not any(dim.name in self.changed for dim in kind.dims):
+            return kind
+        if kind not in self.seen:
+            made = replace(kind, dims=tuple(self.dim(dim) for dim in kind.dims))
+            if isinstance(made, TensorType):
+                self.check(made)
+            self.seen[kind] = made
+        return self.seen[kind]
+
+    def dim(self, dim: Dim) -> Dim:
+        before, after = self.sizes.get(dim.name, (dim.size, dim.size))
+        return Dim(dim.name, after) if dim.size == before else dim
+
+    def check(self, kind: TensorType) -> None:
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            over = math.prod(self.mesh[axis] for axis in axes)
+            if dim.size % over:
+                raise fault(
+                    "not-divisible",
+                    f"{dim.name}={dim.size} does not divide over {' '.join(axes)}, {over} chips, as {kind} asks",
+                    NOWHERE,
+                    f"take a multiple of {over}, or choose the layouts anew for this size",
+                )
+
+    def value(self, value: Value) -> Value:
+        made = self.kind(value.type)
+        return value if made is value.type else replace(value, type=made)
+
+    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(self.statement(statement) for statement in body)
+
+    def statement(self, statement: Statement) -> Statement:
+        match statement:
+            case Let():
+                return replace(statement, results=tuple(self.value(value) for value in statement.results))
+            case Loop():
+                return replace(
+                    statement,
+                    results=tuple(self.value(value) for value in statement.results),
+                    carries=tuple(Carry(self.value(carry.value), carry.initial) for carry in statement.carries),
+                    body=self.body(statement.body),
+                )
+            case _:
+                return statement

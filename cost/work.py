@@ -1,0 +1,168 @@
+"""What one chip does for a function of an explicit program: kernel by kernel its operations, bytes and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.cost.collectives import CollectiveKind
+from shardwright.cost.fusion import Kernel, Read, fused
+from shardwright.cost.movements import collective_kind
+from shardwright.ir.ops import AllGather, Contract, Movement
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.types import DType, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """A contraction on one chip: `count` products of [m, k] and [k, n], operands in `dtype`."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition each: 2 m n k."""
+        return 2 * self.count * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Messages between chips: `nbytes` as `cost.collectives` counts them, `received` what one chip receives."""
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    nbytes: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kernel: what it computes, reads, writes and sends in one execution, and how often it is executed.
+
+    `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
+    what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
+    contractions. `loops` are the dimensions of the loops around it, and `body` the numbers of these loops among the
+    steps around them, which tell bodies apart.
+    """
+
+    name: str
+    operation: str
+    statement: Let
+    loops: tuple[str, ...]
+    body: tuple[int, ...]
+    trips: int
+    matmul: Matmul | None
+    collective: Collective | None
+    reads: tuple[tuple[str, int], ...]
+    bytes_written: int
+    result: TensorType
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(nbytes for _, nbytes in self.reads)
+
+    @property
+    def flops(self) -> int:
+        return self.matmul.flops if self.matmul else 0
+
+
+def work_of(program: Program, func: Func) -> tuple[Work, ...]:
+    """The kernels of a function in program order, those of loops once, with their trips.
+
+    Raises TypeError where a type still has holes.
+    """
+    scope = Scope.of(program, func)
+    return tuple(_body(program, program.sizes(func), func.body, scope, func.returns, (), ()))
+
+
+def _body(
+    program: Program,
+    sizes: Mapping[str, int],
+    body: Sequence[Statement],
+    scope: Scope,
+    returned: Sequence[str],
+    loops: tuple[Loop, ...],
+    path: tuple[int, ...],
+) -> Iterator[Work]:
+    block = fused(program, body, scope, returned)
+    for number, step in enumerate(block.steps):
+        match step:
+            case Kernel():
+                yield _work(program, sizes, step, block.types, loops, path)
+            case Loop():
+                inner = scope.inside(step)
+                yield from _body(program, sizes, step.body, inner, step.following, (*loops, step), (*path, number))
+            case SetState():
+                pass
+
+
+def _work(
+    program: Program,
+    sizes: Mapping[str, int],
+    kernel: Kernel,
+    types: Mapping[str, TensorType],
+    loops: tuple[Loop, ...],
+    path: tuple[int, ...],
+) -> Work:
+    mesh, root = program.mesh, kernel.root
+    written = sum(_written(kernel, types[value.name], mesh) for value in root.results)
+    collective = _collective(root, types, mesh)
+    matmul = _matmul(kernel.heavy, types, mesh) if isinstance(kernel.heavy.operation, Contract) else None
+    return Work(
+        root.results[0].name,
+        kernel.heavy.operation.keyword,
+        kernel.heavy,
+        tuple(loop.dim for loop in loops),
+        path,
+        math.prod(sizes[loop.dim] for loop in loops),
+        matmul,
+        collective,
+        tuple((read.name, _read_bytes(read)) for read in kernel.reads),
+        written,
+        types[root.results[0].name],
+    )
+
+
+def _read_bytes(read: Read) -> int:
+    return -(-read.elements * read.type.dtype.bits // 8)
+
+
+def _written(kernel: Kernel, kind: TensorType, mesh: Mapping[str, int]) -> int:
+    """An update writes its new rows, everything else its result."""
+    if kernel.in_place:
+        return sum(_read_bytes(read) for read in kernel.reads[:1])
+    return kind.local_bytes(mesh)
+
+
+def _matmul(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> Matmul:
+    """m of what the left operand has alone, n the right, k what is summed; shared dimensions that stay are batched."""
+    left, right = (types[str(operand)] for operand in statement.operands)
+    operation = statement.operation
+    assert isinstance(operation, Contract)
+    sizes = [dict(zip(kind.names, kind.local_shape(mesh), strict=True)) for kind in (left, right)]
+    m = math.prod(size for name, size in sizes[0].items() if name not in sizes[1])
+    n = math.prod(size for name, size in sizes[1].items() if name not in sizes[0])
+    k = math.prod(sizes[0][name] for name in operation.dims)
+    count = math.prod(size for name, size in sizes[0].items() if name in sizes[1] and name not in operation.dims)
+    return Matmul(count, m, n, k, left.dtype)
+
+
+def _collective(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> Collective | None:
+    operation = statement.operation
+    if not isinstance(operation, Movement) or not operation.communicates:
+        return None
+    kind = collective_kind(operation)
+    if kind is None:
+        return None
+    operand = types[str(statement.operands[0])]
+    axes = tuple(axis for axis in operation.named_axes if mesh[axis] > 1)
+    K = math.prod(mesh[axis] for axis in axes)
+    gathered = K if isinstance(operation, AllGather) else 1
+    nbytes = -(-operand.local_elements(mesh) * gathered * operand.dtype.bits // 8)
+    factor = 2 if kind is CollectiveKind.ALL_REDUCE else 1
+    return Collective(kind, axes, nbytes, -(-factor * nbytes * (K - 1) // K))

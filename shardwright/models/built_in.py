@@ -1,0 +1,86 @@
+"""Models by name: their sizes, from the papers that describe them, as the descriptions that programs are written of."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.models.description import Attention, Feedforward, Learned, Model, Norm, Rotary
+
+_FOLDER = Path(__file__).parent / "builtin"
+_MODULES = (
+    "embed", "positions", "block_norm", "attention_norm", "feedforward_norm", "final_norm", "unembed",
+    "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A model of a paper. `parameters` is what its authors call its size, which padded heads do not add to."""
+
+    name: str
+    model: Model
+    parameters: float
+    source: str
+
+
+def built_in_names() -> tuple[str, ...]:
+    """The names, sorted."""
+    return tuple(sorted(_tables()))
+
+
+def built_in(name: str) -> BuiltIn:
+    """The model of this name. Raises where there is none."""
+    tables = _tables()
+    if name not in tables:
+        near = did_you_mean(name, list(tables))
+        raise fault(
+            "unknown-model",
+            f"there is no model {name}",
+            NOWHERE,
+            *([f"did you mean {near}?"] if near else []),
+            f"the models are {', '.join(built_in_names())}; or the path of a config.json",
+        )
+    return _built(name)
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    written: dict[str, dict[str, Any]] = {}
+    for file in sorted(_FOLDER.glob("*.toml")):
+        written |= tomllib.loads(file.read_text(encoding="utf-8"))
+
+    def whole(name: str) -> dict[str, Any]:
+        own = written[name]
+        return {**whole(own["like"]), **own} if "like" in own else own
+
+    return {name: whole(name) for name in written}
+
+
+@cache
+def _built(name: str) -> BuiltIn:
+    rows = _tables()[name]
+    heads, head_dim = rows["heads"], rows["head_dim"]
+    bias, layernorm = rows.get("bias", False), rows["norm"] == "layernorm"
+    positions = Learned(rows["longest"]) if rows["positions"] == "learned" else Rotary(10000.0, "neox")
+    model = Model(
+        name,
+        vocab=rows["vocab"],
+        hidden=rows["hidden"],
+        layers=rows["layers"],
+        norm=Norm(rows["norm"], 1e-5, offset=layernorm and bias),
+        positions=positions,
+        attention=Attention(heads, rows["kv_heads"], head_dim, head_dim**-0.5, bias, bias),
+        feedforward=Feedforward(rows["feedforward"], rows["activation"], rows["gated"], bias),
+        parallel=rows["parallel"],
+        tied=rows["tied"],
+        longest=rows["longest"],
+        # There is no checkpoint, and so no other names for the weights.
+        modules={module: module for module in _MODULES},
+    )
+    return BuiltIn(name, model, float(rows["parameters"]), rows["source"])

@@ -1,0 +1,110 @@
+"""Seconds of prefill, of decode over a growing cache, and of both, with stages of a pipeline where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.cost.calibration import Sample, predicted_s
+from shardwright.cost.chips import Chip
+from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.constants import Constants, Demand
+from shardwright.cost.demand import demand_of
+from shardwright.cost.program_cost import Cost, cost_of
+from shardwright.cost.topology import topology_of
+from shardwright.cost.work import work_of
+from shardwright.prediction.programs import Deployment, Phase, phase_program
+
+_POINTS = 3
+"""A decode step's time grows evenly with the context: a few steps stand for all."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of a model: `batch` sequences, `prompt` tokens of each in, `generated` tokens of each out.
+
+    `context` are the positions in the cache before decode, those of the prompt where None.
+    """
+
+    batch: int
+    prompt: int
+    generated: int = 0
+    context: int | None = None
+
+    @property
+    def before(self) -> int:
+        return self.prompt if self.context is None else self.context
+
+
+def phase_cost(
+    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int,
+    constants: Constants | None = None,
+) -> Cost:  # fmt: skip
+    """The cost of one call of `prefill` or `decode` with a cache of `context` positions."""
+    program = phase_program(deployment, phase, batch, length, context)
+    return cost_of(program, program.func(phase), chip, constants)
+
+
+def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
+    """Positions in the cache that stand for the steps of decode, and how many steps each stands for."""
+    points = min(_POINTS, generated)
+    share = generated / points
+    return [(share, before + max(1, round(share * (i + 0.5) + 0.5))) for i in range(points)]
+
+
+def demands(
+    deployment: Deployment, chip: Chip, phase: Phase, workload: Workload, stages: int = 1
+) -> list[tuple[float, Demand]]:
+    """Every kernel of a phase with how often it runs: of one prefill, or of all the steps of decode.
+
+    With `stages` the layers are cut into as many stages, each on a mesh of its own, which residual streams leave over
+    the outermost level of the network (`_pipelined`).
+    """
+    calls = [(1.0, workload.prompt)] if phase == "prefill" else step_contexts(workload.before, workload.generated)
+    length = workload.prompt if phase == "prefill" else 1
+    made: list[tuple[float, Demand]] = []
+    for times, context in calls:
+        for count, demand in _pipelined(deployment, chip, phase, workload.batch, length, context, stages):
+            made.append((times * count, demand))
+    return made
+
+
+def _pipelined(
+    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int, stages: int
+) -> Iterator[tuple[float, Demand]]:
+    """One call. With P stages and M micro-batches of B / M sequences prefill fills and drains the pipeline, M + P - 1
+    stage times; a step of decode takes max(M, P), since the next token of a sequence waits for this one. M is the
+    power of 2 up to P rounded up that takes the least time."""
+    if stages == 1:
+        yield from _calls(deployment, chip, phase, batch, length, context)
+        return
+    best: tuple[float, list[tuple[float, Demand]]] | None = None
+    micro = 1
+    while micro < 2 * stages and batch % micro == 0:
+        rounds = (micro + stages - 1 if phase == "prefill" else max(micro, stages)) / stages
+        made = [(rounds * n, d) for n, d in _calls(deployment, chip, phase, batch // micro, length, context)]
+        made += [(rounds * stages, _between_stages(deployment, chip, batch // micro * length))]
+        seconds = predicted_s(Sample(1.0, made), chip.constants)
+        if best is None or seconds < best[0]:
+            best = seconds, made
+        micro *= 2
+    assert best is not None
+    yield from best[1]
+
+
+def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:
+    """The residual stream, in bf16, from the chips of one stage to those of the next, each its part."""
+    n = deployment.mesh.n_chips
+    topology = topology_of(chip, {"p": 2, **dict(deployment.mesh)})
+    nbytes = -(-2 * tokens * deployment.model.hidden // n)
+    latency, transfer = latency_and_transfer(CollectiveKind.PERMUTE, ["p"], nbytes, topology)
+    return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
+
+
+def _calls(
+    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
+) -> Iterator[tuple[float, Demand]]:
+    program = phase_program(deployment, phase, batch, length, context)
+    topology = topology_of(chip, program.mesh)
+    for work in work_of(program, program.func(phase)):
+        yield work.trips, demand_of(work, topology)
