@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from models.session_worker import CHUNK, ROWS, generated
 from safetensors.numpy import load_file
 
+from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.processes import Processes, joined, processes_of
 from shardwright.compiling import print_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -44,9 +48,9 @@ def compiled(folder: Path) -> tuple[WeightMap, Program]:
     return made.mapping, explicit(elaborate(parse(Source("imported", made.text))))
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     words = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def expected_bytes(mapping: WeightMap, program: Program) -> dict[str, int]:
@@ -84,6 +88,29 @@ def test_a_session_over_two_processes(checkpoint: Callable[..., Path], tmp_path:
     tensors = load_file(folder / "model.safetensors")
     assert alone["read"] == {name: array.nbytes for name, array in tensors.items()}  # each part once
     assert sum(both[0]["read"].values()) < 0.6 * sum(alone["read"].values())
+
+
+def test_generate(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    """The tokens of one process, sampled ones among them; the first process alone writes."""
+    folder, at = checkpoint("llama-grouped"), f"127.0.0.1:{free_port()}"
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"tokens": [5, 17, 9], "id": "a"}\n{"tokens": [33, 8]}\n{"tokens": [7, 7, 7, 60, 12]}\n')
+    words = ["generate", folder, "--mesh", "x=2,y=4", "--prompts", prompts, "--max-new-tokens", "5", "--ignore-eos"]
+    words += ["--temperature", "0.8", "--seed", "3", "--batch", "4"]
+    together = ["--processes", 2, "--coordinator", at, "--json", "-o", out, "--process-id"]
+    environ = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
+    processes = [start("-m", "shardwright", *words, *together, index, env=environ) for index in range(2)]
+    alone = shardwright(*words)
+    assert alone.status == 0, alone.err
+    said: list[str] = []
+    for process in processes:
+        printed, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        said.append(printed)
+    assert out.read_text() == alone.out
+    assert [len(json.loads(line)["new_tokens"]) for line in alone.out.splitlines()] == [5, 5, 5]
+    assert json.loads(said[0])["devices"] == 8
+    assert said[1] == ""
 
 
 # ---------------------------------------------------------------- processes that do not come, or are lost
@@ -180,6 +207,32 @@ def test_processes_that_contradict_each_other(index: int, count: int, what: str)
     caller.join()
     assert caught.value.diagnostics[0].message == what
     assert json.loads(answers[0]) == {"refused": what}
+
+
+# ---------------------------------------------------------------- devices
+
+
+@dataclass(frozen=True)
+class Device:
+    process_index: int
+    id: int
+    platform: str = "cpu"
+
+
+def test_every_process_gives_as_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a process beside each other, whatever the order in which JAX lists them."""
+    listed = [Device(i % 2, i) for i in range(10)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", lambda *_: listed)
+    found = arrange_devices(4).devices
+    assert [(device.process_index, device.id) for device in found] == [(0, 0), (0, 2), (1, 1), (1, 3)]
+    for n, counts in ((5, "5, 5"), (12, "5, 5")):
+        with pytest.raises(DiagnosticError) as caught:
+            arrange_devices(n)
+        assert caught.value.render() == (
+            f"<program>: error: the mesh needs {n} devices, the same number of each of 2 processes, and these have"
+            f" {counts} [too-few-devices]\nnote: make the mesh one of 10 devices with --mesh"
+        )
 
 
 # ---------------------------------------------------------------- options
