@@ -193,7 +193,7 @@ def _argmax(operation: ops.Argmax, call: Call) -> Array:
     return value.array.argmax(axis=_axis(value.kind, operation.dim, call.setting))
 
 
-def _topk(operation: ops.Topk, call: Call) -> tuple[Array, Array]:
+def _topk(operation: ops.Topk, call: Call) -> tuple[Array, ...]:
     value, setting = _tensor(call.args[0]), call.setting
     at = _axis(value.kind, operation.dim, setting)
     n, held = _blocks(value.kind, operation.dim, operation.by, setting)

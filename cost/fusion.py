@@ -34,13 +34,14 @@ from shardwright.ir.ops import (
     Slice,
     Split,
     Take,
+    Uniform,
     Update,
 )
 from shardwright.ir.program import Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import OpenType, TensorType
 
 _VIEWS = (Alias, Rename, Split, Merge)
-_POINTWISE = (Elementwise, Rotary, Iota, Full, Take, Concat, Slice, AsPartial)
+_POINTWISE = (Elementwise, Rotary, Iota, Full, Uniform, Take, Concat, Slice, AsPartial)
 _PARTLY_READ = (Take, Slice, Lookup)
 
 
