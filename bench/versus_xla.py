@@ -133,8 +133,13 @@ def compile_ours(program: Program, func_name: str, inputs: Inputs) -> Compiled:
     return Compiled(counts, built, weights, state, args, True)
 
 
-def compile_xla(program: Program, func_name: str, inputs: Inputs) -> Compiled:
-    """The function on global arrays, partitioned by XLA; only inputs and outputs have shardings."""
+def compile_xla(
+    program: Program, func_name: str, inputs: Inputs, function: Callable[..., Any] | None = None
+) -> Compiled:
+    """The function on global arrays, partitioned by XLA; only inputs and outputs have shardings.
+
+    `function`, of weights, state and arguments, is what the program's function means, written otherwise.
+    """
     axes = tuple(program.mesh)
     types = (jax.sharding.AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(tuple(program.mesh[axis] for axis in axes), axes, axis_types=types)
@@ -149,7 +154,7 @@ def compile_xla(program: Program, func_name: str, inputs: Inputs) -> Compiled:
     ins = ({v.name: sharding(v.type) for v in program.weights}, {v.name: sharding(v.type) for v in program.state})
     outs = (tuple(sharding(kind) for kind in func.results), ins[1])
     jitted = jax.jit(
-        global_function(program, func_name),
+        function or global_function(program, func_name),
         in_shardings=(*ins, *(sharding(v.type) for v in func.params)),
         out_shardings=outs,
         donate_argnums=1,
