@@ -15,9 +15,9 @@ from shardwright.backends.jax.digit_factors import Digits
 from shardwright.backends.jax.edges import Edge, edge_of
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.functions import concrete
+from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.module_head import global_edge
 from shardwright.backends.jax.placing import Placement, Progress, check_shape, sharding_of
-from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Program, Value
@@ -46,8 +46,9 @@ class Session:
         *,
         progress: Progress | None = None,
     ) -> None:
-        """`weights` are read part by part; arrays of another session's `weights` are shared. `state` is zeros where it
-        is None. `progress` is told the bytes of weights on this process's devices, and how many there will be.
+        """`weights` are read part by part; arrays of another session's `weights` are shared. Devices of the CPU may
+        keep an array of numpy itself, which is not to be written to afterwards. `state` is zeros where it is None.
+        `progress` is told the bytes of weights on this process's devices, and how many there will be.
         """
         self.program = program
         self._module = load_module(emit(program))
@@ -111,7 +112,7 @@ class Session:
             if given.shape != edge.shape:
                 check_shape(value.name, edge, given.shape)
             return given.astype(dtype)
-        array = np.asarray(given).astype(dtype, copy=False)
+        array = np.array(given).astype(dtype, copy=False)  # the caller may write to its own before it is read
         check_shape(value.name, edge, array.shape)
         array, sharding = array.reshape(edge.shape), sharding_of(edge, self.mesh)
         if sharding.is_fully_addressable:

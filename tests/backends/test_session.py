@@ -191,6 +191,20 @@ def test_what_comes_out_is_what_the_program_means(compiled: Program) -> None:
     assert session.state["pos"] == after["pos"]
 
 
+def test_arrays_of_the_caller_stay_theirs(compiled: Program) -> None:
+    """State is donated and arguments are read later, but not those that were given."""
+    session = Session(compiled, arrays_of(compiled))
+    given = np.zeros((8, 32), np.float32)
+    session.reset({"seen": given, "pos": 0})
+    x = np.ones((8, 32), np.float32)
+    wanted = session.call("twice", {"x": x})[0].copy()
+    (y,) = session.run("twice", {"x": x})
+    x[:] = 7
+    assert np.array_equal(np.asarray(y), wanted)
+    session.run("step", {"x": x})
+    assert not given.any()
+
+
 def test_sessions_share_weights(compiled: Program) -> None:
     first = Session(compiled, arrays_of(compiled))
     second = Session(compiled, first.weights)
