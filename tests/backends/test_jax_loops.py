@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from oracles.jax_agreement import check, explicit
 
-from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.devices import arrange_devices
+from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 
 LAYERS = """
