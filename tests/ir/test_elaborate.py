@@ -216,7 +216,7 @@ def test_random_programs_cover_the_operations() -> None:
     for seed in range(200):
         for func in program(random_program(seed)).funcs:
             found |= {type(s.operation).__name__ for s, _ in func.walk() if isinstance(s, Let)}
-    movements = {"AllGather", "AllReduce", "AllToAll", "AsPartial", "ReduceScatter", "Slice", "Fetch", "Store"}
+    movements = {"AllGather", "AllReduce", "AllToAll", "AsPartial", "ReduceScatter", "Roll", "Slice", "Fetch", "Store"}
     assert set(ops.__all__) - found == movements | {"Elementwise", "Function", "Movement"}
 
 

@@ -8,6 +8,7 @@ from program_text import program
 
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
+from shardwright.compiling import print_program
 from shardwright.ir import ops
 from shardwright.ir.program import Let
 from shardwright.passes.decompose import Decompose
@@ -53,6 +54,31 @@ def test_nothing_is_left_to_decompose(name: str) -> None:
     assert Decompose().run(once) == once
     left = {type(s.operation) for s, _ in once.funcs[0].walk() if isinstance(s, Let)}
     assert not left & {ops.Softmax, ops.Layernorm, ops.Rmsnorm, ops.Argmax}
+
+
+TOPK = """mesh x=2 y=2
+dim B=2 V=64 C=3
+
+func f(l: f32 B_xV_y) -> (f32 B_xC, int32 B_xC) {
+  values, ids = topk[V -> C, k=3](l)
+  return values, ids
+}
+"""
+
+TOPK_AFTER = """mesh x=2 y=2
+dim B=2 V=64 C=3 V2=6
+
+func f(l: f32 B_xV_y) -> (f32 B_xC, int32 B_xC) {
+  values_candidates, ids_candidates = topk[V -> V2, k=6, by=y](l)
+  values, ids_places = topk[V2 -> C, k=3](values_candidates)
+  ids = lookup[V2](ids_candidates, ids_places)
+  return values, ids
+}
+"""
+
+
+def test_topk_of_a_split_dimension_has_candidates() -> None:
+    assert print_program(Decompose().run(program(TOPK))) == TOPK_AFTER
 
 
 def test_argmax_takes_the_least_of_equal_elements() -> None:
