@@ -85,6 +85,7 @@ class Engine:
         self.prefill_rows: int = rows
         self.rows: int = program.func("decode").params[0].type.dims[0].size
         self.adopts = "adopt" in names
+        self.vocab: int = program.func("decode").results[0].shape.size("V")
 
     def run(
         self, prompts: Sequence[Prompt], settings: Settings, observe: Observe | None = None
@@ -232,6 +233,13 @@ class _Run:
         texts = {row: text for row in rows if (text := self.texts[row]) is not None}
         if settings.max_new_tokens:
             tokens = self.sampled(logits)
+            for row, text in texts.items():
+                if not 0 <= tokens[row] < self.engine.vocab:  # what sampling gives where no logit is the greatest
+                    raise text.prompt.fault(
+                        "not-numbers",
+                        f"the logits after {text.position} tokens are not numbers",
+                        "weights or activations overflow: give --dtype bf16 or f32",
+                    )
             if settings.logprobs:
                 (found,) = self.session.call("logprob", {"logits": logits, "token": tokens})
                 for row, text in texts.items():

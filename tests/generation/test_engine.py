@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generation.toy_session import ToySession, log_softmax, logits_after
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.toy_session import ToySession, log_softmax, logits_after
 
 from shardwright.generation.engine import Completion, Engine
 from shardwright.generation.prompts import Prompt, make_prompts
 from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import DiagnosticError
 
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8, 9], [7, 9], [3, 1, 4, 1], [8], [2, 7, 1, 8, 2, 8]]
 
@@ -143,3 +144,13 @@ def test_a_free_row_does_not_wait_for_ever() -> None:
     done = run(session, prompts, Settings(max_new_tokens=3))
     assert [c.new_tokens for c in done] == [greedy(prompt, 3) for prompt in prompts]
     assert session.calls["prefill"] == 2
+
+
+def test_logits_that_are_not_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToySession, "greedy", lambda self, logits: (np.full(len(logits), 50, np.int32),))
+    with pytest.raises(DiagnosticError) as caught:
+        run(ToySession(2, 4), PROMPTS, Settings(max_new_tokens=2))
+    assert caught.value.render() == (
+        "prompt 1: error: the logits after 3 tokens are not numbers [not-numbers]\n"
+        "note: weights or activations overflow: give --dtype bf16 or f32"
+    )

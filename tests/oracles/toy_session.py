@@ -49,7 +49,8 @@ class ToySession:
     def _func(self, name: str) -> Any:
         sizes = (self.rows, 1) if name == "decode" else (len(self.read), self.chunk)
         dims = tuple(SimpleNamespace(size=size) for size in sizes)
-        return SimpleNamespace(params=[SimpleNamespace(type=SimpleNamespace(dims=dims))])
+        logits = SimpleNamespace(shape=SimpleNamespace(size={"V": VOCAB}.__getitem__))
+        return SimpleNamespace(params=[SimpleNamespace(type=SimpleNamespace(dims=dims))], results=[logits])
 
     def run(self, name: str, args: dict[str, Any]) -> tuple[np.ndarray, ...]:
         self.calls[name] += 1
