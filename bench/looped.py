@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -125,9 +125,9 @@ def compiled(plain: Program, options: LoopCollectives | None) -> Compiled:
     return Compiled(count(made.as_text()), memory.temp_size_in_bytes, activations, lambda: made(weights, state, x)[0])
 
 
-def measure(name: str, steps: int) -> list[Row]:
-    """A row for each way, timed in turns."""
-    plain = run_passes(elaborate(parse(Source(name, PROGRAMS[name]))), EXPLICIT)
+def measure(name: str, steps: int, dims: Mapping[str, int] | None = None) -> list[Row]:
+    """A row for each way, timed in turns; `dims` in place of the sizes above."""
+    plain = run_passes(elaborate(parse(Source(name, PROGRAMS[name])), dims=dims), EXPLICIT)
     made = {way: compiled(plain, options) for way, options in WAYS.items()}
     taken: dict[str, list[float]] = {way: [] for way in made}
     for _ in range(steps + 1):

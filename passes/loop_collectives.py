@@ -33,7 +33,28 @@ Stored = tuple[Shuffled, TensorType]
 class LoopCollectives(Pass):
     """All-gathers into contractions, and contractions into reduce-scatters, become loops that a runtime can overlap.
 
-    TODO
+        x_gathered :~ BLE = all_gather[yz](x)                    # x: BLE_yz, K chips along y and z
+        h :~ BLF_yz = x_gathered @[E] w_in
+
+    becomes, with E = S E1 and F = S F1, S the digits of y and z,
+
+        x_last, h_last = loop[I as i](x_up = x_blocks, h_sum = 0) {      # K - 1 trips, and one after them
+          x_next :~ BLS_yzE1 = roll[yz, over=S, shift=1](x_up)
+          w_up :~ S_yzE1F1 = lookup[R, wrap=true](w_in_blocks, chip - i) # E's block s - i, which chip s has now
+          h :~ BLS_yzF1 = x_up @[E1] w_up
+          next x_next, h_sum + h
+        }
+
+    Wang et al. 2023, section 3, and Pope et al. 2022, section 3.5. A roll takes what the loop carries, and so waits for
+    no product of its trip; each chip receives what it did for the collective, byte for byte. Where the gathered
+    dimension stays in the result, the loop writes the result block by block; before a reduce-scatter, sums go round,
+    and each chip adds its addend. Several axes whose digits follow each other make one ring, others loops in loops.
+    A gather has to be read by contractions alone, perhaps through conversions; a scatter to read contractions, or sums
+    of contractions.
+
+    `ways=2` cuts what goes round into halves that go opposite ways. `sites` is `all`, `gathers` or `scatters`, `values`
+    names results of collectives, joined by `+`, `axes` the axes that may become rings. `shuffle=true` stores weights by
+    the trips in which they are read, where nothing else reads them (see `passes.shuffling`).
     """
 
     name: ClassVar[str] = "loop-collectives"
