@@ -10,16 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models.checkpoints import ARCHITECTURES, config_of
+from oracles.array_changes import applied
 from safetensors.numpy import load_file, save_file
 
+from shardwright.backends.jax.session import Session
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
 from shardwright.ir.index_boxes import Index, box_shape, whole
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models import checkpoint as checkpoint_module
 from shardwright.models.architectures import describe
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import Config
+from shardwright.models.importing import import_model
 from shardwright.models.weight_map import Entry, WeightMap, extents, weight_map
 from shardwright.models.weights import Part
+from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_with_weights
 
 
 def mapping_of(name: str) -> WeightMap:
@@ -101,3 +109,27 @@ def test_memory_is_the_box_and_a_block(tmp_path: Path) -> None:
     assert part.nbytes == 16 << 20
     assert peak <= (16 << 20) + (8 << 20) + (1 << 20)
     assert source.bytes_read == {"w": 32 << 20}
+
+
+def test_a_session_of_fused_and_quantized_weights(checkpoint: Callable[..., Path]) -> None:
+    """What lies on the devices is what the array functions make of whole weights; each tensor is read at most twice,
+    for the scales, and for the integers."""
+    folder = checkpoint("gptj")
+    made = import_model(config_of("gptj"), "ws2d", Mesh.of(x=2, y=2), 4, 1, cache=8, phases=("decode",))
+    before = elaborate(parse(Source("imported", made.text)))
+    passes = "fuse-parallel-block,quantize-weights"
+    _, change = applied(before, passes)
+    wanted = change(whole_weights(folder, made.mapping))
+    with CheckpointSource(folder, made.mapping, {v.name: v.type.dtype for v in before.weights}) as stored:
+        program, source = run_with_weights(before, (*parse_pipeline(passes), *EXPLICIT), stored)
+        session = Session(program, source)
+        read = dict(stored.bytes_read)
+    quantized = {value.name for value in program.weights if value.type.dtype is DType.INT8}
+    assert "wq_wk_wv_w_up" in quantized
+    assert set(session.weights) == set(wanted)
+    for name, array in session.weights.items():
+        assert np.array_equal(np.asarray(array).reshape(np.shape(wanted[name])), wanted[name])
+    tensors = load_file(folder / "model.safetensors")
+    twice = {tensor for tensor, count in read.items() if count == 2 * tensors[tensor].nbytes}
+    assert "transformer.h.0.attn.q_proj.weight" in twice
+    assert all(count == tensors[tensor].nbytes for tensor, count in read.items() if tensor not in twice)
