@@ -10,7 +10,15 @@ MASS_BITS = 31
 """The probabilities of a row are counted in units of 2^-31."""
 
 
-def sampling_functions(logits: str, vocab: int, columns: int | None = None, *, suffix: str = "") -> str:
+def sampling_functions(
+    logits: str,
+    vocab: int,
+    columns: int | None = None,
+    *,
+    suffix: str = "",
+    top_k: bool = True,
+    top_p: bool = True,
+) -> str:
     """`greedy`, `sample` and `logprob` for logits of this type, such as `f32 BV_xyz`, as text of the language.
 
         func greedy(logits: f32 BV_xyz) -> int32 B
@@ -20,7 +28,9 @@ def sampling_functions(logits: str, vocab: int, columns: int | None = None, *, s
 
     `vocab` is the number of tokens. `columns` is the size of V where that is more, because V was made divisible;
     the columns beyond the tokens are never chosen. `suffix` is appended to the names of the functions; what
-    is made with one leaves out the line that declares the dimension `bits`, so that a program can have both.
+    is made with one leaves out the line that declares the dimension `bits`, so that a program can have both. Where
+    no row will ask for top-k, or for top-p, `top_k=False` or `top_p=False` leaves out the search for its threshold;
+    the parameter stays, and is not looked at.
 
     Of `sample`, temperature 0 is greedy; temperature, top_k and top_p are those of each row, and top_k 0 and top_p 1
     leave all tokens in. They act in this order, as in `transformers`: top-p counts the probabilities, at the
@@ -48,32 +58,45 @@ def sampling_functions(logits: str, vocab: int, columns: int | None = None, *, s
     tokens = _TOKENS.format(vocab=vocab, **types) if columns > vocab else ""
     bits = min(15, MASS_BITS - (columns - 1).bit_length())
     names = {"suffix": suffix, "tokens": tokens, "given": "tokens" if tokens else "logits"}
-    body = _FUNCTIONS.format(
-        half=2**bits, whole=4**bits, unit=2 ** (MASS_BITS + bits), unit_bits=MASS_BITS, **names, **types
-    )
-    return body if suffix else "dim bits=32\n" + body
+    units = {"half": 2**bits, "whole": 4**bits, "unit": 2 ** (MASS_BITS + bits), "unit_bits": MASS_BITS}
+    masks = [name for name, asked in (("k_left", top_k), ("p_left", top_p)) if asked]
+    texts = {
+        "weights": "where(k_left, exp(scores), 0)" if top_k else "exp(scores)",
+        "masks": f"logical_and({', '.join(masks)})" if len(masks) > 1 else "".join(masks),
+        "drawn": "where(kept, scores + noise, -inf)" if masks else "scores + noise",
+    }
+    searches = [_TOP_K if top_k else "", _TOP_P if top_p else ""]
+    parts = [_GREEDY, _SAMPLE, *([_RANKS, *searches, _KEPT] if masks else []), _DRAW, _LOGPROB]
+    text = "".join(parts).format(**names, **units, **texts, **types)
+    return text if suffix else "dim bits=32\n" + text
 
 
 _TOKENS = """
   tokens: {logits} = where(less(iota[V](), {vocab}), logits, -inf)"""
 
-_FUNCTIONS = """
+_GREEDY = """
 func greedy{suffix}(logits: {logits}) -> {int32} {{{tokens}
   token: {int32} = argmax[V]({given})
   return token
 }}
+"""
 
+_SAMPLE = """
 func sample{suffix}(
   logits: {logits}, key: {uint32}, position: {int32}, temperature: {f32}, top_k: {int32}, top_p: {f32}
 ) -> {int32} {{{tokens}
   greatest: {f32} = max[V]({given})
   cold = equal(temperature, 0)
   scores: {logits} = ({given} - greatest) / where(cold, 1, temperature)
+"""
 
+_RANKS = """
   # Whole numbers in the order of the logits: the bits of a float, with negative ones turned round.
   raw: {ranks} = bitcast[uint32]({given})
   rank: {ranks} = where(less(raw, 2147483648), raw + 2147483648, -raw)
+"""
 
+_TOP_K = """
   # The least rank above which fewer than top_k tokens lie, bit by bit.
   wanted = where(equal(top_k, 0), size[V], top_k)
   k_rank, k_step = loop[bits](k_floor: {uint32} = 0, k_bit: uint32 = 2147483648) {{
@@ -82,11 +105,13 @@ func sample{suffix}(
     k_count: {int32} = sum[V](k_ones)
     next where(less(k_count, wanted), k_floor, k_floor + k_bit), k_bit / 2
   }}
-  left: {mask} = less_equal(k_rank, rank)
+  k_left: {mask} = less_equal(k_rank, rank)
+"""
 
+_TOP_P = """
   # The probabilities of what is left in units of 2^-{unit_bits}. They are divided by their sum, which is made of the
   # sums of two whole numbers for the sake of its precision.
-  weight: {logits} = where(left, exp(scores), 0)
+  weight: {logits} = {weights}
   fine: {ranks} = convert[uint32](weight * {whole})
   coarse: {ranks} = fine / {half}
   rest: {ranks} = fine - coarse * {half}
@@ -104,16 +129,24 @@ func sample{suffix}(
     p_mass: {uint32} = sum[V](p_part)
     next where(less(convert[f32](p_mass), budget), p_floor, p_floor + p_bit), p_bit / 2
   }}
-  kept: {mask} = logical_and(left, less_equal(p_rank, rank))
+  p_left: {mask} = less_equal(p_rank, rank)
+"""
 
+_KEPT = """
+  kept: {mask} = {masks}
+"""
+
+_DRAW = """
   # The greatest of scores and Gumbel noise is distributed as the softmax of the scores.
   noise: {logits} = -log(-log1p(-uniform[V](key, position)))
-  noisy: {logits} = where(kept, scores + noise, -inf)
+  noisy: {logits} = {drawn}
   drawn: {logits} = where(cold, scores, noisy)
   token: {int32} = argmax[V](drawn)
   return token
 }}
+"""
 
+_LOGPROB = """
 func logprob{suffix}(logits: {logits}, token: {int32}) -> {f32} {{{tokens}
   greatest: {f32} = max[V]({given})
   shifted: {logits} = {given} - greatest

@@ -44,10 +44,13 @@ CASES = (
 
 
 @cache
-def program(case: Case, batch: int, vocab: int, columns: int | None = None) -> Program:
+def program(
+    case: Case, batch: int, vocab: int, columns: int | None = None, *, top_k: bool = True, top_p: bool = True
+) -> Program:
     """The sampling functions, compiled."""
     mesh = f"mesh {case.mesh}\n" if case.mesh else ""
-    text = f"{mesh}dim B={batch} V={columns or vocab}\n{sampling_functions(case.logits, vocab, columns)}"
+    functions = sampling_functions(case.logits, vocab, columns, top_k=top_k, top_p=top_p)
+    text = f"{mesh}dim B={batch} V={columns or vocab}\n{functions}"
     return explicit(elaborate(parse(Source("sampling.shard", text))))
 
 
@@ -252,6 +255,25 @@ def test_bytes_received(case: Case) -> None:
     token = np.zeros(batch, np.int32)
     for numbers, name, more in ((2, "greedy", {}), (70, "sample", rows(batch)), (3, "logprob", {"token": token})):
         assert run(made, name, logits=logits, **more).total == numbers * 2 * (4 * here * (chips - 1) / chips)
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "numbers"), [(False, False, 3), (True, False, 35), (False, True, 38)])
+def test_what_is_not_asked_for_costs_nothing(top_k: bool, top_p: bool, numbers: int) -> None:
+    """And draws the same as a program that can do more."""
+    logits, given = random_logits(16, 120), rows(16, temperature=np.array([0, 0.5, 1, 2] * 4))
+    given["top_k"] = given["top_k"] + (7 if top_k else 0)
+    given["top_p"] = given["top_p"] - (0.2 if top_p else 0.0)
+    made = program(CASES[5], 16, 120, top_k=top_k, top_p=top_p)
+    found = run(made, "sample", logits=logits, **given)
+    assert found.total == numbers * 2 * 4 * 16 * 7 / 8
+    np.testing.assert_array_equal(found.results[0], sampled(program(CASES[5], 16, 120), logits, **given))
+
+
+def test_two_sets_of_functions_in_one_program() -> None:
+    text = "mesh x=2\ndim B=4 B1=1 V=60\n"
+    text += sampling_functions("f32 BV_x", 60) + sampling_functions("f32 B1V_x", 60, suffix="_one")
+    names = [func.name for func in elaborate(parse(Source("sampling.shard", text))).funcs]
+    assert names == ["greedy", "sample", "logprob", "greedy_one", "sample_one", "logprob_one"]
 
 
 def test_a_type_that_is_not_of_logits() -> None:
