@@ -78,6 +78,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, *, writes: bool) -> int:
+    """What one process does. Of several all run the same, and the first `writes` what came out."""
     from shardwright.cli.output import print_json, read_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
@@ -90,9 +91,12 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
     with located(source):
         written = elaborate(parse(source), args.mesh, args.dim)
         _check_memory(written, from_checkpoint=bool(args.weights))
-        stored = _checkpoint_weights(args.file, args.weights, written, passes) if args.weights else None
-        program = run_passes(written, passes)
-        compared = _compared(program, args)
+        compared = _compared(written, args)
+        stored: dict[str, Array] | None = None
+        if args.weights:
+            program, stored = _with_checkpoint(args.file, args.weights, written, passes)
+        else:
+            program = run_passes(written, passes)
         compiled = explicit(program)
         from shardwright.backends.jax.devices import arrange_devices
         from shardwright.backends.jax.session import run_program
@@ -133,7 +137,7 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
             say(f"  {name}: {kind}: {difference}")
             report[where].append({"name": name, "type": str(kind), **difference.as_json()})
         reports.append(report)
-        if func is compared and writes:
+        if writes and compared is not None and func.name == compared.name:
             transformers, distance = _against_transformers(args.weights, func, arguments, found[0], say)
             worst = max(worst, distance)
     ok = worst <= limit
@@ -242,8 +246,10 @@ def _against_transformers(
 # ---------------------------------------------------------------- weights and memory
 
 
-def _checkpoint_weights(file: str, folder: str, program: Program, passes: Sequence[Pass]) -> dict[str, Array]:
-    """The weights of a checkpoint as the program after the passes has them, all of them, which the reference needs.
+def _with_checkpoint(
+    file: str, folder: str, program: Program, passes: Sequence[Pass]
+) -> tuple[Program, dict[str, Array]]:
+    """The program after the passes and its weights, of a checkpoint: all of them, which the reference needs.
 
     By the mapping beside the program, or else by the checkpoint's config.
     """
@@ -264,8 +270,8 @@ def _checkpoint_weights(file: str, folder: str, program: Program, passes: Sequen
             mapping = weight_map(describe(read_config(folder)))
     check_map(mapping, program)
     with CheckpointSource(folder, mapping, {value.name: value.type.dtype for value in program.weights}) as stored:
-        _, source = run_with_weights(program, passes, stored)
-        return {name: read_whole(source, name) for name in source.names}
+        made, source = run_with_weights(program, passes, stored)
+        return made, {name: read_whole(source, name) for name in source.names}
 
 
 def _check_memory(program: Program, *, from_checkpoint: bool) -> None:
