@@ -42,7 +42,8 @@ class Decompose(Pass):
 
     Norms and softmax are computed in f32 and rounded in the end, as their definitions say. A causal softmax
     masks by comparing global indices (`iota`), one with a window by comparing them twice; `argmax` is the least index
-    among those that reach the maximum; a scalar position of `rotary` becomes the positions themselves.
+    among those that reach the maximum; a scalar position of `rotary` becomes the positions themselves. `topk` of a
+    dimension that is split, or may be, takes candidates from each chip's block and chooses among those.
     """
 
     name: ClassVar[str] = "decompose"

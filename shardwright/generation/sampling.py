@@ -36,8 +36,8 @@ def sampling_functions(
     leave all tokens in. They act in this order, as in `transformers`: top-p counts the probabilities, at the
     temperature, of what top-k has left. Tokens equal to the last that is kept are kept. The token is the greatest of
     logit / temperature + Gumbel noise (Gumbel 1954), whose numbers depend on (key, position, token) alone, so that a
-    row's token depends neither on the batch nor on the mesh. Raises a `DiagnosticError` for a type that is not f32
-    or has no V.
+    row's token depends neither on the batch nor on the mesh. Raises a `DiagnosticError` for a type that is not f32,
+    has no V, or has holes.
 
     Thresholds are found by bisection on the bits of the logits, in 32 trips whose collectives carry one number for
     each row: so a chip receives O(B) bytes, whatever the vocabulary. They are counts and whole multiples of
@@ -47,6 +47,8 @@ def sampling_functions(
     dims = written.row.dims if written.row else ()
     if written.dtype != "f32" or "V" not in [dim.name for dim in dims] or written.partial or written.placement:
         raise fault("bad-type", f"sampling is from f32 logits with a dimension V, not from {logits}", NOWHERE)
+    if (written.row and written.row.open) or any(dim.axes is None for dim in dims):
+        raise fault("open-type", f"sampling is from logits whose layout is known, and {logits} has holes", NOWHERE)
     kept = [dim for dim in dims if dim.name != "V"]
     rows = row_text([dim.name for dim in kept], [dim.axes for dim in kept])
     types = {"logits": f"f32 {row_text([dim.name for dim in dims], [dim.axes for dim in dims])}"}

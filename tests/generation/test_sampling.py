@@ -281,3 +281,8 @@ def test_a_type_that_is_not_of_logits() -> None:
         with pytest.raises(DiagnosticError) as raised:
             sampling_functions(kind, 10)
         assert raised.value.diagnostics[0].message == f"sampling is from f32 logits with a dimension V, not from {kind}"
+    for kind in ("f32 BV?", "f32 BV_?"):
+        with pytest.raises(DiagnosticError) as raised:
+            sampling_functions(kind, 10)
+        message = f"sampling is from logits whose layout is known, and {kind} has holes"
+        assert raised.value.diagnostics[0].message == message
