@@ -131,6 +131,10 @@ def test_a_reference_that_does_not_fit_is_not_begun(shardwright: Callable, feedf
     [
         (["--against", "transformers"], "--against transformers needs --weights FOLDER"),
         (["--against", "nothing"], "--against nothing needs --weights FOLDER"),
+        (
+            ["--processes", "2"],
+            "of 2 processes this one has no number; give each process its own --process-id, from 0 to 1",
+        ),
         (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 up"),
     ],
 )

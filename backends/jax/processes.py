@@ -68,7 +68,7 @@ def processes_of(
         )
     if index is None or not 0 <= index < count:
         raise _wrong(
-            f"which of the {count} processes this one is is not given"
+            f"of {count} processes this one has no number"
             if index is None
             else f"there is no process {index} of {count}",
             f"give each process its own --process-id, from 0 to {count - 1}",

@@ -32,6 +32,18 @@ def add_processes(parser: Parser) -> None:
     group.add_argument(
         "--join-timeout", type=float, default=60, metavar="SECONDS", help="how long to wait for all (default: 60)"
     )
+    parser.check(_contradiction)
+
+
+def _contradiction(args: argparse.Namespace) -> str | None:
+    from shardwright.ir.diagnostics import DiagnosticError
+
+    try:
+        processes_from(args)
+    except DiagnosticError as error:
+        (only,) = error.diagnostics
+        return "; ".join([only.message, *(note.message for note in only.notes)])
+    return None
 
 
 def processes_from(args: argparse.Namespace) -> Processes | None:

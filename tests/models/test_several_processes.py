@@ -267,7 +267,7 @@ def test_options_and_environment() -> None:
         (
             (None, 2, None),
             {},
-            "which of the 2 processes this one is is not given\ngive each process its own --process-id, from 0 to 1",
+            "of 2 processes this one has no number\ngive each process its own --process-id, from 0 to 1",
         ),
         ((None, 2, 2), {}, "there is no process 2 of 2\ngive each process its own --process-id, from 0 to 1"),
         (
