@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_json, add_output, add_sizes, natural, number, positive, size_in_bytes
+from shardwright.cli.options import add_experts, add_json, add_output, add_sizes, natural, number, positive, size_in_bytes
 from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def _add_plan(parser: Parser) -> None:
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
     add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
+    add_experts(parser)
     add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
     add_sizes(parser)
 
@@ -299,4 +300,6 @@ def _options(args: argparse.Namespace) -> Options:
         args.cache or args.dim.get("T"),
         DType(args.dtype) if args.dtype else None,
         args.weights,
+        args.experts,
+        args.expert_capacity,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output, add_sizes, json_needs_output, positive
+from shardwright.cli.options import add_experts, add_json, add_output, add_sizes, json_needs_output, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -49,6 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)"
     )
+    add_experts(parser)
     add_sizes(parser)
     add_output(parser, "OUT.shard")
     add_json(parser)
@@ -103,6 +104,8 @@ def execute(args: argparse.Namespace) -> int:
             cache=args.cache,
             prefill_layout=args.prefill_layout,
             phases=(args.phase,) if args.phase else PHASES,
+            experts=args.experts,
+            expert_capacity=args.expert_capacity,
         )
     write_output(args.output, imported.text)
     if args.output in {None, "-"}:

@@ -169,6 +169,30 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
 
+def add_experts(parser: Parser) -> None:
+    """`--experts replicated|all-to-all` and `--expert-capacity F`, which bounds the slots of the second."""
+    parser.add_argument(
+        "--experts",
+        choices=("replicated", "all-to-all"),
+        default="replicated",
+        help="every expert computes every token, or tokens are sent to the experts that the router chose "
+        "(default: replicated)",
+    )
+    parser.add_argument(
+        "--expert-capacity",
+        type=number(0.0, 1000.0),
+        metavar="F",
+        help="with --experts all-to-all, an expert takes F times its even share of the tokens, and drops those beyond "
+        "(default: it takes all)",
+    )
+    parser.check(_capacity_needs_sending)
+
+
+def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
+    given = args.expert_capacity is not None and args.experts == "replicated"
+    return "--expert-capacity needs --experts all-to-all" if given else None
+
+
 def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:
     """-o OUT, a path as text, read by `kind`; None where not given."""
     where = "" if required else "; standard output otherwise"

@@ -13,6 +13,7 @@ from shardwright.generation.settings import Settings
 if TYPE_CHECKING:
     from shardwright.generation.engine import Completion, Observe
     from shardwright.models.layouts import AttentionOver
+    from shardwright.models.token_groups import ExpertsForm
 
 
 def generate(
@@ -29,6 +30,8 @@ def generate(
     cache: int | None = None,
     dtype: str | None = None,
     weights: WeightFormat | None = None,
+    experts: ExpertsForm = "replicated",
+    expert_capacity: float | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -72,6 +75,8 @@ def generate(
         cache,
         None if dtype is None else DType(dtype),
         weights,
+        experts,
+        expert_capacity,
     )
     engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options, str(checkpoint)))
     done = engine.run(made, settings, observe)

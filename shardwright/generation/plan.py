@@ -10,6 +10,7 @@ from typing import Literal
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.base import Pass
 from shardwright.passes.quantize_weights import QuantizeWeights
 
@@ -24,7 +25,7 @@ class Plan:
     `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
     own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
     format to which they are quantized. `scores` asks for log-probabilities of given tokens too, `sampled` for
-    drawing of tokens beside taking the most probable.
+    drawing of tokens beside taking the most probable. `experts` and `expert_capacity` are those of `import_model`.
     """
 
     mesh: Mesh
@@ -39,6 +40,8 @@ class Plan:
     weights: WeightFormat | None = None
     scores: bool = False
     sampled: bool = True
+    experts: ExpertsForm = "replicated"
+    expert_capacity: float | None = None
 
     @property
     def read_layout(self) -> str:

@@ -17,6 +17,7 @@ from shardwright.ir.parser import parse, read_source
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
 
 BATCH, CHUNK = 16, 256
 """Rows of decode, and tokens of a chunk, at most, where nothing is said."""
@@ -36,6 +37,8 @@ class Options:
     cache: int | None = None
     dtype: DType | None = None
     weights: WeightFormat | None = None
+    experts: ExpertsForm = "replicated"
+    expert_capacity: float | None = None
 
 
 def make_plan(
@@ -84,6 +87,8 @@ def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: 
         options.weights,
         settings.logprobs,
         settings.temperature > 0,
+        options.experts,
+        options.expert_capacity,
     )
 
 

@@ -80,6 +80,8 @@ def _of_presets(config: Mapping[str, Any], plan: Plan) -> Program:
         prefill_layout=read,
         phases=("score" if plan.scores else "prefill", "decode", "restart"),
         prompts=plan.prefill_batch,
+        experts=plan.experts,
+        expert_capacity=plan.expert_capacity,
     )
     return _with_choosing(Source("<model>", imported.text), None, None)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.cache_rows import adopt, restart
 from shardwright.models.description import Learned, Model
+from shardwright.models.experts import real_tokens
 from shardwright.models.header import header
 from shardwright.models.layers import Layer, frequencies, number
 from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
-from shardwright.models.value_types import PROMPTS, SEQUENCES, ValueTypes
+from shardwright.models.token_groups import ExpertsForm, TokenGroups
+from shardwright.models.value_types import PROMPTS, SEQUENCES, Rows, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
@@ -28,7 +31,8 @@ class Request:
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
     prefill, the same where None. With `cache` positions in a KV cache there are the functions `phases`, else
     `forward`. `attention` is over heads or batch, left to the compiler where None; with a cache None means heads.
-    `prompts` is the number of rows of prefill, where it has rows and a cache of its own.
+    `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
+    experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
     """
 
     layout: str
@@ -41,6 +45,8 @@ class Request:
     prefill_layout: str | None = None
     phases: tuple[str, ...] = PHASES
     prompts: int | None = None
+    experts: ExpertsForm = "replicated"
+    expert_capacity: float | None = None
 
 
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
@@ -73,6 +79,7 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
         chosen = {"decode": request.layout, **dict.fromkeys(FILLING, filled)}
         functions = {name: layout for name, layout in chosen.items() if name in request.phases}
     rows = {name: PROMPTS if name in FILLING and request.prompts is not None else SEQUENCES for name in functions}
+    groups = _token_groups(model, request, rows)
     fitted = fit_layouts(
         tuple(functions.values()),
         mesh,
@@ -81,16 +88,29 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
         request.attention or ("head" if cached else None),
         cached=cached,
         batches=[rows[name].dim for name in functions],
+        groups=list(groups.values()),
     )
+    if fitted[0].experts is None:
+        groups = {}
+    for own in groups.values():
+        sizes |= own.sizes
     weights = {weight.name: weight for weight in model_weights(model)}
     types = {
-        name: ValueTypes(model, layout, mesh, request.dtype, rows[name])
+        name: ValueTypes(model, layout, mesh, request.dtype, rows[name], groups.get(name))
         for name, layout in zip(functions, fitted, strict=True)
     }
     lines = [*header(model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached), ""]
     if len(mesh):
         lines.append(f"mesh {mesh}")
-    lines.append("dim " + " ".join(f"{name}={size}" for name, size in sizes.items()))
+    orders: dict[str, tuple[str, ...]] = {"X": fitted[0].experts or ()}
+    for own, layout in zip(groups.values(), fitted, strict=False):
+        orders |= {dim: layout.groups[dim] for dim in own.dims}
+        if own.batch % mesh.n_chips:
+            # Not all axes fit the rows, and those of the groups are taken.
+            elsewhere = {*layout.batch, *(layout.attention or {}).get(own.rows, ()), *orders.get(own.rows, ())}
+            first = orders[own.dims[0]]
+            orders[own.rows] = (*first, *mesh.sorted(elsewhere.difference(first)))
+    lines.append("dim " + " ".join(_sized(name, size, orders.get(name, ())) for name, size in sizes.items()))
     storing = next(iter(types.values()))
     lines += ["", "weights {", *(f"  {weight.name}: {storing.stored(weight)}" for weight in weights.values()), "}"]
     if cached:
@@ -98,7 +118,8 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
         lines += ["", "state {", *(line for own in caches.values() for line in _state(own)), "}"]
     for name in ("forward", "prefill", "score", "decode"):
         if name in types:
-            function = _Function(name, model, types[name], Layer(model, types[name], weights, cached=cached))
+            layer = Layer(model, types[name], weights, cached=cached, padded=name in FILLING)
+            function = _Function(name, model, types[name], layer, sizes)
             lines += ["", *(function.cached() if cached else function.plain())]
     if "restart" in request.phases:
         lines += ["", *restart(PROMPTS if request.prompts is not None else SEQUENCES)]
@@ -106,6 +127,24 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
         filling = next(own for own in types.values() if own.rows is PROMPTS)
         lines += ["", *adopt(filling, types["decode"])]
     return _formatted("\n".join(lines) + "\n"), fitted[0]
+
+
+def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
+    """A declaration: only the axes of the order split the dimension, where there is one."""
+    return f"{dim}={size}" + (f" order {' '.join(order)}" if order else "")
+
+
+def _token_groups(model: Model, request: Request, rows: Mapping[str, Rows]) -> dict[str, TokenGroups]:
+    """Those of each function, that of one token for each row first; none where tokens are not sent to experts."""
+    experts = model.feedforward.experts
+    if experts is None or request.experts == "replicated":
+        return {}
+    made: dict[str, TokenGroups] = {}
+    for name, own in rows.items():
+        batch = request.batch if own is SEQUENCES or request.prompts is None else request.prompts
+        length = 1 if name == "decode" else request.length
+        made[name] = TokenGroups(own.dim, batch, length, experts, request.expert_capacity)
+    return made
 
 
 def _state(types: ValueTypes) -> list[str]:
@@ -129,6 +168,7 @@ class _Function:
     model: Model
     types: ValueTypes
     layer: Layer
+    sizes: Mapping[str, int | str]
 
     def plain(self) -> list[str]:
         """Logits at every position."""
@@ -150,7 +190,7 @@ class _Function:
         following, results = f"{pos} + length", last
         if self.name == "decode":
             comment = ["# Appends one token of each row to the cache."]
-            parameters, following = f"[L=1](ids: int32 {batch}L)", f"{pos} + 1"
+            parameters, following = f"[{self.overrides()}](ids: int32 {batch}L)", f"{pos} + 1"
         elif self.name == "prefill":
             comment = [
                 "# Appends the first `length` tokens of each row to the cache; the rest of a row is padding, which",
@@ -166,12 +206,25 @@ class _Function:
             f"func {self.name}{parameters} -> {results} {{",
             f"  at: int32 {batch}L? = {pos} + iota[L]()",
             *frequencies(self.model),
+            *(real_tokens(self.types) if self.layer.tells_padding else []),
             *self.embedded("at"),
             *self.loop(),
             f"  set {pos} = {following}",
             *(self.scored() if self.name == "score" else self.after_last()),
             "}",
         ]
+
+    def overrides(self) -> str:
+        """The sizes of decode that are not the program's."""
+        made, groups = {"L": 1}, self.types.groups
+        if groups is not None:
+            if "O" in self.sizes:
+                made["Q"] = 1
+            slots = groups.dim("C")
+            declared = self.sizes[slots]
+            if groups.slots != (declared if isinstance(declared, int) else groups.tokens):
+                made[slots] = groups.slots
+        return " ".join(f"{name}={size}" for name, size in made.items())
 
     def after_last(self) -> list[str]:
         """Logits after the last token of each row."""

@@ -24,8 +24,14 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
         f"{model.architecture}: {whole}. {capital(', '.join(_pieces(model)))}.",
         *names,
         *(sentence for _, layout in _by_attention(layouts) for sentence in _attention(layout)),
+        *_experts(layouts),
         *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
-        _letters(model, cached=cached, prompts=any("B1" in (layout.attention or {}) for _, layout in layouts)),
+        _letters(
+            model,
+            cached=cached,
+            prompts=any("B1" in (layout.attention or {}) for _, layout in layouts),
+            sent=stored.experts is not None,
+        ),
     ]
     return [line for paragraph in paragraphs for line in _comment(paragraph)]
 
@@ -83,6 +89,18 @@ def _attention(layout: Layout) -> list[str]:
     return [f"Attention is split {', '.join(filter(None, splits)) or 'over no axis'}."]
 
 
+def _experts(layouts: Sequence[tuple[str, Layout]]) -> list[str]:
+    """How tokens come to experts that they are sent to, in each function."""
+    axes = layouts[0][1].experts
+    if axes is None:
+        return []
+    made = [f"Tokens are sent to the experts, which are split {_splits('X', axes) or 'over no axis'}."]
+    for name, layout in layouts:
+        groups = [_splits(dim, split) for dim, split in layout.groups.items() if dim != "E"]
+        made.append(f"In {name} their groups are split {', '.join(filter(None, groups)) or 'over no axis'}.")
+    return [" ".join(made)]
+
+
 def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
     """What is to be said of keys and values that have fewer heads than the mesh could split."""
     attention = model.attention
@@ -95,14 +113,17 @@ def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
     return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
 
 
-def _letters(model: Model, *, cached: bool, prompts: bool) -> str:
+def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
     rotary, grouped = model.rotary, model.attention.query_dims == ("K", "G")
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
         "T of the cache" if cached else "T of the keys",
         "N layers, E embedding, F feedforward, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",
-        "X experts" if model.feedforward.experts is not None else "",
+        "X experts, A of them for each token" if model.feedforward.experts is not None else "",
+        "J groups of M rows and O of Q positions, S tokens of a group, C slots of an expert for it, Z of all"
+        if sent
+        else "",
         "P learned positions" if isinstance(model.positions, Learned) else "",
         "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
         "D elements of a head",

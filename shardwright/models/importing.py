@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from shardwright.models.config import Config
 from shardwright.models.description import Model
 from shardwright.models.forward import PHASES, Request, model_program
 from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -43,6 +45,8 @@ def import_model(
     prefill_layout: str | None = None,
     phases: tuple[str, ...] = PHASES,
     prompts: int | None = None,
+    experts: ExpertsForm = "replicated",
+    expert_capacity: float | None = None,
 ) -> Imported:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`.
 
@@ -56,6 +60,10 @@ def import_model(
     or those that `phases` names, among them `score` and `restart` (see `models.forward`). They share weights, stored
     once, and the state `k`, `v` and `pos: int32 B`, how many tokens of each row are in the cache, all 0 to begin with.
     With `prompts`, prefill has so many rows and a cache of its own, and `adopt` copies rows of it to decode's.
+
+    Where the model has experts, every one computes every token, or with `experts="all-to-all"` tokens are sent to
+    those that the router chose. An expert then has room for all tokens, or with `expert_capacity` for so many times
+    its even share of them, and those beyond are dropped (`models.token_groups`).
 
     `attention` is over `"head"` or `"batch"`; without a cache None leaves it to the compiler. Weights and activations
     are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at fault, the
@@ -78,8 +86,14 @@ def import_model(
             NOWHERE,
             f"give --length {cache} or less, or a larger --cache",
         )
+    if experts != "replicated" and model.feedforward.experts is None:
+        raise fault("no-experts", f"{model.architecture} has no experts that tokens could be sent to")
+    if expert_capacity is not None and not 0 < expert_capacity < math.inf:
+        raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {expert_capacity}")
     made = dtype or checkpoint_dtype(read)
-    request = Request(layout, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts)
+    request = Request(
+        layout, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity
+    )
     text, fitted = model_program(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)
 

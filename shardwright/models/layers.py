@@ -6,19 +6,29 @@ import math
 from dataclasses import dataclass
 
 from shardwright.ir.types import DType
-from shardwright.models.description import Experts, Llama3Scaling, Model, Norm
+from shardwright.models.description import Llama3Scaling, Model, Norm
+from shardwright.models.experts import replicated, returned, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Writes the body of the loop over layers. `cached` says that keys and values go to a cache, `k` and `v`."""
+    """Writes the body of the loop over layers.
+
+    `cached` says that keys and values go to a cache, `padded` that rows may end in padding.
+    """
 
     model: Model
     types: ValueTypes
     weights: dict[str, Weight]
     cached: bool
+    padded: bool = False
+
+    @property
+    def tells_padding(self) -> bool:
+        """Whether padding is told from tokens: it takes no slots of experts where there are too few."""
+        return self.padded and self.types.groups is not None and self.types.groups.bounded
 
     def lines(self) -> list[str]:
         """From `h`, the residual stream, to the next."""
@@ -80,8 +90,8 @@ class Layer:
     def at_hand(self, name: str) -> str:
         return name if self.types.used(self.weights[name]) is None else f"{name}_gathered"
 
-    def projected(self, value: str, weight: str, bias: str) -> str:
-        return f"{value} @ {self.at_hand(weight)}" + (f" + {bias}" if bias in self.weights else "")
+    def projected(self, value: str, weight: str, bias: str, over: str = "") -> str:
+        return f"{value} @{over} {self.at_hand(weight)}" + (f" + {bias}" if bias in self.weights else "")
 
     # ------------------------------------------------------------ attention
 
@@ -135,47 +145,29 @@ class Layer:
 
     def feedforward(self, source: str) -> list[str]:
         feedforward, types = self.model.feedforward, self.types
+        experts, sending = feedforward.experts, types.groups is not None
         names = ("w_gate", "w_up", "w_down") if feedforward.gated else ("w_up", "w_down")
-        up = self.projected(source, "w_up", "b_up")
         lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*names)]
-        if feedforward.experts is not None:
-            lines += self.router(source, feedforward.experts)
+        if sending:
+            lines += sent(source, types, padded=self.tells_padding)
+            source = "sent"
+        elif experts is not None:
+            lines += replicated(source, experts, types.dtype)
+        over = "" if experts is None else "[E]"
+        up = self.projected(source, "w_up", "b_up", over)
+        inner = f"{feedforward.activation}({up})"
         if feedforward.gated:
-            gate = f"{feedforward.activation}({self.projected(source, 'w_gate', 'b_gate')})"
+            gate = f"{feedforward.activation}({self.projected(source, 'w_gate', 'b_gate', over)})"
             lines.append(f"    {named('gate', types.hidden)} = {gate}")
             inner = f"gate * ({up})"
-        else:
-            inner = f"{feedforward.activation}({up})"
-        if feedforward.experts is None:
+        if experts is None:
             lines.append(f"    {named('inner', types.hidden)} = {inner}")
             return [*lines, f"    fed = {self.projected('inner', 'w_down', 'b_down')}"]
         lines.append(f"    {named('each', types.hidden)} = {inner}")
+        if sending:
+            return [*lines, *returned(types, self.at_hand("w_down"))]
         lines.append(f"    {named('inner', types.hidden)} = each * share")
         return [*lines, f"    fed = inner @[XF] {self.at_hand('w_down')}"]
-
-    def router(self, source: str, experts: Experts) -> list[str]:
-        """`share`: what each expert contributes to each token, 0 for those that were not chosen."""
-        lines = [
-            f"    chance = softmax[X](convert[f32]({source} @ w_router))",
-            "    # Every expert computes every token; those not chosen contribute 0.",
-            "    number = iota[X]()",
-        ]
-        left = "chance"
-        for i in range(1, experts.chosen + 1):
-            lines.append(f"    chosen{i} = equal(number, argmax[X]({left}))")
-            if i < experts.chosen:
-                lines.append(f"    left{i} = where(chosen{i}, -1.0, {left})")
-                left = f"left{i}"
-        chosen = "chosen1"
-        for i in range(2, experts.chosen + 1):
-            lines.append(f"    among{i} = logical_or({chosen}, chosen{i})")
-            chosen = f"among{i}"
-        lines.append(f"    kept = where({chosen}, chance, 0.0)")
-        share = "kept / sum[X](kept)"
-        return [
-            *lines,
-            f"    share = {share if self.types.dtype is DType.F32 else f'convert[{self.types.dtype}]({share})'}",
-        ]
 
 
 def frequencies(model: Model) -> list[str]:

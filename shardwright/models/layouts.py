@@ -14,12 +14,13 @@ Attention is over heads or over batch (section 3.3) whatever the preset.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.mesh import Mesh
+from shardwright.models.token_groups import TokenGroups
 
 AttentionOver = Literal["head", "batch"]
 
@@ -55,6 +56,8 @@ class Role(Enum):
     EMBED = "E of the weight matrices"
     FEEDFORWARD = "F"
     HEADS = "the heads"
+    EXPERTS = "X of the experts' weights"
+    EXPERT_EMBED = "E of the experts' weights"
     VOCAB = "V of the embedding tables and of the logits"
 
 
@@ -69,6 +72,9 @@ class Preset:
     residual: Axes
     batch: Axes = Axes.NONE
 
+
+OF_EXPERTS = frozenset({Role.EXPERTS, Role.EXPERT_EMBED, Role.FEEDFORWARD})
+"""What the weights of experts have; X is split only where tokens are sent to the experts."""
 
 _ONE = {Role.EMBED: Axes.NONE, Role.FEEDFORWARD: Axes.ALL, Role.HEADS: Axes.ALL, Role.VOCAB: Axes.ALL}
 _TWO = {Role.EMBED: Axes.FIRST, Role.FEEDFORWARD: Axes.OTHERS, Role.HEADS: Axes.OTHERS, Role.VOCAB: Axes.ALL}
@@ -91,6 +97,10 @@ class Layout:
     `batch` and `residual` the axes of B and E of activations; `attention` those of B and the heads in attention and
     its cache, None where they are left to the compiler. `dropped` says in sentences what the preset would have split
     and the sizes do not allow.
+
+    Where tokens are sent to experts, `experts` are the axes of X, and `groups` those of the tokens on their way, of
+    the dimensions that number their groups and of E; the experts' weights stay where they are stored. Else `experts`
+    is None.
     """
 
     name: str
@@ -99,6 +109,8 @@ class Layout:
     residual: tuple[str, ...]
     attention: Mapping[str, tuple[str, ...]] | None
     dropped: tuple[str, ...]
+    experts: tuple[str, ...] | None = None
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def split(self, role: Role | None, dim: str) -> tuple[str, ...]:
         """The axes of a dimension of a stored weight."""
@@ -106,6 +118,8 @@ class Layout:
 
     def used(self, role: Role | None, dim: str) -> tuple[str, ...]:
         """The axes of a dimension of a weight where it is used, gathered over those of the batch."""
+        if self.experts is not None and role in OF_EXPERTS:
+            return self.split(role, dim)
         return tuple(axis for axis in self.split(role, dim) if axis not in self.batch)
 
 
@@ -131,6 +145,7 @@ def fit_layouts(
     *,
     cached: bool = False,
     batches: Sequence[str] | None = None,
+    groups: Sequence[TokenGroups] = (),
 ) -> tuple[Layout, ...]:
     """The presets on this mesh, for the functions of one program, whose dimensions have these sizes; `heads` are
     those that number the query heads, `batches` the dimension of each function's sequences, B where None.
@@ -140,6 +155,10 @@ def fit_layouts(
     heads (K, the heads of keys and values) splits the second (G, the queries in a group), which keeps the heads of
     a chip together with their keys and values. Attention over batch puts on the heads what does not fit B. Where
     attention is `cached`, its layout is that of the cache, the same in every function.
+
+    With the `groups` of each function, tokens are sent to experts: the axes that divide X split it and no other
+    dimension of the experts' weights, and the groups as far as they divide them; the others split F. Where none
+    divides X, and no token could be dropped, the experts are replicated after all.
 
     Raises where there is no such preset, or where two store the weights differently.
     """
@@ -158,25 +177,32 @@ def fit_layouts(
     def stored(*roles: Role) -> list[str]:
         return [axis for made in presets for role in roles for axis in made.weights[role].of(mesh)]
 
+    experts, whole = _axes_of_experts(groups, mesh)
+    dropped += whole
     for rows in dict.fromkeys(batches):
         users = [user for user, at in zip(presets, batches, strict=True) if at == rows]
         over_batch = mesh.axes if attention == "batch" else ()
         place((rows,), [*over_batch, *(a for user in users for a in user.batch.of(mesh))])
-    place(("E",), [*stored(Role.NORM, Role.EMBED), *(a for made in presets for a in made.residual.of(mesh))])
-    place(("F",), stored(Role.FEEDFORWARD))
+    residuals = mesh.axes if experts is not None else [a for made in presets for a in made.residual.of(mesh)]
+    place(("E",), [*stored(Role.NORM, Role.EMBED), *residuals])
+    place(("F",), stored(Role.FEEDFORWARD) if experts is None else [a for a in mesh.axes if a not in experts])
     not_on_batch = tuple(a for a in mesh.axes if any(a not in homes[rows] for rows in batches))
     spare = {"head": mesh.axes, "batch": not_on_batch, None: ()}[attention]
     place(tuple(heads), [*stored(Role.HEADS), *spare])
     place(("V",), stored(Role.VOCAB))
 
     made: list[Layout] = []
-    for name, own, rows in zip(names, presets, batches, strict=True):
+    for i, (name, own, rows) in enumerate(zip(names, presets, batches, strict=True)):
         axes = {
             (role, dim): tuple(a for a in own.weights[role].of(mesh) if homes[group].get(a) == dim)
             for group, dims, roles in _groups(heads)
             for role in roles
             for dim in dims
         }
+        if experts is None:
+            axes[Role.EXPERT_EMBED, "E"] = axes[Role.EMBED, "E"]
+        else:
+            axes |= {(Role.EXPERTS, "X"): experts, (Role.FEEDFORWARD, "F"): tuple(homes["F"])}
         batch = tuple(a for a in own.batch.of(mesh) if a in homes[rows])
         residual = tuple(a for a in own.residual.of(mesh) if a in homes["E"] and a not in batch)
         over = None
@@ -184,7 +210,11 @@ def fit_layouts(
             first = () if cached else batch
             first = tuple(homes[rows]) if attention == "batch" else first
             over = {rows: first, **{d: _on(homes[heads[0]], d, first) for d in heads}}
-        made.append(Layout(name, axes, batch, residual, over, tuple(dropped)))
+        sent: dict[str, tuple[str, ...]] = {}
+        if experts is not None:
+            sent = _axes_of_groups(groups[i], experts, homes[rows], mesh)
+            sent["E"] = tuple(a for a in homes["E"] if all(a not in axes for axes in sent.values()))
+        made.append(Layout(name, axes, batch, residual, over, tuple(dropped), experts, sent))
     for other in made[1:]:
         if other.stored != made[0].stored:
             raise fault(
@@ -204,6 +234,34 @@ def _groups(heads: Sequence[str]) -> tuple[tuple[str, tuple[str, ...], tuple[Rol
         (heads[0], tuple(heads), (Role.HEADS,)),
         ("V", ("V",), (Role.VOCAB,)),
     )
+
+
+def _axes_of_experts(groups: Sequence[TokenGroups], mesh: Mesh) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The axes that split X, None where the experts are replicated, and a sentence where that was not asked for."""
+    if not groups:
+        return None, []
+    number = {"X": groups[0].experts.number}
+    home, left_out = _homes(("X",), mesh.axes, mesh, number)
+    if home or any(made.bounded for made in groups):
+        return tuple(home), []
+    sentence = f"{_sentence(('X',), home, left_out, mesh, number)}, and every expert computes every token"
+    return None, [sentence] if left_out else []
+
+
+def _axes_of_groups(
+    groups: TokenGroups, experts: Iterable[str], on_rows: Iterable[str], mesh: Mesh
+) -> dict[str, tuple[str, ...]]:
+    """The axes that split the groups. What splits the rows elsewhere, `on_rows`, has digits of the rows too."""
+    axes: dict[str, list[str]] = {dim: [] for dim in groups.dims}
+    numbers = (groups.over_rows, groups.over_positions)
+    for axis in experts:
+        for dim, number in zip(groups.dims, numbers, strict=False):
+            digits = {*on_rows, *axes[dim], axis}
+            fits = number % mesh.product([*axes[dim], axis]) == 0
+            if fits and (dim == "O" or groups.batch % mesh.product(digits) == 0):
+                axes[dim].append(axis)
+                break
+    return {dim: tuple(split) for dim, split in axes.items()}
 
 
 def _on(home: Mapping[str, str], dim: str, taken: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.layouts import Layout, Role
+from shardwright.models.token_groups import TokenGroups
 from shardwright.models.weights import Weight
 
 
@@ -38,6 +39,7 @@ class ValueTypes:
     mesh: Mesh
     dtype: DType
     rows: Rows = SEQUENCES
+    groups: TokenGroups | None = None
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
@@ -73,11 +75,29 @@ class ValueTypes:
     @property
     def hidden(self) -> str | None:
         """Inside the feedforward layer, None where it is left to the compiler."""
-        if not self.layout.batch:
+        if not self.layout.batch or self.groups is not None:
             return None
         batch = self.rows.dim
         dims = [batch, "L", "X", "F"] if self.model.feedforward.experts is not None else [batch, "L", "F"]
         return self.text(self.dtype, dims, {batch: self.layout.batch, "F": self.layout.used(Role.FEEDFORWARD, "F")})
+
+    def of_tokens(self, dtype: DType, *dims: str) -> str:
+        """Of tokens in their groups: these dimensions after those of the groups, E over what splits no group."""
+        groups = self.sending
+        letters = [groups.dim(dim) if dim in ("S", "C", "Z") else dim for dim in dims]
+        return self.text(dtype, [*groups.dims, *letters], self.layout.groups)
+
+    @property
+    def sent(self) -> str:
+        """What experts are given: tokens in slots, split over the experts and no more over the groups."""
+        groups = self.sending
+        return self.text(self.dtype, [*groups.dims, "X", groups.dim("C"), "E"], {"X": self.layout.experts or ()})
+
+    @property
+    def sending(self) -> TokenGroups:
+        """The groups of tokens, where they are sent to experts."""
+        assert self.groups is not None
+        return self.groups
 
     @property
     def logits(self) -> str:

@@ -112,11 +112,11 @@ class _Weights:
 
     def matrix(
         self, name: str, inner: tuple[str, ...], outer: tuple[str, ...], stored: Stored | None = None,
-        module: str | None = None, *, layered: bool = True,
+        module: str | None = None, *, layered: bool = True, of_experts: bool = False,
     ) -> Weight:  # fmt: skip
         """From the dimensions `inner` to `outer`; stored out times in."""
         dims = (*(("N",) if layered else ()), *inner, *outer)
-        roles = tuple(_ROLES_OF_MATRICES.get(dim) for dim in dims)
+        roles = tuple((_ROLES_OF_EXPERTS if of_experts else _ROLES_OF_MATRICES).get(dim) for dim in dims)
         return Weight(name, dims, stored or (outer, inner), self.tensor(module or name, "weight"), roles)
 
     def attention(self) -> Iterator[Weight]:
@@ -157,16 +157,16 @@ class _Weights:
 
     def feedforward(self) -> Iterator[Weight]:
         feedforward = self.model.feedforward
-        each: tuple[str, ...] = ()
-        if feedforward.experts is not None:
+        apart = feedforward.experts is not None
+        each = ("X",) if apart else ()
+        if apart:
             yield self.matrix("w_router", ("E",), ("X",))
-            each = ("X",)
         inward = ("w_gate", "w_up") if feedforward.gated else ("w_up",)
         for name in inward:
-            yield self.matrix(name, (*each, "E"), ("F",), (("F",), ("E",)))
+            yield self.matrix(name, (*each, "E"), ("F",), (("F",), ("E",)), of_experts=apart)
             if feedforward.bias:
                 yield self.vector(f"b{name[1:]}", name, "bias", ("F",))
-        yield self.matrix("w_down", (*each, "F"), ("E",), (("E",), ("F",)))
+        yield self.matrix("w_down", (*each, "F"), ("E",), (("E",), ("F",)), of_experts=apart)
         if feedforward.bias:
             yield self.vector("b_down", "w_down", "bias", ("E",))
 
@@ -184,3 +184,4 @@ def _named(name: str, kind: str) -> str:
 _HEADS = {"H": Role.HEADS, "K": Role.HEADS, "G": Role.HEADS, "F": Role.FEEDFORWARD}
 _ROLES_OF_VECTORS: dict[str, Role] = {**_HEADS, "E": Role.NORM, "V": Role.VOCAB}
 _ROLES_OF_MATRICES: dict[str, Role] = {**_HEADS, "E": Role.EMBED}
+_ROLES_OF_EXPERTS: dict[str, Role] = {"X": Role.EXPERTS, "E": Role.EXPERT_EMBED, "F": Role.FEEDFORWARD}

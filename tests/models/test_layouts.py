@@ -251,6 +251,10 @@ def test_the_text_of_a_program(golden: object) -> None:
     )
     golden("models/falcon-cached.shard", cached.text)
     golden("models/mixtral-megatron.shard", imported("mixtral", "megatron", mesh).text)
+    sending = import_model(
+        config_of("mixtral"), "ws2d", mesh, 8, 16, DType.BF16, cache=64, experts="all-to-all", expert_capacity=1.25
+    )
+    golden("models/mixtral-all-to-all.shard", sending.text)
 
 
 def test_descriptions_are_values() -> None:
