@@ -137,8 +137,9 @@ def _grow_whole(program: Program, statement: Let, blocks: dict[str, tuple[int, i
             pass
         case _:
             return
-    if not any(part in blocks for part in parts):
-        return
+    packed = program.dim(whole).expression
+    if not any(part in blocks for part in parts) or (packed is not None and len(packed) > 1):
+        return  # `_require_independent` says what is wrong with a packed dimension
     *others, last = parts
     if any(part in blocks for part in others):
         raise fault(

@@ -77,8 +77,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
     level = Level.SURFACE
     for position, applied in enumerate(passes):
         if applied.takes is Level.EXPLICIT and level is Level.SURFACE:
-            program = complete(program)
-            verify(program, Level.EXPLICIT)
+            program = _taken_as_explicit(applied, program)
         began = time.perf_counter()
         before, program = program, applied.run(program)
         seconds = time.perf_counter() - began
@@ -104,6 +103,22 @@ def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSou
     for trace in traces:
         source = trace.applied.weights(trace.before, source)
     return made, source
+
+
+def _taken_as_explicit(applied: Pass, program: Program) -> Program:
+    """The program as explicit, for a pass that takes such; raises where a movement or a layout is left implicit."""
+    try:
+        made = complete(program)
+        verify(made, Level.EXPLICIT)
+    except DiagnosticError as error:
+        first = error.diagnostics[0]
+        raise fault(
+            first.code,
+            f"{applied.name} takes programs in which every movement is a statement: {first.message}",
+            first.span,
+            f"run it last: --passes decompose,place,insert-moves,{applied.name}",
+        ) from error
+    return made
 
 
 def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:

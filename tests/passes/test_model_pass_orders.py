@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 from itertools import permutations
 
+import numpy as np
 import pytest
 from models.checkpoints import config_of
 from oracles.array_changes import applied
 from oracles.rewritten_programs import largest_error, printed
 from program_text import program
 
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.simulator import simulate
+from shardwright.cost.traffic import bytes_received
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 MODELS = {"falcon": {}, "llama-grouped": {"num_key_value_heads": 4}}
 CHANGES = (
@@ -86,3 +91,63 @@ def test_a_layout_that_gathers_is_packed_as_it_is() -> None:
     names = [value.name for value in after.weights]
     assert any(name.startswith("wq_") for name in names)
     assert largest_error(before, after, change, tolerance=1e-11) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "looped"),
+    [
+        ("falcon", "weight-gather{axes=x},fuse-parallel-block,quantize-weights", "loop-collectives"),
+        ("falcon", "fuse-parallel-block,attention-over-batch", "loop-collectives{ways=2,sites=gathers}"),
+        ("llama-grouped", "attention-over-batch{axes=y},reduce-into{dim=batch}", "loop-collectives{axes=x}"),
+    ],
+)
+def test_collectives_are_looped_last(name: str, passes: str, looped: str) -> None:
+    """After all transformations and the movements: the same results, and as many bytes in rolls."""
+    compiled = explicit(run_passes(model(name), parse_pipeline(passes)))
+    made = run_passes(compiled, parse_pipeline(looped))
+    func = compiled.funcs[0]
+    assert printed(made) != printed(compiled)
+    assert bytes_received(made, made.funcs[0]).bytes == bytes_received(compiled, func).bytes
+    given = random_inputs(compiled, func, 0)
+    before, after = (
+        simulate(of, func.name, given.args, given.weights, given.state).results[0] for of in (compiled, made)
+    )
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-12 * float(np.abs(before).max()))
+
+
+@pytest.mark.parametrize(
+    ("passes", "message", "note"),
+    [
+        (
+            "loop-collectives",
+            "loop-collectives takes programs in which every movement is a statement: ",
+            "run it last: --passes decompose,place,insert-moves,loop-collectives",
+        ),
+        (
+            "place,loop-collectives",
+            "loop-collectives takes programs in which every movement is a statement: ",
+            "run it last: --passes decompose,place,insert-moves,loop-collectives",
+        ),
+        (
+            "fuse-parallel-block,pad-heads{to=16}",
+            "pad-heads: the size of A follows from that of H",
+            "pad heads before dimensions are packed: run pad-heads before fuse-parallel-block",
+        ),
+        (
+            "place,insert-moves,weight-gather",
+            "weight-gather demands other layouts, and decode has the movement ",
+            "run it before insert-moves, or leave the movement to the compiler",
+        ),
+        (
+            "place,insert-moves,attention-over-batch",
+            "attention-over-batch demands other layouts, and decode has the movement ",
+            "run it before insert-moves, or leave the movement to the compiler",
+        ),
+    ],
+)
+def test_orders_that_make_no_sense(passes: str, message: str, note: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        run_passes(model("falcon"), parse_pipeline(passes))
+    first = caught.value.diagnostics[0]
+    assert first.message.startswith(message)
+    assert first.notes[-1].message == note
