@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants, Demand, Times, times_of
 from shardwright.cost.demand import demand_of
 from shardwright.cost.memory import Memory, memory_of
+from shardwright.cost.overlap import exposed_shares
 from shardwright.cost.topology import topology_of
 from shardwright.cost.work import Work, work_of
-from shardwright.ir.ops import Roll
 from shardwright.ir.program import Func, Program
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """A kernel or collective: its work, what it asks of the chip, and the seconds of one execution."""
+    """A kernel or collective: its work, what it asks of the chip, and the seconds of one execution.
+
+    `exposed` is the share of its time that nothing hides, 1 for kernels (`cost.overlap`).
+    """
 
     work: Work
     demand: Demand
     times: Times
+    exposed: float
 
     @property
     def total_s(self) -> float:
-        """Seconds of all its executions."""
-        return self.times.total * self.work.trips
+        """Seconds that all its executions add to the program's."""
+        return self.times.total * self.work.trips * self.exposed
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,14 @@ class Cost:
     n_chips: int
     tokens: int
     parameters: int
-    time_s: float
-    exposed_communication_s: float
+
+    @property
+    def time_s(self) -> float:
+        return sum(kernel.total_s for kernel in self.kernels)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(kernel.times.communication * kernel.work.trips * kernel.exposed for kernel in self.kernels)
 
     @property
     def compute_s(self) -> float:
@@ -86,46 +95,25 @@ def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | Non
     """
     topology = topology_of(chip, program.mesh)
     chosen = constants or chip.constants
-    kernels: list[KernelCost] = []
-    for work in work_of(program, func):
-        demand = demand_of(work, topology)
-        kernels.append(KernelCost(work, demand, times_of(demand, chosen)))
-    total, exposed = _scheduled(kernels)
+    works = work_of(program, func)
+    made = [demand_of(work, topology) for work in works]
+    kernels = tuple(
+        KernelCost(work, demand, times_of(demand, chosen), exposed)
+        for work, demand, exposed in zip(works, made, exposed_shares(works, made), strict=True)
+    )
     tokens, parameters = model_size(program, func)
-    n_chips = program.mesh.n_chips
-    made = memory_of(program, func)
-    return Cost(func.name, tuple(kernels), made, chip, n_chips, tokens, parameters, total, exposed)
-
-
-def _scheduled(kernels: Sequence[KernelCost]) -> tuple[float, float]:
-    """Seconds in all, and those of communication that nothing hides.
-
-    Kernels run one after the other. In the body of a loop whose only communication are permutes, which move on what a
-    trip works on while it does so (Wang et al. 2023), a trip takes the longer of the two.
-    """
-    total = exposed = 0.0
-    bodies: dict[tuple[int, ...], list[KernelCost]] = {}
-    for kernel in kernels:
-        bodies.setdefault(kernel.work.body, []).append(kernel)
-    for members in bodies.values():
-        trips = members[0].work.trips
-        moving = [kernel for kernel in members if kernel.work.collective is not None]
-        sent = sum(kernel.times.total for kernel in moving)
-        computed = sum(kernel.times.total for kernel in members) - sent
-        looped = members[0].work.loops and all(isinstance(k.work.statement.operation, Roll) for k in moving)
-        hidden = min(sent, computed) if looped else 0.0
-        total += (sent + computed - hidden) * trips
-        exposed += (sent - hidden) * trips
-    return total, exposed
+    return Cost(func.name, kernels, memory_of(program, func), chip, program.mesh.n_chips, tokens, parameters)
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:
-    """How many tokens a call works on, and how many parameters the program has.
+    """How many tokens a call works on, and how many parameters there are.
 
-    Tokens are numbered by the dimensions of the function's first argument that no weight has.
+    Parameters are the elements of the weights, or of a program that declares none, of the function's arguments after
+    the first. Tokens are numbered by the dimensions of the first argument that these have not.
     """
-    parameters = sum(value.shape.elements for value in program.weights)
-    named = {name for value in program.weights for name in value.type.names}
+    weights = program.weights or func.params[1:]
+    parameters = sum(value.shape.elements for value in weights)
+    named = {name for value in weights for name in value.type.names}
     first = func.params[0].type.dims if func.params else ()
     return math.prod(dim.size for dim in first if dim.name not in named), parameters
 

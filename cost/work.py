@@ -47,7 +47,8 @@ class Work:
     `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
     what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
     contractions. `loops` are the dimensions of the loops around it, and `body` the numbers of these loops among the
-    steps around them, which tell bodies apart.
+    steps around them, which tell bodies apart. `ahead` says that it is in a loop and works on weights alone, such as
+    their gathering, so that it can run a trip ahead.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Work:
     statement: Let
     loops: tuple[str, ...]
     body: tuple[int, ...]
+    ahead: bool
     trips: int
     matmul: Matmul | None
     collective: Collective | None
@@ -90,10 +92,14 @@ def _body(
     path: tuple[int, ...],
 ) -> Iterator[Work]:
     block = fused(program, body, scope, returned)
+    of_weights = {value.name for value in program.weights}
     for number, step in enumerate(block.steps):
         match step:
             case Kernel():
-                yield _work(program, sizes, step, block.types, loops, path)
+                alone = all(read.name in of_weights for read in step.reads)
+                if alone:
+                    of_weights.update(value.name for value in step.root.results)
+                yield _work(program, sizes, step, block.types, loops, path, ahead=alone and bool(loops))
             case Loop():
                 inner = scope.inside(step)
                 yield from _body(program, sizes, step.body, inner, step.following, (*loops, step), (*path, number))
@@ -108,6 +114,8 @@ def _work(
     types: Mapping[str, TensorType],
     loops: tuple[Loop, ...],
     path: tuple[int, ...],
+    *,
+    ahead: bool,
 ) -> Work:
     mesh, root = program.mesh, kernel.root
     written = sum(_written(kernel, types[value.name], mesh) for value in root.results)
@@ -119,6 +127,7 @@ def _work(
         kernel.heavy,
         tuple(loop.dim for loop in loops),
         path,
+        ahead,
         math.prod(sizes[loop.dim] for loop in loops),
         matmul,
         collective,

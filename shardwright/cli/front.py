@@ -34,6 +34,8 @@ COMMANDS = {
     "compile": Entry("compile", "a program that runs under JAX"),
     "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
     "draw": Entry("draw", "a picture of the sharded graph"),
+    "cost": Entry("cost", "what a program takes on a chip"),
+    "reproduce": Entry("reproduce", "published measurements beside predictions"),
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
     "generate": Entry("generate", "text from a Hugging Face checkpoint"),
 }

@@ -10,6 +10,7 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants, Demand
 from shardwright.cost.demand import demand_of
+from shardwright.cost.overlap import exposed_shares
 from shardwright.cost.program_cost import Cost, cost_of
 from shardwright.cost.topology import topology_of
 from shardwright.cost.work import work_of
@@ -106,5 +107,8 @@ def _calls(
 ) -> Iterator[tuple[float, Demand]]:
     program = phase_program(deployment, phase, batch, length, context)
     topology = topology_of(chip, program.mesh)
-    for work in work_of(program, program.func(phase)):
-        yield work.trips, demand_of(work, topology)
+    works = work_of(program, program.func(phase))
+    made = [demand_of(work, topology) for work in works]
+    for work, demand, exposed in zip(works, made, exposed_shares(works, made), strict=True):
+        if exposed:
+            yield work.trips * exposed, demand

@@ -27,8 +27,10 @@ Weights = Literal["bf16", "int8"]
 CONTEXT = 2048
 """Positions of the cache that layouts are chosen for; programs are resized to the context that is priced."""
 
-_SHIPPED = Path(__file__).parent / "compiled"
-_PASSES = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
+SHIPPED = Path(__file__).parent / "compiled"
+"""Explicit programs of the published rows; `bench/compile_published.py` writes them."""
+
+PASSES = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,28 @@ def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int,
 
     Layouts are chosen once for all batches that the same axes divide, at the least of them.
     """
-    representative = _representative(deployment.mesh, batch)
-    made = _compiled(deployment, phase, representative, 1 if phase == "decode" else length)
-    return resized(made, {"B": batch, "T": context})
+    text, passes = surface_text(deployment, phase, batch, length), PASSES[deployment.weights]
+    return resized(_compiled(text, passes), {"B": batch, "T": context})
+
+
+def surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
+    """The program as it is written before the compiler chooses layouts, for the least batch of its kind."""
+    return _surface_text(deployment, phase, _representative(deployment.mesh, batch), 1 if phase == "decode" else length)
+
+
+def compiled_file(deployment: Deployment, phase: Phase, batch: int, length: int) -> Path:
+    """Where the compiled program is, or would be, among those that come with the package."""
+    text, passes = surface_text(deployment, phase, batch, length), PASSES[deployment.weights]
+    return SHIPPED / f"{_key(text, passes)}.shard"
+
+
+def compile_text(text: str, passes: str) -> str:
+    """The explicit program that the compiler makes of a program's text, after these passes."""
+    from shardwright.ir.format import format_module
+    from shardwright.ir.unparse import unparse
+    from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
+
+    return format_module(unparse(run_passes(_loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
 
 
 def _representative(mesh: Mesh, batch: int) -> int:
@@ -62,40 +83,32 @@ def _representative(mesh: Mesh, batch: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def _compiled(deployment: Deployment, phase: Phase, batch: int, length: int) -> Program:
+def _surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
+    cache = max(CONTEXT, length)
     request = Request(
-        deployment.layout,
-        deployment.mesh,
-        batch,
-        length,
-        DType.BF16,
-        deployment.attention,
-        max(CONTEXT, length),
-        None,
-        (phase,),
+        deployment.layout, deployment.mesh, batch, length, DType.BF16, deployment.attention, cache, None, (phase,)
     )
-    text, _ = model_program(deployment.model, request)
-    passes = _PASSES[deployment.weights]
-    key = hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
-    shipped, own = _SHIPPED / f"{key}.shard", _own_folder() / f"{key}.shard"
-    for file in (shipped, own):
+    return model_program(deployment.model, request)[0]
+
+
+def _key(text: str, passes: str) -> str:
+    return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=512)
+def _compiled(text: str, passes: str) -> Program:
+    name = f"{_key(text, passes)}.shard"
+    own = _own_folder() / name
+    for file in (SHIPPED / name, own):
         with suppress(OSError):
             return _loaded(file.read_text(encoding="utf-8"))
-    made = _made(text, passes)
+    made = compile_text(text, passes)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
         beside = own.with_suffix(f".{os.getpid()}.part")
         beside.write_text(made, encoding="utf-8")
         beside.replace(own)
     return _loaded(made)
-
-
-def _made(text: str, passes: str) -> str:
-    from shardwright.ir.format import format_module
-    from shardwright.ir.unparse import unparse
-    from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
-
-    return format_module(unparse(run_passes(_loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
 
 
 def _loaded(text: str) -> Program:

@@ -1,0 +1,238 @@
+"""`shardwright cost`: what a program takes on a chip, kernel by kernel and in all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli.options import add_file, add_json, add_sizes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Parser, Subparsers
+    from shardwright.cost.chips import Chip
+    from shardwright.cost.constants import Constants
+    from shardwright.cost.program_cost import Cost, KernelCost
+    from shardwright.ir.program import Func, Program
+    from shardwright.prediction.generation import GenerationCost
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """FILE --chip NAME [--func NAME] [--generate N] [--datasheet] [--passes 'a,b{k=v}'] [--mesh] [--dim] [--json]."""
+    parser = subparsers.add_parser(
+        "cost", description="Predict the time of a program on a chip: each kernel, what bounds it, and all together."
+    )
+    add_file(parser)
+    add_chip(parser)
+    parser.add_argument("--func", metavar="NAME", help="this function alone")
+    parser.add_argument(
+        "--generate", metavar="N", type=_count, help="also N tokens: one prefill, then decode as the cache grows"
+    )
+    parser.add_argument(
+        "--passes",
+        metavar="'a,b{k=v}'",
+        help="run these passes in place of the compiler's; '' takes an explicit program as it is written",
+    )
+    add_sizes(parser)
+    add_json(parser)
+
+
+def add_chip(parser: Parser) -> None:
+    """--chip NAME, and --datasheet."""
+    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    parser.add_argument(
+        "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
+    )
+
+
+def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
+    """What `--chip` and `--datasheet` say. Raises where there is no such chip."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.cost.constants import DATASHEET
+    from shardwright.ir.diagnostics import DiagnosticError, Source
+
+    try:
+        chip = load_chip(args.chip)
+    except DiagnosticError as error:
+        error.source = error.source or Source("--chip", "")
+        raise
+    return chip, DATASHEET if args.datasheet else chip.constants
+
+
+def _count(text: str) -> int:
+    import argparse
+
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print a table for each function, or one JSON object with `--json`."""
+    from shardwright.cli.draw import load_program
+    from shardwright.cli.output import read_program
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.ir.completion import complete
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.verifier import Level, verify
+    from shardwright.prediction.generation import generation_cost
+
+    chip, constants = chip_and_constants(args)
+    source = read_program(args.file)
+    program = load_program(args, source)
+    with located(source):
+        if args.passes is not None:
+            program = complete(program)
+            verify(program, Level.EXPLICIT)
+        costs = [cost_of(program, func, chip, constants) for func in _chosen(program, args.func)]
+        generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
+    if args.json:
+        from shardwright.cli.output import print_json
+
+        print_json(_as_json(costs, generated))
+    else:
+        print("\n\n".join(_table(cost, constants) for cost in costs))
+        if generated is not None:
+            print(f"\n{_generation_text(generated, args.generate)}")
+    return 0
+
+
+def _chosen(program: Program, name: str | None) -> list[Func]:
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    if not program.funcs:
+        raise fault("no-function", "the program has no function", NOWHERE)
+    chosen = [func for func in program.funcs if name in (None, func.name)]
+    if not chosen:
+        there = ", ".join(func.name for func in program.funcs)
+        raise fault("unknown-function", f"there is no function {name}; there are {there}", NOWHERE)
+    return chosen
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def _as_json(costs: list[Cost], generated: GenerationCost | None) -> dict[str, Any]:
+    """The keys of the first function, and each function under `functions` where there are several."""
+    made = cost_json(costs[0])
+    if len(costs) > 1:
+        made["functions"] = [cost_json(cost) for cost in costs]
+    if generated is not None:
+        made["generation"] = {
+            "prefill_s": generated.prefill.time_s,
+            "decode_s": generated.decode_s,
+            "time_s": generated.time_s,
+        }
+    return made
+
+
+def cost_json(cost: Cost) -> dict[str, Any]:
+    """One function's cost with the keys of the contract."""
+    return {
+        "func": cost.func,
+        "chip": cost.chip.name,
+        "n_chips": cost.n_chips,
+        "time_s": cost.time_s,
+        "compute_s": cost.compute_s,
+        "memory_s": cost.memory_s,
+        "communication_s": cost.communication_s,
+        "exposed_communication_s": cost.exposed_communication_s,
+        "flops_per_chip": cost.flops_per_chip,
+        "bytes_received_per_chip": cost.bytes_received_per_chip,
+        "weight_bytes_per_chip": cost.memory.weights,
+        "kv_cache_bytes_per_chip": cost.memory.state,
+        "peak_bytes_per_chip": cost.memory.peak,
+        "memory_bytes_per_chip": cost.chip.memory_bytes,
+        "fits": cost.memory.peak <= cost.chip.memory_bytes,
+        "mfu": cost.mfu,
+        "tokens": cost.tokens,
+        "chip_seconds_per_token": cost.chip_seconds_per_token,
+        "ops": [_kernel_json(kernel) for kernel in cost.kernels],
+    }
+
+
+def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
+    work, times = kernel.work, kernel.times
+    return {
+        "name": work.name,
+        "op": work.operation,
+        "trips": work.trips,
+        "time_s": kernel.total_s,
+        "compute_s": times.compute * work.trips,
+        "memory_s": times.memory * work.trips,
+        "communication_s": times.communication * work.trips,
+        "flops": work.flops * work.trips,
+        "bytes_read": work.bytes_read * work.trips,
+        "bytes_written": work.bytes_written * work.trips,
+        "bytes_received": (work.collective.received if work.collective else 0) * work.trips,
+        "bound": times.bound,
+        "line": work.statement.span.line,
+    }
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _table(cost: Cost, constants: Constants) -> str:
+    from shardwright.cli.text_table import bytes_text, text_table
+    from shardwright.cost.movements import duration_text
+
+    rows = [
+        (
+            kernel.work.name,
+            kernel.work.operation,
+            "" if kernel.work.trips == 1 else f"x{kernel.work.trips}",
+            _sides(kernel),
+            _moved(kernel),
+            duration_text(kernel.total_s),
+            f"{100 * kernel.total_s / cost.time_s:.1f} %" if cost.time_s else "",
+            kernel.times.bound,
+        )
+        for kernel in cost.kernels
+    ]
+    head = ("value", "operation", "", "product", "bytes", "time", "share", "bound by")
+    memory, room = cost.memory, cost.chip.memory_bytes
+    fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
+    rates = "calibrated" if constants == cost.chip.calibrated else "datasheet"
+    mesh = f"{cost.n_chips} {cost.chip.name} ({rates})"
+    return "\n".join(
+        [
+            f"{cost.func} on {mesh}",
+            "",
+            *text_table(head, rows, "llrlrrrl"),
+            "",
+            f"time           {duration_text(cost.time_s)}",
+            f"  compute      {duration_text(cost.compute_s)}",
+            f"  memory       {duration_text(cost.memory_s)}",
+            f"  links        {duration_text(cost.communication_s)},"
+            f" {duration_text(cost.exposed_communication_s)} of it hidden by nothing",
+            f"MFU            {100 * cost.mfu:.1f} %",
+            f"chip-seconds   {cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens",
+            f"memory         {bytes_text(memory.peak)} a chip at {memory.at or 'the start'}:"
+            f" weights {bytes_text(memory.weights)}, state {bytes_text(memory.state)},"
+            f" values {bytes_text(memory.activations)}; {fits} in {bytes_text(room)}",
+        ]
+    )
+
+
+def _sides(kernel: KernelCost) -> str:
+    product = kernel.work.matmul
+    if product is None:
+        return ""
+    sides = f"{product.m} x {product.k} x {product.n}"
+    return sides if product.count == 1 else f"{product.count} of {sides}"
+
+
+def _moved(kernel: KernelCost) -> str:
+    from shardwright.cli.text_table import bytes_text
+
+    work = kernel.work
+    return bytes_text(work.collective.received if work.collective else work.bytes_read + work.bytes_written)
+
+
+def _generation_text(generated: GenerationCost, tokens: int) -> str:
+    from shardwright.cost.movements import duration_text
+
+    prefill, decode = duration_text(generated.prefill.time_s), duration_text(generated.decode_s)
+    step, together = duration_text(generated.decode_s / tokens), duration_text(generated.time_s)
+    return f"generation of {tokens} tokens: prefill {prefill}, decode {decode} ({step} a step), together {together}"

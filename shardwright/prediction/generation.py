@@ -1,0 +1,63 @@
+"""A generation by a program with `prefill` and `decode`: one prefill, then a step for each token as the cache grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.cost.chips import Chip
+from shardwright.cost.constants import Constants
+from shardwright.cost.program_cost import Cost, cost_of
+from shardwright.cost.resizing import resized
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops import Update
+from shardwright.ir.program import Func, Let, Program
+from shardwright.prediction.phases import step_contexts
+
+
+@dataclass(frozen=True)
+class GenerationCost:
+    """Seconds of prefill and of all decode steps. `steps` are some of these, each with how many it stands for."""
+
+    prefill: Cost
+    steps: tuple[tuple[float, Cost], ...]
+
+    @property
+    def decode_s(self) -> float:
+        return sum(count * step.time_s for count, step in self.steps)
+
+    @property
+    def time_s(self) -> float:
+        return self.prefill.time_s + self.decode_s
+
+
+def generation_cost(program: Program, chip: Chip, tokens: int, constants: Constants | None = None) -> GenerationCost:
+    """The cost of generating `tokens` for each sequence of an explicit program, after a prefill of its own length.
+
+    Raises where the program lacks `prefill` or `decode`, or no cache grows in decode.
+    """
+    names = [func.name for func in program.funcs]
+    if not {"prefill", "decode"} <= set(names):
+        raise fault(
+            "no-phases",
+            f"a generation needs functions prefill and decode; there are {', '.join(names)}",
+            NOWHERE,
+            "shardwright import writes both with --cache",
+        )
+    decode, prefill = program.func("decode"), program.func("prefill")
+    cache = _cache_dim(decode)
+    if cache is None:
+        raise fault("no-phases", "decode updates no cache, so nothing grows from token to token", NOWHERE)
+    before = program.sizes(prefill).get("L", 1)
+    steps: list[tuple[float, Cost]] = []
+    for count, context in step_contexts(before, tokens):
+        sized = resized(program, {cache: context})
+        steps.append((count, cost_of(sized, sized.func("decode"), chip, constants)))
+    sized = resized(program, {cache: before + tokens})
+    return GenerationCost(cost_of(sized, sized.func("prefill"), chip, constants), tuple(steps))
+
+
+def _cache_dim(func: Func) -> str | None:
+    for statement, _ in func.walk():
+        if isinstance(statement, Let) and isinstance(statement.operation, Update):
+            return statement.operation.dim
+    return None

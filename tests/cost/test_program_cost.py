@@ -1,0 +1,163 @@
+"""The time of a program by hand: compute, memory, links, and what hides behind what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from program_text import program
+
+from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.constants import DATASHEET, Constants, Demand, times_of
+from shardwright.cost.demand import compute_s
+from shardwright.cost.program_cost import Cost, cost_of
+from shardwright.cost.work import Matmul
+from shardwright.ir.completion import complete
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.types import DType
+
+TPU = replace(load_chip("tpu-v4"), calibrated=None)
+FEEDFORWARD = """
+mesh x=4 y=4 z=4
+dim B=512 L=1 E=18432 F=73728
+weights {
+  w_in: bf16 E_xF_yz
+  w_out: bf16 F_yzE_x
+}
+func ffn(x: bf16 BLE_xyz) -> bf16 BLE_xyz {
+  a: BLE_x = all_gather[yz](x)
+  h_part: BLF_yz(partialsum-x) = a @[E] w_in
+  h: BLF_xyz = reduce_scatter[x -> F](h_part)
+  g: BLF_xyz = gelu(h)
+  whole: BLF_yz = all_gather[x](g)
+  y_part: BLE_x(partialsum-yz) = whole @[F] w_out
+  y: BLE_xyz = reduce_scatter[yz -> E](y_part)
+  return y
+}
+"""
+
+
+def cost(text: str, chip: Chip = TPU, constants: Constants | None = None) -> Cost:
+    """Of the first function."""
+    made = complete(program(text))
+    return cost_of(made, made.funcs[0], chip, constants)
+
+
+def test_a_kernel_takes_the_longer_time_and_a_share_of_the_shorter() -> None:
+    constants = Constants(0.5, 0.25, 1.0, 1.0, 1e-6, 0.1)
+    times = times_of(Demand(compute_s=2e-6, memory_s=3e-6), constants)
+    assert times.total == pytest.approx(12e-6 + 0.1 * 4e-6 + 1e-6)
+    assert (times.compute, times.memory, times.bound) == (4e-6, 12e-6, "memory")
+
+
+def test_a_collective_takes_its_transfer_and_its_latencies() -> None:
+    times = times_of(
+        Demand(transfer_s=4e-6, latency_s=1e-6, kernels=0), Constants(link_efficiency=0.5, latency_factor=3)
+    )
+    assert times.total == pytest.approx(8e-6 + 3e-6)
+    assert times.bound == "link"
+
+
+def test_a_small_kernel_is_bound_by_its_overhead() -> None:
+    assert times_of(Demand(memory_s=1e-9), Constants(kernel_overhead_s=1e-6)).bound == "overhead"
+
+
+def test_products_are_padded_to_whole_tiles_whichever_operand_stays() -> None:
+    """A row by a 100 x 100 matrix is 8 rows by 128 x 128 on a TPU."""
+    row = Matmul(1, 1, 100, 100, DType.BF16)
+    assert row.flops == 2 * 100 * 100
+    assert compute_s(row, TPU) == pytest.approx(2 * 8 * 128 * 128 / 2.75e14)
+    assert compute_s(Matmul(1, 100, 1, 100, DType.BF16), TPU) == compute_s(row, TPU)
+    assert compute_s(Matmul(3, 128, 256, 128, DType.BF16), TPU) == pytest.approx(6 * 128 * 256 * 128 / 2.75e14)
+
+
+def test_the_feedforward_layer_of_the_paper_in_two_dimensions() -> None:
+    """Appendix A.2.1: 2 BL (E/X + F/YZ) elements, of each the share that the chip lacks."""
+    found = cost(FEEDFORWARD)
+    B, E, F = 512, 18432, 73728
+    assert found.flops_per_chip == 2 * 2 * B * E * F // 64
+    assert found.bytes_received_per_chip == 2 * 2 * B * (E // 4 * 15 // 16 + F // 16 * 3 // 4)
+    assert found.memory.weights == 2 * 2 * E * F // 64
+    compute = 2 * B * (E // 4) * (F // 16) / 2.75e14
+    weights = 2 * (E // 4) * (F // 16)
+    activations = 2 * B * (E // 4 + F // 16)
+    assert found.compute_s == pytest.approx(2 * compute)
+    assert found.memory_s == pytest.approx((2 * (weights + activations) + 2 * 2 * B * F // 64) / 1.2e12)
+    # Over y and z together on two wrapped axes, 1.8e11 B/s; over x on one, 9e10; at most 2 hops along an axis.
+    yz, x = 2 * B * E / 4 * 15 / 16 / 1.8e11 + 4e-6, 2 * B * F / 16 * 3 / 4 / 9e10 + 2e-6
+    assert found.communication_s == pytest.approx(2 * (yz + x))
+    assert found.exposed_communication_s == found.communication_s
+    assert found.time_s == pytest.approx(found.compute_s + found.memory_s + found.communication_s)  # nothing overlaps
+    assert (found.tokens, found.parameters) == (512, 2 * E * F)
+    assert found.mfu == pytest.approx(2 * 2 * E * F * 512 / (64 * 2.75e14 * found.time_s))
+
+
+def test_calibrated_constants_are_the_chips_own() -> None:
+    calibrated = load_chip("tpu-v4")
+    assert calibrated.calibrated is not None
+    assert cost(FEEDFORWARD, calibrated).time_s == cost(FEEDFORWARD, TPU, calibrated.calibrated).time_s
+    assert cost(FEEDFORWARD, TPU).time_s == cost(FEEDFORWARD, calibrated, DATASHEET).time_s
+
+
+GATHERED = """
+mesh x=4 y=4 z=4
+dim B={B} E=4096 F=16384 N=10
+weights {{ w: bf16 NE_xyzF }}
+func f(x: bf16 B_xyzE) -> bf16 B_xyzF {{
+  zero: B_xyzF = full[BF, bf16](0.0)
+  y: B_xyzF = loop[N](h: B_xyzF = zero) {{
+    own: EF = all_gather[xyz](w)
+    p: B_xyzF = x @[E] own
+    next h + p
+  }}
+  return y
+}}
+"""
+
+
+def test_gathered_weights_hide_behind_the_trip_before() -> None:
+    """128 MiB of weights take 0.49 ms over six links; 65536 rows of products take 0.5 ms and hide them, 64 do not."""
+    large, small = cost(GATHERED.format(B=65536)), cost(GATHERED.format(B=64))
+    gathered = 10 * (2 * 4096 * 16384 * 63 / 64 / 2.7e11 + 6e-6)
+    assert large.communication_s == small.communication_s == pytest.approx(gathered)
+    assert large.exposed_communication_s == 0.0
+    assert 0.7 * gathered < small.exposed_communication_s < 0.8 * gathered
+
+
+def test_int8_weights_halve_what_is_read_and_not_the_arithmetic() -> None:
+    text = """
+mesh x=4 y=4 z=4
+dim B=8 E=4096 F=16384
+func f(x: bf16 BE, w: {dtype} EF_xyz) -> bf16 BF_xyz {{
+  wide: bf16 EF_xyz = {convert}
+  y: BF_xyz = x @[E] wide
+  return y
+}}
+"""
+    wide = cost(text.format(dtype="bf16", convert="w"))
+    narrow = cost(text.format(dtype="int8", convert="convert[bf16](w)"))
+    assert wide.compute_s == narrow.compute_s
+    assert wide.memory_s - narrow.memory_s == pytest.approx(4096 * 256 / 1.2e12)
+
+
+def test_a_chip_without_a_rate_for_a_format_says_which_it_has() -> None:
+    text = (
+        "mesh x=2\ndim B=4 E=8 F=8\nfunc f(a: f32 BE, w: f32 EF) -> f32 BF {\n  y: f32 BF = a @[E] w\n  return y\n}\n"
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        cost(text)
+    assert caught.value.diagnostics[0].message == "tpu-v4 has no rate for matrix products in f32"
+
+
+def test_calibrated_constants_in_a_file_are_checked(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "cost" / "chips" / "tpu-v4.toml").read_text()
+    file = tmp_path / "own.toml"
+    file.write_text(text.replace("compute_efficiency = 0.8497", "compute_efficiency = 1.5"))
+    with pytest.raises(DiagnosticError) as caught:
+        load_chip(str(file))
+    assert "must be a share of the chip's rate, above 0 and at most 1" in caught.value.diagnostics[0].message
+    file.write_text(text.replace("compute_efficiency", "compute_eficiency"))
+    with pytest.raises(DiagnosticError) as caught:
+        load_chip(str(file))
+    assert "compute_eficiency" in caught.value.diagnostics[0].message

@@ -1,0 +1,47 @@
+"""An explicit program at other sizes is the program that those sizes give."""
+
+from __future__ import annotations
+
+import pytest
+from program_text import program
+
+from shardwright.cost.resizing import resized
+from shardwright.cost.work import work_of
+from shardwright.ir.completion import complete
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.verifier import Level, verify
+
+TEXT = """
+mesh x=2 y=4
+dim B={B} L=16 E=8 F=E*4
+weights {{ w: EF_x }}
+func f(a: B_yLE) -> B_yLF_x {{
+  h: B_yLF_x = a @[E] w
+  g: B_yLF_x = gelu(h)
+  return g
+}}
+func one[L=1](a: B_yLE) -> B_yLF_x {{
+  h: B_yLF_x = a @[E] w
+  return h
+}}
+"""
+
+
+def test_sizes_replace_the_declared_ones() -> None:
+    large = complete(program(TEXT.format(B=64)))
+    small = resized(complete(program(TEXT.format(B=8))), {"B": 64})
+    verify(small, Level.EXPLICIT)
+    for func in ("f", "one"):
+        assert work_of(small, small.func(func)) == work_of(large, large.func(func))
+
+
+def test_a_functions_own_size_stays() -> None:
+    made = resized(complete(program(TEXT.format(B=8))), {"L": 4})
+    assert made.func("f").params[0].shape.size("L") == 4
+    assert made.func("one").params[0].shape.size("L") == 1
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        resized(complete(program(TEXT.format(B=8))), {"B": 6})
+    assert caught.value.diagnostics[0].message == "B=6 does not divide over y, 4 chips, as bf16 B_yLE asks"
