@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_experts, add_json, add_output, add_sizes, natural, number, positive, size_in_bytes
+from shardwright.cli.options import (
+    add_experts,
+    add_json,
+    add_output,
+    add_sizes,
+    natural,
+    number,
+    positive,
+    size_in_bytes,
+)
 from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_settings(parser: Parser) -> None:
     add = parser.add_argument
-    add("--max-new-tokens", type=natural, default=64, metavar="N", help="at most so many (default: 64)")
+    add("--max-new-tokens", type=natural, metavar="N", help="at most so many (default: 64, or what there is room for)")
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
     add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
     add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
@@ -86,6 +95,7 @@ def _add_plan(parser: Parser) -> None:
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
     add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
     add_experts(parser)
+    add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
     add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
     add_sizes(parser)
 
@@ -118,9 +128,9 @@ def _dims(args: argparse.Namespace) -> str | None:
 
 
 def _something_to_do(args: argparse.Namespace) -> str | None:
-    if not args.max_new_tokens and not args.logprobs:
+    if args.max_new_tokens == 0 and not args.logprobs:
         return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
-    if args.samples > 1 and not (args.temperature and args.max_new_tokens):
+    if args.samples > 1 and (not args.temperature or args.max_new_tokens == 0):
         return f"--samples {args.samples} needs --temperature above 0, and new tokens: else all are the same"
     return None
 
@@ -159,15 +169,17 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.cli.output import print_json
     from shardwright.generation.loading import load_engine
     from shardwright.generation.outputs import LineWriter, completion_keys, in_order
-    from shardwright.generation.planning import make_plan
+    from shardwright.generation.planning import default_new_tokens, make_plan
 
     config, model = _model(args.checkpoint)
     prompts, tokenizer = _prompts(args, model)
-    settings = _settings(args, config)
-    plan = make_plan(model, prompts, settings, _options(args), args.checkpoint)
+    options = _options(args)
+    new = default_new_tokens(model, prompts, options) if args.max_new_tokens is None else args.max_new_tokens
+    settings = _settings(args, config, new)
+    plan = make_plan(model, prompts, settings, options, args.checkpoint)
     streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())
     results: list[dict[str, Any]] = []
-    new_tokens = 0
+    made = 0
     texts = len(prompts) * settings.samples
     with LineWriter(args.output if writes else os.devnull) as writer, GenerationProgress(texts, writes) as progress:
         engine = load_engine(
@@ -180,7 +192,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
             progress.close()
         began = time.perf_counter()
         for completion in in_order(engine.run(prompts, settings, shown or progress.token), settings.samples):
-            new_tokens += len(completion.new_tokens)
+            made += len(completion.new_tokens)
             progress.text()
             keys = completion_keys(completion, tokenizer, settings.samples)
             if shown is not None:
@@ -194,7 +206,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
                 writer.write(keys)
         seconds = time.perf_counter() - began
     if args.json and writes:
-        run = {"new_tokens": new_tokens, "seconds": seconds, "tokens_per_second": new_tokens / seconds}
+        run = {"new_tokens": made, "seconds": seconds, "tokens_per_second": made / seconds}
         where = {"results": results} if args.output is None else {"output": args.output}
         print_json({"ok": True, "architecture": model.architecture, **_described(plan, engine), **run, **where})
     return 0
@@ -267,13 +279,13 @@ def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Toke
     return read_prompts(source, model.vocab, encode), tokenizer
 
 
-def _settings(args: argparse.Namespace, config: Config) -> Settings:
+def _settings(args: argparse.Namespace, config: Config, new_tokens: int) -> Settings:
     from shardwright.generation.settings import Settings
     from shardwright.generation.stopping import stop_tokens
 
     own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
     return Settings(
-        args.max_new_tokens,
+        new_tokens,
         args.temperature,
         args.top_k,
         args.top_p,
@@ -285,7 +297,7 @@ def _settings(args: argparse.Namespace, config: Config) -> Settings:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from shardwright.generation.planning import Options
+    from shardwright.generation.planning import Options, read_passes
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
 
@@ -302,4 +314,5 @@ def _options(args: argparse.Namespace) -> Options:
         args.weights,
         args.experts,
         args.expert_capacity,
+        read_passes(args.passes),
     )

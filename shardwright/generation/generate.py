@@ -30,9 +30,10 @@ def generate(
     cache: int | None = None,
     dtype: str | None = None,
     weights: WeightFormat | None = None,
+    passes: str = "",
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -44,11 +45,12 @@ def generate(
 ) -> list[Completion]:
     """The completions of prompts, texts or lists of token ids, in their order, with their samples one after the other.
 
-    `stop_tokens` None are the checkpoint's own; `()` goes on to `max_new_tokens`. `mesh` None is all devices at hand.
-    Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
+    `passes`, as `shardwright opt` reads them, are done to the program. `stop_tokens` None are the checkpoint's own;
+    `()` goes on to `max_new_tokens`, which None makes 64, or as many as there is room for. `mesh` None is all devices
+    at hand. Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
     """
     from shardwright.generation.loading import load_engine
-    from shardwright.generation.planning import Options, make_plan
+    from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
     from shardwright.generation.stopping import stop_tokens as own_stop_tokens
     from shardwright.generation.tokenizer import read_tokenizer
     from shardwright.ir.diagnostics import Source, located
@@ -61,7 +63,6 @@ def generate(
     with located(Source(str(config_path(checkpoint)), "")):
         model = describe(config)
     stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else frozenset(stop_tokens)
-    settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
     tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
     made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
     options = Options(
@@ -77,7 +78,11 @@ def generate(
         weights,
         experts,
         expert_capacity,
+        read_passes(passes),
     )
+    if max_new_tokens is None:
+        max_new_tokens = default_new_tokens(model, made, options)
+    settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
     engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options, str(checkpoint)))
     done = engine.run(made, settings, observe)
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))

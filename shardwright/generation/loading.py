@@ -10,7 +10,6 @@ from typing import Any, cast
 from shardwright.generation.engine import Engine
 from shardwright.generation.plan import Plan
 from shardwright.ir.diagnostics import Source, located
-from shardwright.ir.weight_source import WeightSource
 
 
 def load_engine(
@@ -38,10 +37,5 @@ def load_engine(
         chip = device_memory or chip_memory(devices)
         made = compile_within(config, plan, chip, at_hand)
     dtypes = {value.name: value.type.dtype for value in made.surface.weights}
-    with CheckpointSource(checkpoint, made.mapping, dtypes) as read:
-        source: WeightSource = read
-        program = made.surface
-        for applied in plan.passes:
-            source = applied.weights(program, source)
-            program = applied.run(program)
-        return Engine(Session(made.explicit, source, progress=progress), devices)
+    with CheckpointSource(checkpoint, made.mapping, dtypes) as stored:
+        return Engine(Session(made.explicit, made.weights(stored), progress=progress), devices)

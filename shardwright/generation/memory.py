@@ -90,7 +90,7 @@ def compile_within(config: Mapping[str, Any], plan: Plan, chip: int | None, devi
 
 def _stored(program: Program, plan: Plan) -> Program:
     """The program with its weights declared as they are stored."""
-    for applied in plan.passes:
+    for applied in plan.before_layouts:
         program = applied.run(program)
     return program
 

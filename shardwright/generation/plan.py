@@ -9,9 +9,11 @@ from typing import Literal
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
+from shardwright.ir.verifier import Level
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.base import Pass
+from shardwright.passes.pipelines import EXPLICIT
 from shardwright.passes.quantize_weights import QuantizeWeights
 
 WeightFormat = Literal["int8", "int4"]
@@ -24,8 +26,9 @@ class Plan:
     A layout is a preset's name or the path of a `.shard` file with the functions of generation. Decode continues
     `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
     own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
-    format to which they are quantized. `scores` asks for log-probabilities of given tokens too, `sampled` for
-    drawing of tokens beside taking the most probable. `experts` and `expert_capacity` are those of `import_model`.
+    format to which they are quantized, `passes` what else is done to the program. `scores` asks for log-probabilities
+    of given tokens too, `sampled` for drawing of tokens beside taking the most probable. `experts` and
+    `expert_capacity` are those of `import_model`.
     """
 
     mesh: Mesh
@@ -42,6 +45,7 @@ class Plan:
     sampled: bool = True
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
+    passes: tuple[Pass, ...] = ()
 
     @property
     def read_layout(self) -> str:
@@ -49,9 +53,15 @@ class Plan:
         return self.prefill_layout or self.decode_layout
 
     @property
-    def passes(self) -> tuple[Pass, ...]:
+    def before_layouts(self) -> tuple[Pass, ...]:
         """What is done to the program before its layouts are chosen."""
-        return () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
+        bits = () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
+        return (*(given for given in self.passes if given.takes is Level.SURFACE), *bits)
+
+    @property
+    def pipeline(self) -> tuple[Pass, ...]:
+        """All that makes an explicit program of it; passes that take explicit programs come last."""
+        return (*self.before_layouts, *EXPLICIT, *(given for given in self.passes if given.takes is Level.EXPLICIT))
 
 
 def is_file(layout: str) -> bool:

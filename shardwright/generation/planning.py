@@ -18,9 +18,11 @@ from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
+from shardwright.passes.base import Pass
+from shardwright.passes.pipelines import parse_pipeline
 
-BATCH, CHUNK = 16, 256
-"""Rows of decode, and tokens of a chunk, at most, where nothing is said."""
+BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
+"""Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Options:
     weights: WeightFormat | None = None
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
+    passes: tuple[Pass, ...] = ()
 
 
 def make_plan(
@@ -89,7 +92,20 @@ def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: 
         settings.temperature > 0,
         options.experts,
         options.expert_capacity,
+        options.passes,
     )
+
+
+def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: Options) -> int:
+    """How many new tokens there are to be where nothing is said: no more than there is room for."""
+    room = options.cache or _of_files(options).cache or model.longest
+    return max(1, min(NEW_TOKENS, room - max(len(prompt.tokens) for prompt in prompts) + 1))
+
+
+def read_passes(text: str) -> tuple[Pass, ...]:
+    """The passes of a text such as `fuse-parallel-block,loop-collectives`, none where it is empty."""
+    with located(Source("--passes", text)):
+        return parse_pipeline(text) if text else ()
 
 
 def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:

@@ -14,13 +14,14 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse, read_source
 from shardwright.ir.program import Func, Program
 from shardwright.ir.types import DType
+from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
 from shardwright.models.cache_rows import restart
 from shardwright.models.config import Config
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
-from shardwright.passes.pipelines import EXPLICIT, run_passes
+from shardwright.passes.pipelines import Trace, run_passes
 
 CHOOSING = ("greedy", "sample", "logprob")
 """The functions that choose tokens, and the one that says how probable they were."""
@@ -30,11 +31,18 @@ _WAY_OUT = "shardwright import CHECKPOINT --cache T -o FILE writes such a progra
 
 @dataclass(frozen=True)
 class GenerationProgram:
-    """The program as it is written, before quantization, and as it is compiled; and where its weights come from."""
+    """The program as it is written and as it is compiled, and where its weights come from."""
 
     surface: Program
     explicit: Program
     mapping: WeightMap
+    steps: tuple[Trace, ...]
+
+    def weights(self, source: WeightSource) -> WeightSource:
+        """The weights of the compiled program, made of those of the surface program."""
+        for step in self.steps:
+            source = step.applied.weights(step.before, source)
+        return source
 
 
 def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
@@ -57,10 +65,12 @@ def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
 
 
 def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Plan) -> GenerationProgram:
-    """The explicit program of the surface program of a plan, with its weights quantized where the plan says so."""
+    """The explicit program that the plan's passes make of its surface program."""
     mapping = weight_map(describe(Config(config)))
     check_map(mapping, surface)
-    return GenerationProgram(surface, run_passes(surface, (*plan.passes, *EXPLICIT)), mapping)
+    steps: list[Trace] = []
+    explicit = run_passes(surface, plan.pipeline, steps.append)
+    return GenerationProgram(surface, explicit, mapping, tuple(steps))
 
 
 # ---------------------------------------------------------------- of presets

@@ -58,6 +58,10 @@ def run(engine: Engine, settings: Settings, prompts: Sequence[Sequence[int]] = P
 
 @pytest.fixture(scope="module")
 def theirs(folder: Path) -> Any:
+    return transformers_model(folder)
+
+
+def transformers_model(folder: Path) -> Any:
     import torch
     import transformers
 
@@ -130,6 +134,14 @@ def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_p
 def test_generate_chooses_what_is_not_given(folder: Path, theirs: Any) -> None:
     done = shardwright.generate(folder, PROMPTS[:2], mesh={"x": 2}, max_new_tokens=STEPS, stop_tokens=())
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS[:2]]
+
+
+def test_passes_take_the_weights_with_them(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("falcon")
+    passes = "fuse-parallel-block,loop-collectives"
+    done = shardwright.generate(folder, PROMPTS[:2], mesh={"x": 2}, max_new_tokens=STEPS, stop_tokens=(), passes=passes)
+    model = transformers_model(folder)
+    assert [c.new_tokens for c in done] == [generated(model, prompt, eos_token_id=None) for prompt in PROMPTS[:2]]
 
 
 def test_quantized_weights(folder: Path) -> None:

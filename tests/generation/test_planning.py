@@ -10,7 +10,7 @@ import pytest
 from models.checkpoints import config_of
 
 from shardwright.generation.plan import default_mesh
-from shardwright.generation.planning import Options, make_plan
+from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
 from shardwright.generation.prefix import shared_prefix
 from shardwright.generation.prompts import Prompt, read_prompts
 from shardwright.generation.settings import Settings
@@ -19,6 +19,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
+from shardwright.passes.pipelines import EXPLICIT
 
 MODEL = describe(Config(config_of("llama-grouped")))
 X2Y2 = Mesh.of(x=2, y=2)
@@ -42,6 +43,13 @@ def test_rows_are_few_and_divisible_where_they_are_split() -> None:
     assert plan((3,) * 5)["batch"] == 5
     assert plan((3,) * 5, attention="batch")["batch"] == 8
     assert plan((3,) * 5, prefill_layout="wg-xy")["batch"] == 8
+
+
+def test_new_tokens_are_as_many_as_fit() -> None:
+    assert default_new_tokens(MODEL, prompts_of(3, 7), Options()) == 58
+    assert default_new_tokens(MODEL, prompts_of(3, 7), Options(cache=9)) == 3
+    assert default_new_tokens(MODEL, prompts_of(1), Options()) == 64
+    assert default_new_tokens(MODEL, prompts_of(70), Options()) == 1  # which make_plan then refuses
 
 
 def test_samples_are_read_in_rows_of_their_own() -> None:
@@ -152,6 +160,18 @@ def test_stop_tokens_are_the_checkpoints(tmp_path: Path) -> None:
     assert caught.value.render() == (
         f'{path}: error: eos_token_id is "two", not a token id or a list of them [bad-config]'
     )
+
+
+def test_passes_on_explicit_programs_come_last() -> None:
+    passes = read_passes("loop-collectives,fuse-parallel-block")
+    made = make_plan(MODEL, prompts_of(3), Settings(5), Options(X2Y2, passes=passes, weights="int8"))
+    names = [applied.name for applied in made.pipeline]
+    assert names[:2] == ["fuse-parallel-block", "quantize-weights"]
+    assert names[2:-1] == [applied.name for applied in EXPLICIT]
+    assert names[-1] == "loop-collectives"
+    with pytest.raises(DiagnosticError) as caught:
+        read_passes("fuse")
+    assert caught.value.render().startswith("--passes: error: there is no pass fuse [unknown-pass]\nnote: ")
 
 
 def test_what_a_file_says_cannot_be_said_otherwise(tmp_path: Path, shardwright: Callable) -> None:
