@@ -155,8 +155,8 @@ def dropping_logits(folder: Path, ids: np.ndarray, groups: tuple[int, int], slot
     import transformers
 
     library: Any = transformers
-    tensor: Any = torch.from_numpy  # pyright: ignore[reportUnknownMemberType]
-    model: Any = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    tensors: Any = torch
+    model: Any = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=tensors.float32)
     dropped = 0
 
     def hook(_module: Any, _inputs: Any, outputs: Any) -> Any:
@@ -165,12 +165,12 @@ def dropping_logits(folder: Path, ids: np.ndarray, groups: tuple[int, int], slot
         chosen = experts.numpy().reshape(*ids.shape, -1)
         kept = kept_choices(chosen, np.ones(ids.shape, bool), groups, slots)
         dropped += int((~kept).sum())
-        return logits, weights * tensor(kept.reshape(experts.shape)), experts
+        return logits, weights * tensors.from_numpy(kept.reshape(experts.shape)), experts
 
     for layer in model.model.layers:
         layer.mlp.gate.register_forward_hook(hook)
     with torch.no_grad():
-        found = model(tensor(ids.astype(np.int64)), use_cache=False).logits
+        found = model(tensors.from_numpy(ids.astype(np.int64)), use_cache=False).logits
     return found.numpy(), dropped
 
 
