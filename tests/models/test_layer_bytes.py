@@ -196,6 +196,12 @@ def test_models_as_they_are_imported(
     check_model(model, kv, mesh, preset, over, length)
 
 
+@pytest.mark.parametrize(("model", "preset"), [(LLAMA, "wg-xy"), (LLAMA, "wg-xyz"), (COHERE, "ws1d")], ids=named)
+def test_without_a_cache_gathered_attention_stays_on_the_batch(model: Imported, preset: str) -> None:
+    at = Layer(preset, {"x": 2, "y": 2, "z": 2}, B=8, L=4, E=1024, F=4096, H=32, K=4, D=32)
+    assert per_layer(imported(model, at, "head", None)) == model.formula(at, "head", cached=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "kv", "mesh", "preset", "over", "length"), CASES, ids=named)
 def test_models_everywhere(model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int) -> None:
