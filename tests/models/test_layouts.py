@@ -167,6 +167,21 @@ def test_attention_and_its_cache(name: str, attention: AttentionOver, queries: s
     assert (found["q"], found["k"], found["v"]) == (queries, cache, cache)
 
 
+@pytest.mark.parametrize(
+    ("name", "queries", "cache"),
+    [
+        ("falcon", "f32 B_xyLH_zD", "f32 NBTD"),
+        ("llama-grouped", "f32 B_yLK_xG_zD", "f32 NBTK_xD"),
+        ("opt", "f32 BLH_xyzD", "f32 NBTH_xyzD"),
+    ],
+)
+def test_queries_leave_the_batch_only_where_keys_are_split(name: str, queries: str, cache: str) -> None:
+    """Weights gathered over x and y, a cache over heads: along axes with copies of the keys nothing has to move."""
+    mesh = Mesh.of(x=2, y=2, z=2)
+    found = types(import_model(config_of(name), "wg-xy", mesh, 4, 8, attention="head", cache=32).text)
+    assert (found["q"], found["k"]) == (queries, cache)
+
+
 def test_gathered_weights_are_gathered() -> None:
     """What the compiler makes of wg-xyz: weights move inside the layers, activations do not."""
     made = import_model(config_of("gptj"), "wg-xyz", Mesh.of(x=2, y=2), 4, 8)
