@@ -168,6 +168,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.cli.generation_progress import GenerationProgress
     from shardwright.cli.output import print_json
     from shardwright.generation.loading import load_engine
+    from shardwright.generation.memory import exhaustion
     from shardwright.generation.outputs import LineWriter, completion_keys, in_order
     from shardwright.generation.planning import default_new_tokens, make_plan
 
@@ -181,7 +182,11 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     results: list[dict[str, Any]] = []
     made = 0
     texts = len(prompts) * settings.samples
-    with LineWriter(args.output if writes else os.devnull) as writer, GenerationProgress(texts, writes) as progress:
+    with (
+        exhaustion(args.checkpoint),
+        LineWriter(args.output if writes else os.devnull) as writer,
+        GenerationProgress(texts, writes) as progress,
+    ):
         engine = load_engine(
             args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
         )

@@ -23,6 +23,7 @@ class GenerationProgress:
         self._bar: Any = None
         self._task: Any = None
         self._new_tokens = 0
+        self._done = 0
         self._first: float | None = None
 
     def __enter__(self) -> GenerationProgress:
@@ -57,14 +58,13 @@ class GenerationProgress:
             self._first = now
             return
         rate = (self._new_tokens - 1) / max(now - self._first, 1e-9)
-        self._show("generating", None, self._texts, f"{self._new_tokens} tokens, {rate:.1f} per second")
+        self._show("generating", self._done, self._texts, f"{self._new_tokens} tokens, {rate:.1f} per second")
 
     def text(self) -> None:
         """There is one text more."""
-        if self._bar is not None and self._task is not None:
-            self._bar.advance(self._task)
+        self._done += 1
 
-    def _show(self, what: str, done: int | None, total: int, said: str) -> None:
+    def _show(self, what: str, done: int, total: int, said: str) -> None:
         if not self._wanted or (self._bar is None and time.perf_counter() - self._began < _PATIENCE):
             return
         if self._bar is None:
@@ -74,7 +74,7 @@ class GenerationProgress:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._task = self._bar.add_task(what, total=total, said=said)
-        self._bar.update(self._task, said=said, **({} if done is None else {"completed": done}))
+        self._bar.update(self._task, said=said, completed=done)
 
 
 def _bar() -> Any:

@@ -57,6 +57,15 @@ class _Text:
         return len(self.prompt.tokens) + len(self.new)
 
 
+@dataclass
+class _Held:
+    """A prompt that lies in a row of prefill's own, with the logits after it, until its samples have adopted it."""
+
+    prompt: Prompt
+    logits: Any
+    samples: int
+
+
 @dataclass(frozen=True)
 class _Read:
     """Prompts that a call of prefill has read to their end, by their rows of prefill, and its logits."""
@@ -108,7 +117,7 @@ class _Run:
         self.observe = observe
         self.waiting = deque((prompt, sample) for prompt in prompts for sample in range(settings.samples))
         self.texts: list[_Text | None] = [None] * engine.rows
-        self.held: dict[int, tuple[Prompt, Any]] = {}
+        self.held: dict[int, _Held] = {}
         self.scores: dict[int, list[float]] = {}
         self.prefix_scores: list[float] = []
         self.prefix = shared_prefix([p.tokens for p in prompts], engine.prefill_rows, engine.chunk)
@@ -132,9 +141,13 @@ class _Run:
     def fill(self) -> Iterator[Completion]:
         """Reads prompts into free rows, if there are enough of them to be worth a call of prefill."""
         fill = self.fill_by_adoption if self.engine.adopts else self.fill_in_place
-        least = min(max(1, self.engine.prefill_rows // 4), len(self.waiting))
-        while self.waiting and (len(self.free()) >= least or not any(self.texts)):
-            yield from fill(self.free())
+        together = min(self.engine.prefill_rows, self.engine.rows)
+        while self.waiting:
+            least = 1 if self.held else min(max(1, together // 4), len(self.waiting))
+            free = self.free()
+            if len(free) < least:
+                break
+            yield from fill(free)
 
     def step(self) -> Iterator[Completion]:
         """One token more of every text."""
@@ -156,30 +169,35 @@ class _Run:
             yield from self.choose(read.logits, read.rows)
 
     def fill_by_adoption(self, free: Sequence[int]) -> Iterator[Completion]:
-        """Lets rows of decode adopt prompts that prefill has read, and reads others where none is left."""
+        """Lets rows of decode adopt prompts that prefill has read, the next ones where all have been adopted."""
+        if not self.held:
+            self.read_ahead()
         by_logits: dict[int, tuple[Any, dict[int, int]]] = {}
-        read = {prompt.index: (row, logits) for row, (prompt, logits) in self.held.items()}
+        sources = {held.prompt.index: row for row, held in self.held.items()}
         for row in free:
-            if not self.waiting or self.waiting[0][0].index not in read:
+            if not self.waiting or self.waiting[0][0].index not in sources:
                 break
             prompt, sample = self.waiting.popleft()
-            source, logits = read[prompt.index]
-            by_logits.setdefault(id(logits), (logits, {}))[1][row] = source
+            source = sources[prompt.index]
+            held = self.held[source]
+            by_logits.setdefault(id(held.logits), (held.logits, {}))[1][row] = source
             self.start(row, prompt, sample, self.scores.get(source, []))
-        for logits, sources in by_logits.values():
-            yield from self.adopt(logits, sources)
-        wanted = {prompt.index for prompt, _ in self.waiting}
-        self.held = {row: held for row, held in self.held.items() if held[0].index in wanted}
-        if not by_logits:
-            self.read_ahead()
+            held.samples -= 1
+        self.held = {row: held for row, held in self.held.items() if held.samples}
+        for logits, adopted in by_logits.values():
+            yield from self.adopt(logits, adopted)
 
     def read_ahead(self) -> None:
-        """Reads the next prompts in the rows of prefill that hold none which is still wanted."""
-        rows = [row for row in range(self.engine.prefill_rows) if row not in self.held]
-        unread = {p.index: p for p, _ in self.waiting if p.index not in {held.index for held, _ in self.held.values()}}
-        given = dict(zip(rows, unread.values(), strict=False))
+        """Reads as many of the next prompts as prefill has rows."""
+        following: dict[int, Prompt] = {}
+        for prompt, _ in self.waiting:
+            if prompt.index not in following and len(following) == self.engine.prefill_rows:
+                break
+            following[prompt.index] = prompt
+        given = dict(enumerate(following.values()))
         for read in self.read(given, self.prefix):
-            self.held.update({row: (given[row], read.logits) for row in read.rows})
+            for row in read.rows:
+                self.held[row] = _Held(given[row], read.logits, self.settings.samples)
 
     def adopt(self, logits: Any, sources: Mapping[int, int]) -> Iterator[Completion]:
         source = np.full(self.engine.rows, -1, np.int32)

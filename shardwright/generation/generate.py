@@ -50,6 +50,7 @@ def generate(
     at hand. Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
     """
     from shardwright.generation.loading import load_engine
+    from shardwright.generation.memory import exhaustion
     from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
     from shardwright.generation.stopping import stop_tokens as own_stop_tokens
     from shardwright.generation.tokenizer import read_tokenizer
@@ -83,6 +84,7 @@ def generate(
     if max_new_tokens is None:
         max_new_tokens = default_new_tokens(model, made, options)
     settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
-    engine = load_engine(checkpoint, config.keys, make_plan(model, made, settings, options, str(checkpoint)))
-    done = engine.run(made, settings, observe)
+    plan = make_plan(model, made, settings, options, str(checkpoint))
+    with exhaustion(str(checkpoint)):
+        done = list(load_engine(checkpoint, config.keys, plan).run(made, settings, observe))
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwright.cost.memory import device_bytes, memory_of
 from shardwright.generation.plan import Plan, default_mesh, is_file
 from shardwright.generation.programs import GenerationProgram, compile_for_generation, surface_program
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.program import Program
 from shardwright.ir.types import TensorType
 
@@ -53,6 +54,25 @@ def _free_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def exhaustion(name: str) -> Generator[None]:
+    """Says in words where a device runs out of memory all the same; `name` is the checkpoint's."""
+    errors = cast(Any, importlib.import_module("jax.errors"))
+    try:
+        yield
+    except errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = fault(
+            "out-of-memory",
+            "a device ran out of memory",
+            NOWHERE,
+            "give a smaller --batch, --chunk or --cache, --weights int8, or a larger --mesh",
+        )
+        said.source = Source(name, "")
+        raise said from error
 
 
 def declared(program: Program) -> Need:

@@ -57,8 +57,10 @@ def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
         with located(source):
             program = _joined(program, _of_file(source, plan))
     names = {func.name for func in program.funcs}
-    choosing = {"greedy", "sample"} if plan.sampled else {"greedy"}
-    unused = {*CHOOSING} - choosing - ({"logprob"} if plan.scores else set())
+    choosing = {"greedy", *(["sample"] if plan.sampled else []), *(["logprob"] if plan.scores else [])}
+    for name in choosing - names:
+        raise fault("no-function", f"{plan.decode_layout} has other functions that choose tokens, and no {name}")
+    unused = {*CHOOSING} - choosing
     if "score" in names and "prefill" in names:
         unused.add("prefill" if plan.scores else "score")
     return replace(program, funcs=tuple(func for func in program.funcs if func.name not in unused))

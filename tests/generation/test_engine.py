@@ -34,7 +34,7 @@ def greedy(prompt: Sequence[int], n: int, stops: frozenset[int] = frozenset()) -
     return tuple(tokens[len(prompt) :])
 
 
-@pytest.mark.parametrize(("rows", "chunk", "own"), [(7, 9, None), (3, 2, None), (1, 4, None), (4, 3, 1), (2, 5, 6)])
+@pytest.mark.parametrize(("rows", "chunk", "own"), [(7, 9, None), (3, 2, None), (1, 4, None), (4, 3, 1), (2, 5, 20)])
 def test_greedy_is_that_of_each_prompt_alone(rows: int, chunk: int, own: int | None) -> None:
     done = run(ToySession(rows, chunk, own), PROMPTS, Settings(max_new_tokens=5))
     assert [completion.new_tokens for completion in done] == [greedy(prompt, 5) for prompt in PROMPTS]
@@ -69,7 +69,7 @@ def test_more_samples_than_rows() -> None:
 @given(
     rows=st.integers(1, 5),
     chunk=st.integers(1, 6),
-    own=st.none() | st.integers(1, 4),
+    own=st.none() | st.integers(1, 12),
     samples=st.integers(1, 3),
     scores=st.booleans(),
     prompts=st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), min_size=1, max_size=6),

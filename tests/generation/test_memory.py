@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.generation.memory import compile_within, compiled, declared
+from shardwright.generation.memory import compile_within, compiled, declared, exhaustion
 from shardwright.generation.plan import Plan
 from shardwright.generation.programs import surface_program
 from shardwright.ir.diagnostics import DiagnosticError
@@ -50,3 +50,16 @@ def test_nothing_fits() -> None:
     (note,) = caught.value.diagnostics[0].notes
     assert note.message.startswith("--weights int4 --batch 1 would need ")
     assert note.message.endswith(", and no layout less: give a larger --mesh")
+
+
+def test_a_device_that_runs_out_all_the_same() -> None:
+    import jax
+
+    with pytest.raises(DiagnosticError) as caught, exhaustion("folder"):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
+    assert caught.value.render() == (
+        "folder: error: a device ran out of memory [out-of-memory]\n"
+        "note: give a smaller --batch, --chunk or --cache, --weights int8, or a larger --mesh"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError), exhaustion("folder"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
