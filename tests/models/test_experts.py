@@ -261,3 +261,17 @@ def test_wrong_requests(name: str, capacity: float | None, message: str) -> None
     with pytest.raises(DiagnosticError) as raised:
         import_model(config_of(name), "ws1d", X, 4, 12, experts="all-to-all", expert_capacity=capacity)
     assert raised.value.diagnostics[0].message == message
+
+
+def test_the_command_writes_either_form(
+    shardwright: Callable[..., Any], checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, program = checkpoint("mixtral"), tmp_path / "m.shard"
+    words = ("import", folder, "--mesh", "x=2", "--layout", "ws2d", "--batch", "2", "--length", "6", "-o", program)
+    assert shardwright(*words).status == 0
+    assert "w_up: f32 NXEF_x" in program.read_text()
+    assert shardwright(*words, "--experts", "all-to-all", "--expert-capacity", "1").status == 0
+    assert "w_up: f32 NX_xEF\n" in program.read_text()
+    refused = shardwright(*words, "--expert-capacity", "1")
+    assert refused.status == 2
+    assert refused.err.endswith("error: --expert-capacity needs --experts all-to-all\n")
