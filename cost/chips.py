@@ -201,6 +201,13 @@ def load_chip(name_or_path: str) -> Chip:
     return _read(_own_file(name_or_path, "chip", chip_names()), name_or_path, _chip)
 
 
+def chip_text(name_or_path: str) -> str:
+    """The file of a chip as text, found as `load_chip` finds it."""
+    if name_or_path in chip_names():
+        return (_HERE / "chips" / f"{name_or_path}.toml").read_text(encoding="utf-8")
+    return _own_file(name_or_path, "chip", chip_names()).read_text(encoding="utf-8")
+
+
 def load_machine(name_or_path: str) -> Machine:
     """Device, host and disk together, by name, or a file of the user's own by path; raises as `load_chip`."""
     if name_or_path in machine_names():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_file, add_json, add_sizes
+from shardwright.cli.options import add_file, add_json, add_sizes, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_chip(parser)
     parser.add_argument("--func", metavar="NAME", help="this function alone")
     parser.add_argument(
-        "--generate", metavar="N", type=_count, help="also N tokens: one prefill, then decode as the cache grows"
+        "--generate", metavar="N", type=positive, help="also N tokens: one prefill, then decode as the cache grows"
     )
     parser.add_argument(
         "--passes",
@@ -37,34 +37,32 @@ def add_parser(subparsers: Subparsers) -> None:
     add_json(parser)
 
 
-def add_chip(parser: Parser) -> None:
+def add_chip(parser: Parser, *, required: bool = True) -> None:
     """--chip NAME, and --datasheet."""
-    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    parser.add_argument("--chip", metavar="NAME", required=required, help="a chip by name, or the path of a chip file")
     parser.add_argument(
         "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
     )
 
 
-def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
-    """What `--chip` and `--datasheet` say. Raises where there is no such chip."""
+def load_named_chip(name: str) -> Chip:
+    """The chip that `--chip` names. Raises where there is none."""
     from shardwright.cost.chips import load_chip
-    from shardwright.cost.constants import DATASHEET
     from shardwright.ir.diagnostics import DiagnosticError, Source
 
     try:
-        chip = load_chip(args.chip)
+        return load_chip(name)
     except DiagnosticError as error:
         error.source = error.source or Source("--chip", "")
         raise
+
+
+def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
+    """What `--chip` and `--datasheet` say. Raises where there is no such chip."""
+    from shardwright.cost.constants import DATASHEET
+
+    chip = load_named_chip(args.chip)
     return chip, DATASHEET if args.datasheet else chip.constants
-
-
-def _count(text: str) -> int:
-    import argparse
-
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.cli.cost import add_chip
 from shardwright.cli.options import add_file, add_output, add_sizes, one_of
 
 if TYPE_CHECKING:
     import argparse
 
+    from shardwright.backends.graph import Annotation
     from shardwright.cli.options import Subparsers
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
@@ -17,7 +19,7 @@ FORMATS = ("svg", "png", "pdf", "dot", "html")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim]."""
+    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost --chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim]."""
     parser = subparsers.add_parser(
         "draw", description="Draw a program: its values with their layouts, its operations, and the collectives."
     )
@@ -29,6 +31,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="'a,b{k=v}'",
         help="run these passes in place of the compiler's; '' draws the program as it is written",
     )
+    parser.add_argument(
+        "--cost", action="store_true", help="colour operations by their share of the predicted time on --chip"
+    )
+    add_chip(parser, required=False)
+    parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
+    parser.check(lambda args: "--chip needs --cost" if args.chip and not args.cost else None)
     add_sizes(parser)
 
 
@@ -43,9 +51,29 @@ def execute(args: argparse.Namespace) -> int:
     source = read_program(args.file)
     program = load_program(args, source)
     with located(source):
-        dot = to_dot(program, source=source, func=args.func)
+        annotations = _costs(args, program) if args.cost else None
+        dot = to_dot(program, source=source, func=args.func, annotations=annotations)
     write_output(args.output, render(dot, Path(args.output).suffix.removeprefix(".")))
     return 0
+
+
+def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
+    """The predicted time of each kernel and its share of the function's, at the value that it makes."""
+    from shardwright.backends.graph import Annotation
+    from shardwright.cli.cost import chip_and_constants
+    from shardwright.cost.movements import duration_text
+    from shardwright.cost.program_cost import cost_of
+
+    chip, constants = chip_and_constants(args)
+    made: dict[str, Annotation] = {}
+    for func in program.funcs:
+        if args.func in (None, func.name):
+            cost = cost_of(program, func, chip, constants)
+            for kernel in cost.kernels:
+                share = kernel.total_s / cost.time_s
+                text = f"{duration_text(kernel.total_s)}, {100 * share:.1f} %, {kernel.times.bound}"
+                made[f"{func.name}.{kernel.work.name}"] = Annotation(text, min(1.0, share))
+    return made
 
 
 def load_program(args: argparse.Namespace, source: Source) -> Program:

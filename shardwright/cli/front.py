@@ -35,6 +35,8 @@ COMMANDS = {
     "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
     "draw": Entry("draw", "a picture of the sharded graph"),
     "cost": Entry("cost", "what a program takes on a chip"),
+    "fit": Entry("fit", "the chips, batch and context that fit"),
+    "calibrate": Entry("calibrate", "how far a chip runs from its datasheet"),
     "reproduce": Entry("reproduce", "published measurements beside predictions"),
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
     "generate": Entry("generate", "text from a Hugging Face checkpoint"),

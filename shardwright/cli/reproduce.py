@@ -33,8 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
     from shardwright.prediction.reproduction import compare
+    from shardwright.prediction.rows import named_rows
 
-    tables = {title: compare(rows) for title, rows in _chosen(args.table)}
+    tables = {title: compare(rows) for _, title, rows in named_rows(args.table)}
     if args.json:
         from shardwright.cli.output import print_json
 
@@ -42,33 +43,6 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(_table(title, rows) for title, rows in tables.items()))
     return 0
-
-
-def _chosen(name: str) -> list[tuple[str, Any]]:
-    from shardwright.prediction.rows import TABLES, published
-
-    if name == "all":
-        return [(table.title, published(key)) for key, table in TABLES.items()]
-    key = name.lower().removeprefix("table").strip(" _.-").replace(".", "")
-    if key in TABLES:
-        return [(TABLES[key].title, published(key))]
-    if name.endswith(".csv"):
-        from pathlib import Path
-
-        from shardwright.prediction.rows import read_rows
-
-        text = Path(name).read_text(encoding="utf-8")
-        return [(name, read_rows(text, name, Path(name).stem))]
-    from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
-
-    near = did_you_mean(name, list(TABLES))
-    raise fault(
-        "unknown-table",
-        f"there is no table {name}",
-        NOWHERE,
-        *([f"did you mean {near}?"] if near else []),
-        f"the tables are {', '.join(TABLES)}; or the path of a .csv file",
-    )
 
 
 def _as_json(rows: list[Compared]) -> dict[str, Any]:

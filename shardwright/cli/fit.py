@@ -1,0 +1,77 @@
+"""`shardwright fit`: the fewest chips, the largest batch and the longest context that fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.cli.options import add_json, positive
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """MODEL --chip NAME [--chips N] [--batch N] [--context N] [--layout NAME] [--attention] [--weights] [--json]."""
+    parser = subparsers.add_parser(
+        "fit", description="The fewest chips that hold a model in decode, and the most sequences and positions there."
+    )
+    parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
+    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    parser.add_argument("--chips", metavar="N", type=positive, help="on this many chips rather than the fewest")
+    parser.add_argument("--batch", metavar="N", type=positive, default=1, help="sequences (default: 1)")
+    parser.add_argument(
+        "--context", metavar="N", type=positive, default=2048, help="positions of a cache (default: 2048)"
+    )
+    parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
+    parser.add_argument("--attention", choices=("head", "batch"), default="head", help="what attention is split over")
+    parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="the format of stored weights")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print what fits, or one JSON object with `--json`."""
+    from shardwright.cli.cost import load_named_chip
+    from shardwright.cli.text_table import bytes_text
+    from shardwright.cost.chips import Torus
+    from shardwright.prediction.fitting import fitting
+    from shardwright.prediction.models import model_of
+
+    chip, model = load_named_chip(args.chip), model_of(args.model)
+    layout = args.layout or ("ws2d" if isinstance(chip.interconnect, Torus) else "megatron")
+    found = fitting(model.model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
+    mesh, memory = found.deployment.mesh, found.memory
+    fits = memory.peak <= chip.memory_bytes
+    if args.json:
+        from shardwright.cli.output import print_json
+
+        print_json(
+            {
+                "model": model.name,
+                "chip": chip.name,
+                "n_chips": mesh.n_chips,
+                "mesh": dict(mesh),
+                "layout": layout,
+                "fits": fits,
+                "weight_bytes_per_chip": memory.weights,
+                "kv_cache_bytes_per_chip": memory.state,
+                "peak_bytes_per_chip": memory.peak,
+                "memory_bytes_per_chip": chip.memory_bytes,
+                "largest_batch": found.largest_batch,
+                "longest_context": found.longest_context,
+            }
+        )
+        return 0
+    what = "chips" if args.chips else "fewest chips"
+    verdict = "fits in" if fits else f"{bytes_text(memory.peak - chip.memory_bytes)} more than"
+    print(
+        f"{model.name} on {chip.name}, {layout}, attention over the {args.attention}, {args.weights} weights\n\n"
+        f"{what:<16} {mesh.n_chips} ({mesh})\n"
+        f"memory           {bytes_text(memory.peak)} a chip at batch {args.batch}, context {args.context}: weights"
+        f" {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values {bytes_text(memory.activations)};"
+        f" {verdict} {bytes_text(chip.memory_bytes)}\n"
+        f"largest batch    {found.largest_batch} at context {args.context}\n"
+        f"longest context  {found.longest_context} at batch {args.batch}"
+    )
+    return 0

@@ -1,0 +1,103 @@
+"""What fits into the memory of chips: the fewest of them, the largest batch, the longest context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shardwright.cost.chips import Chip, Torus
+from shardwright.cost.memory import Memory, memory_of
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.models.description import Model
+from shardwright.models.layouts import AttentionOver
+from shardwright.prediction.programs import Deployment, Weights, phase_program
+from shardwright.prediction.rows import torus_mesh
+
+_MOST_CHIPS = 4096
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What decode needs on a number of chips, and the most that fits there; 0 where not even one does."""
+
+    deployment: Deployment
+    memory: Memory
+    largest_batch: int
+    longest_context: int
+
+
+def n_chips_of(chip: Chip) -> Iterator[int]:
+    """How many chips a deployment may have, ascending: slices of a torus, powers of 2 on a switched network."""
+    if isinstance(chip.interconnect, Torus):
+        yield from chip.interconnect.slice_sizes()
+        return
+    n = 1
+    while n <= _MOST_CHIPS:
+        yield n
+        n *= 2
+
+
+def fitting(
+    model: Model, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
+    batch: int, context: int, n_chips: int | None = None,
+) -> Fitting:  # fmt: skip
+    """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
+    given, and the largest batch (at this context) and longest context (at this batch) there.
+
+    Batches are multiples of the chips where attention is over the batch. Raises where no number of chips is enough.
+    """
+    bounded = weight_bytes(model, weights)
+    for n in [n_chips] if n_chips is not None else n_chips_of(chip):
+        if n_chips is None and n * chip.memory_bytes < bounded:
+            continue
+        try:
+            deployment = Deployment(model, torus_mesh(chip, n), layout, attention, weights)
+            memory = decode_memory(deployment, batch, context)
+        except DiagnosticError:
+            if n_chips is not None:
+                raise
+            continue  # the sizes do not divide over so many
+        if n_chips is None and memory.peak > chip.memory_bytes:
+            continue
+        step = n if attention == "batch" else 1
+
+        def batch_fits(count: int, deployment: Deployment = deployment, step: int = step) -> bool:
+            return decode_memory(deployment, count * step, context).peak <= chip.memory_bytes
+
+        def context_fits(positions: int, deployment: Deployment = deployment) -> bool:
+            return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
+
+        return Fitting(deployment, memory, step * largest(batch_fits), largest(context_fits))
+    raise fault(
+        "does-not-fit",
+        f"{model.architecture} does not fit on any number of {chip.name} that its sizes divide over",
+        NOWHERE,
+        "take int8 weights, a smaller batch or a shorter context",
+    )
+
+
+def decode_memory(deployment: Deployment, batch: int, context: int) -> Memory:
+    """What decode needs on one chip."""
+    program = phase_program(deployment, "decode", batch, 1, context)
+    return memory_of(program, program.func("decode"))
+
+
+def weight_bytes(model: Model, weights: Weights) -> int:
+    """Of all weights together, without scales."""
+    from shardwright.prediction.models import parameters_of
+
+    return parameters_of(model) * (1 if weights == "int8" else 2)
+
+
+def largest(holds: Callable[[int], bool]) -> int:
+    """The largest number from 1 up that holds, where all below it do; 0 where 1 does not."""
+    if not holds(1):
+        return 0
+    low, high = 1, 2
+    while high < _MOST and holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

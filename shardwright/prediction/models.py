@@ -1,0 +1,26 @@
+"""MODEL as commands take it: a built-in name, a config.json, or a folder with one."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+from shardwright.models.architectures import describe
+from shardwright.models.built_in import BuiltIn, built_in, built_in_names
+from shardwright.models.config import read_config
+from shardwright.models.description import Model
+from shardwright.models.weights import model_weights
+
+
+def model_of(text: str) -> BuiltIn:
+    """The model with its size. Raises where the name is unknown, or the config at fault."""
+    if text in built_in_names() or not (Path(text).exists() or text.endswith(".json")):
+        return built_in(text)
+    model = describe(read_config(text))
+    return BuiltIn(model.architecture, model, float(parameters_of(model)), text)
+
+
+def parameters_of(model: Model) -> int:
+    """Elements of all weights of its program."""
+    sizes = model.sizes(1, 1)
+    return sum(prod(int(sizes[dim]) for dim in weight.dims) for weight in model_weights(model))
