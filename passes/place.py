@@ -13,6 +13,7 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
 from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.verifier import Level, verify
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
 
@@ -32,12 +33,22 @@ class Place(Pass):
     The choice is exact (`cost.placement`). A change of layout is left as a statement that gives a value a
     second name with another type; `insert-moves` writes the collectives for it. A layout that several uses
     need is named once, before the first of them; inside a loop only where the value differs from trip to trip.
+    In an explicit program nothing is left to choose, and it stays as it is.
     """
 
     name: ClassVar[str] = "place"
 
     def run(self, program: Program) -> Program:
-        return place(program, PlacementOptions())[0]
+        return program if _is_explicit(program) else place(program, PlacementOptions())[0]
+
+
+def _is_explicit(program: Program) -> bool:
+    """Whether every type is written and every movement a statement."""
+    try:
+        verify(program, Level.EXPLICIT)
+    except DiagnosticError:
+        return False
+    return True
 
 
 def place(program: Program, options: PlacementOptions) -> tuple[Program, Placement]:
