@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0
 """Seconds of work before anything is shown."""
 
+_SETTLED = 0.5
+"""Seconds of tokens after which a rate says something."""
+
 
 class GenerationProgress:
     """A bar on standard error, where that is a terminal and the work takes longer than a second."""
@@ -57,8 +60,9 @@ class GenerationProgress:
         if self._first is None:
             self._first = now
             return
-        rate = (self._new_tokens - 1) / max(now - self._first, 1e-9)
-        self._show("generating", self._done, self._texts, f"{self._new_tokens} tokens, {rate:.1f} per second")
+        elapsed = now - self._first
+        rate = f", {(self._new_tokens - 1) / elapsed:,.1f} per second" if elapsed > _SETTLED else ""
+        self._show("generating", self._done, self._texts, f"{self._new_tokens:,} tokens{rate}")
 
     def text(self) -> None:
         """There is one text more."""
