@@ -35,6 +35,7 @@ COMMANDS = {
     "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
     "draw": Entry("draw", "a picture of the sharded graph"),
     "cost": Entry("cost", "what a program takes on a chip"),
+    "search": Entry("search", "the best layouts, with a proof"),
     "fit": Entry("fit", "the chips, batch and context that fit"),
     "calibrate": Entry("calibrate", "how far a chip runs from its datasheet"),
     "reproduce": Entry("reproduce", "published measurements beside predictions"),
