@@ -224,7 +224,7 @@ def _move(statement: Let) -> Movement:
 
 
 def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: dict[str, int]) -> int | None:
-    """Where the movement stands whose result this movement alone uses, in the same block; a roll is no change of type."""
+    """Where the movement stands whose result this movement alone uses, in the same block; a roll is none such."""
     if not isinstance(statement, Let) or not _retypes(statement.operation):
         return None
     name = statement.operands[0]

@@ -23,6 +23,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, ReduceScatter, Roll
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType
+from shardwright.ir.verifier import Level, verify
 from shardwright.ir.weight_source import ArraySource, read_whole
 from shardwright.models.importing import import_model
 from shardwright.passes.loop_collectives import LoopCollectives, shuffling
@@ -336,6 +337,18 @@ def test_whole_models(layout: str) -> None:
     assert_same(before, after)
 
 
+def test_a_whole_model_under_jax() -> None:
+    """And through the pipeline again, as `compile` takes it."""
+    made = import_model(config_of("cohere-multiquery"), "wg-xy", Mesh.of(x=2, y=2, z=2), 8, 8)
+    before = explicit(program(made.text))
+    after = explicit(looped(before, "ways=2"))
+    assert operations(after, Roll)
+    given = random_inputs(before, before.funcs[0], 0)
+    (wanted,), _ = evaluate(before, "forward", given.args, given.weights)
+    (found,), _ = run_program(after, "forward", given.args, given.weights)
+    assert float(np.abs(wanted - np.asarray(found, np.float64)).max()) <= 1e-5 * float(np.abs(wanted).max())
+
+
 PARALLEL = """
 mesh x=2 y=2
 dim B=8 L=4 E=16 H=4 D=4 F=32
@@ -402,3 +415,28 @@ def test_options(options: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
         looped(written(FORMS["activations gathered"], "x=2", "x"), options)
     assert raised.value.diagnostics[0].message == message
+
+
+@pytest.mark.parametrize(
+    ("order", "statement", "code", "message"),
+    [
+        ("R=8 order y x", "roll[x, over=R]", "digits", "roll over x: these are not the outermost digits of R"),
+        ("R=8 order x y", "roll[y, over=R]", "digits", "roll over y: these are not the outermost digits of R"),
+        (
+            "R=8",
+            "roll[x, over=E]",
+            "misapplied-movement",
+            "roll[x] sends blocks of a split dimension round, and a: bf16 R_xyE is split on R over x",
+        ),
+        ("R=8", "roll[x]", "bad-static", "roll: say along which dimension"),
+        ("R=8", "roll[x, over=F]", "wrong-dimensions", "roll[F]: a: bf16 RE has no F"),
+    ],
+)
+def test_rolls_that_mean_nothing(order: str, statement: str, code: str, message: str) -> None:
+    text = (
+        f"mesh x=2 y=2\ndim {order} E=4 F=4\nfunc f(a: R_xyE) -> R_xyE {{\n  b: R_xyE = {statement}(a)\n  return b\n}}"
+    )
+    with pytest.raises(DiagnosticError) as raised:
+        verify(program(text), Level.EXPLICIT)
+    first = raised.value.diagnostics[0]
+    assert (first.code, first.message) == (code, message)
