@@ -215,25 +215,25 @@ class _Run:
         for row in prompts:
             self.scores[row] = [*self.prefix_scores]
         for at in range(start, max(ends.values(), default=start), engine.chunk):
-            ids, following = (np.zeros((engine.prefill_rows, engine.chunk), np.int32) for _ in range(2))
+            ids, target = (np.zeros((engine.prefill_rows, engine.chunk), np.int32) for _ in range(2))
             length = np.zeros(engine.prefill_rows, np.int32)
             for row, prompt in prompts.items():
                 length[row] = n = min(max(ends[row] - at, 0), engine.chunk)
                 ids[row, :n] = prompt.tokens[at : at + n]
                 after = prompt.tokens[at + 1 : at + n + 1]
-                following[row, : len(after)] = after
+                target[row, : len(after)] = after
             if engine.scores_prompts:
-                logits = self.scored(prompts, ids, length, following, at)
+                logits = self.scored(prompts, ids, length, target, at)
             else:
                 (logits,) = self.session.run("prefill", {"ids": ids, "length": length})
             yield _Read(tuple(row for row, end in ends.items() if at < end <= at + engine.chunk), logits)
 
     def scored(
-        self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, following: IntArray, at: int
+        self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int
     ) -> Any:
         from shardwright.backends.jax.session import fetch
 
-        logits, found = self.session.run("score", {"ids": ids, "length": length, "following": following})
+        logits, found = self.session.run("score", {"ids": ids, "length": length, "target": target})
         scores = fetch(found)
         for row, prompt in prompts.items():
             n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at))

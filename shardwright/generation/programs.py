@@ -148,8 +148,8 @@ SIGNATURES = {
         (DType.F32, 2),
     ),
     "score": _Signature(
-        "func score(ids: int32 BL, length: int32 B, following: int32 BL) -> (f32 BV, f32 BL)",
-        {"ids": (DType.INT32, 2), "length": (DType.INT32, 1), "following": (DType.INT32, 2)},
+        "func score(ids: int32 BL, length: int32 B, target: int32 BL) -> (f32 BV, f32 BL)",
+        {"ids": (DType.INT32, 2), "length": (DType.INT32, 1), "target": (DType.INT32, 2)},
         (DType.F32, 2),
     ),
     "decode": _Signature(

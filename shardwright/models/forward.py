@@ -55,8 +55,8 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
     Without a cache `func forward(ids: int32 BL) -> f32 BLV` gives logits at every position, positions counted from 0.
     With one, `func prefill(ids: int32 BL, length: int32 B) -> f32 BV` appends the first `length` tokens of each row
     to the cache and `func decode[L=1](ids: int32 BL) -> f32 BV` one token; both give the logits after the last.
-    `func score(ids: int32 BL, length: int32 B, following: int32 BL) -> (f32 BV, f32 BL)` does what prefill does, and
-    gives the log-probability of each following token. `restart` sets how much of each row's cache is filled.
+    `func score(ids: int32 BL, length: int32 B, target: int32 BL) -> (f32 BV, f32 BL)` does what prefill does, and
+    gives the log-probability of each target, the token after. `restart` sets how much of each row's cache is filled.
 
     With `prompts`, prefill and score work on rows B1 and a cache of their own, `k1`, `v1` and `pos1`, which restart
     then is about, and `func adopt(source: int32 B, logits1: f32 B1V) -> f32 BV` copies row `source[b]` of that cache
@@ -198,8 +198,8 @@ class _Function:
             ]
             parameters = f"(ids: int32 {batch}L, length: int32 {batch})"
         else:
-            comment = ["# As prefill; also the log-probability of each following token."]
-            parameters = f"(ids: int32 {batch}L, length: int32 {batch}, following: int32 {batch}L)"
+            comment = ["# As prefill; also the log-probability of each target."]
+            parameters = f"(ids: int32 {batch}L, length: int32 {batch}, target: int32 {batch}L)"
             results = f"({last}, f32 {batch}L)"
         return [
             *comment,
@@ -239,7 +239,7 @@ class _Function:
             *self.unembedded("last", self.types.logits, f"f32 {batch}LV?"),
             "  most = max[V](logits)",
             "  total = sum[V](exp(logits - most))",
-            "  chosen = sum[V](where(equal(iota[V](), following), logits, 0.0))",
+            "  chosen = sum[V](where(equal(iota[V](), target), logits, 0.0))",
             f"  final: {self.types.last_logits} = lookup[L](logits, length - 1)",
             f"  scores: f32 {batch}L = chosen - most - log(total)",
             "  return final, scores",

@@ -83,7 +83,7 @@ IMPORT = "note: shardwright import CHECKPOINT --cache T -o FILE writes such a pr
         (
             str,
             True,
-            "{path}: error: generation calls func score(ids: int32 BL, length: int32 B, following: int32 BL) ->"
+            "{path}: error: generation calls func score(ids: int32 BL, length: int32 B, target: int32 BL) ->"
             " (f32 BV, f32 BL), and there is no score here [no-function]\n"
             "note: it is for --logprobs; leave that out, or take a preset",
         ),

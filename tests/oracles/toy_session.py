@@ -63,14 +63,14 @@ class ToySession:
             self.read[row] += ids[row, :n].tolist()
         return (np.stack([logits_after(row) for row in self.read]),)
 
-    def score(self, ids: np.ndarray, length: np.ndarray, following: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score(self, ids: np.ndarray, length: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         before = [len(row) for row in self.read]
         (logits,) = self.prefill(ids, length)
         found = np.full(ids.shape, np.nan).view(_Here)
         for row, n in enumerate(length):
             for i in range(n):
                 scores = log_softmax(logits_after(self.read[row][: before[row] + i + 1]))
-                found[row, i] = scores[following[row, i]]
+                found[row, i] = scores[target[row, i]]
         return logits, found
 
     def decode(self, ids: np.ndarray) -> tuple[np.ndarray]:
