@@ -12,8 +12,8 @@ from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
 from shardwright.ir.digit_orders import orders_in, typed_values
 from shardwright.ir.digits import order_size
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Iota, Rename, Rotary, Take, Topk, Update
-from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.ops import Iota, Merge, Rename, Roll, Rotary, Split, Take, Topk, Update
+from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import Shape
 from shardwright.ir.unparse import unparse
 
@@ -187,7 +187,45 @@ def reduced_sizes(program: Program) -> dict[str, int]:
             )
             sizes[dim.name] = min(sizes[dim.name], dim.size)
     _make_room(program, sizes, digits)
+    _match_parts(program, sizes, groups, pinned | {name for name, size in digits.items() if size > 1})
     return sizes
+
+
+def _match_parts(program: Program, sizes: dict[str, int], groups: Mapping[str, set[str]], kept: set[str]) -> None:
+    """Where a dimension of its own size is split into others of their own, the sizes come to fit again.
+
+    Those in `kept` stay; of the other parts the last takes up the difference. Loops round a ring of chips have such.
+    """
+    cuts: dict[str, set[tuple[str, ...]]] = {}
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            match statement:
+                case Let(operation=Split(source=whole, parts=parts)) | Let(operation=Merge(target=whole, parts=parts)):
+                    if all(name in sizes for name in (whole, *parts)):
+                        cuts.setdefault(whole, set()).add(parts)
+                case _:
+                    pass
+
+    def least(dim: str) -> int:
+        """The least multiple of the size so far that its parts can make up."""
+        return math.lcm(sizes[dim], *(math.prod(map(least, parts)) for parts in cuts.get(dim, ())))
+
+    def settle(dim: str, size: int) -> None:
+        sizes[dim] = size
+        for parts in cuts.get(dim, ()):
+            free = next((name for name in reversed(parts) if name not in kept), parts[-1])
+            wanted = {name: least(name) for name in parts}
+            wanted[free] *= size // math.prod(wanted.values())
+            for name in parts:
+                settle(name, wanted[name])
+
+    inner = {name for rows in cuts.values() for parts in rows for name in parts}
+    for whole in cuts:
+        if whole not in inner:
+            members = [name for name in groups[whole] if name in sizes]
+            size = math.lcm(*map(least, members))
+            for name in members:
+                settle(name, size)
 
 
 def _equal_sizes(program: Program) -> dict[str, set[str]]:
@@ -222,6 +260,10 @@ def _pinned(program: Program) -> tuple[set[str], set[str]]:
                     pinned.update({dim, target} - overridden)
                 case Let(operation=Iota(dim=dim, extent=int())) if dim not in overridden:
                     pinned.add(dim)
+                case Loop(dim=dim, body=body) if any(
+                    isinstance(s, Let) and isinstance(s.operation, Roll) for s in body
+                ):
+                    pinned.add(dim)  # a trip less than chips in the ring
                 case Let(operation=Rotary() as rotary):
                     (pinned if rotary.rotated else even).add(rotary.dim)
                 case _:

@@ -16,6 +16,7 @@ from shardwright.backends.jax.session import run_program
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
+from shardwright.backends.validation import validate
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError
@@ -347,6 +348,18 @@ def test_a_whole_model_under_jax() -> None:
     (wanted,), _ = evaluate(before, "forward", given.args, given.weights)
     (found,), _ = run_program(after, "forward", given.args, given.weights)
     assert float(np.abs(wanted - np.asarray(found, np.float64)).max()) <= 1e-5 * float(np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_large_programs_are_validated_at_small_sizes(ways: int) -> None:
+    sizes = "mesh x=4 y=2\ndim B=512 L=2048 E=18432 F=73728\n"
+    body = "h: BLF_xy = x @[E] w\n  y: BLE_xy = relu(h) @[F] v\n  return y"
+    text = f"{sizes}func f(x: BLE_xy, w: E_xF_y, v: F_yE_x) -> BLE_xy {{\n  {body}\n}}"
+    after = looped(explicit(program(text)), f"ways={ways}")
+    assert operations(after, Roll)
+    found = validate(after, after)
+    assert not found.skipped
+    assert max(found.sizes.values()) <= 64
 
 
 PARALLEL = """
