@@ -1,43 +1,56 @@
-"""Compiles the programs of all published rows into the package, so that `shardwright reproduce` need not.
+"""Compiles the programs that `shardwright reproduce` needs into the package, so that nobody waits for them.
 
-    python bench/compile_published.py
+    python bench/compile_published.py [--missing]
 
-Run it when the compiler or the programs of models have changed: `tests/prediction/test_programs.py` says so. Minutes.
+Run it when the compiler or the programs of models have changed: `tests/prediction/test_programs.py` says so. Minutes;
+with `--missing` only programs that are not there yet are made.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from shardwright.prediction.programs import PASSES, SHIPPED, compile_text, compiled_file, surface_text
-from shardwright.prediction.rows import TABLES, Row, published
+from shardwright.ir.program import Program
+from shardwright.prediction import programs
+from shardwright.prediction.programs import SHIPPED, file_name
+from shardwright.prediction.reproduction import reproduce
 
 
-def wanted(rows: list[Row]) -> dict[Path, tuple[str, str]]:
-    """The file of each program with its text and the passes that are run on it."""
-    made: dict[Path, tuple[str, str]] = {}
-    for row in rows:
-        for phase in row.phases:
-            deployment, batch = row.deployment, row.workload.batch
-            micro = [batch >> i for i in range(3) if row.stages > 1 and batch % (1 << i) == 0] or [batch]
-            for size in micro:
-                file = compiled_file(deployment, phase, size, row.workload.prompt)
-                text = surface_text(deployment, phase, size, row.workload.prompt)
-                made[file] = text, PASSES[deployment.weights]
-    return made
+def asked_for() -> set[tuple[str, str]]:
+    """The text of every model's program that reproducing all tables asks for, with the passes that are run on it."""
+    asked: set[tuple[str, str]] = set()
+    compiled = programs.compiled
+
+    def recording(text: str, passes: str) -> Program:
+        asked.add((text, passes))
+        return compiled(text, passes)
+
+    programs.compiled = recording
+    try:
+        reproduce("all")
+    finally:
+        programs.compiled = compiled
+    return asked
 
 
 def main() -> int:
-    """Writes what is missing or differs, removes what no row needs; 0."""
-    files = wanted([row for table in TABLES for row in published(table)])
+    """Writes what is asked for, removes the rest; 0."""
     SHIPPED.mkdir(exist_ok=True)
-    for stale in set(SHIPPED.glob("*.shard")) - set(files):
-        stale.unlink()
-    for number, (file, (text, passes)) in enumerate(sorted(files.items()), 1):
-        print(f"{number}/{len(files)} {file.name}", flush=True)
-        if "--missing" not in sys.argv or not file.exists():
-            file.write_text(compile_text(text, passes), encoding="utf-8")
+    if "--missing" not in sys.argv:
+        for file in SHIPPED.glob("*.shard"):
+            file.unlink()
+    asked = {file_name(text, passes): (text, passes) for text, passes in asked_for()}
+    for file in SHIPPED.glob("*.shard"):
+        if file.name not in asked:
+            file.unlink()
+    for number, (name, (text, passes)) in enumerate(sorted(asked.items()), 1):
+        if not (SHIPPED / name).exists():
+            print(f"{number}/{len(asked)} {name}", flush=True)
+            made = programs.own_folder() / name
+            (SHIPPED / name).write_text(
+                made.read_text(encoding="utf-8") if made.exists() else programs.compile_text(text, passes),
+                encoding="utf-8",
+            )
     return 0
 
 

@@ -118,7 +118,7 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
     return math.prod(dim.size for dim in first if dim.name not in named), parameters
 
 
-def mfu(chip: Chip, n_chips: int, parameters: int, tokens: int, time_s: float) -> float:
+def mfu(chip: Chip, n_chips: int, parameters: float, tokens: int, time_s: float) -> float:
     """2 N tokens / (chips x peak x time); the peak is that of bf16, also where weights are int8."""
     rates = chip.flops_per_s
     peak = rates.get("bf16") or rates.get("f16") or max(rates.values())

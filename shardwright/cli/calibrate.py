@@ -73,12 +73,11 @@ def _rows(name: str, chip: str | None) -> list[Row]:
     """Of a published table the rows that its constants are fitted on, of a file all; of one chip."""
     from shardwright.cli.cost import load_named_chip
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-    from shardwright.prediction.reproduction import calibration_rows
-    from shardwright.prediction.rows import named_rows
+    from shardwright.prediction.reproduction import calibration_rows, rows_of
 
     if chip is not None:
         chip = load_named_chip(chip).name
-    _, _, found = named_rows(name)[0]
+    found = rows_of(name)
     rows = [row for row in found if chip in (None, row.chip.name)]
     chips = sorted({row.chip.name for row in rows})
     with located(Source("--from", "")):

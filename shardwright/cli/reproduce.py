@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
-    from shardwright.prediction.reproduction import Compared
-
-_NAMES = ("d2", "d3", "2")
+    from shardwright.prediction.checks import Check
+    from shardwright.prediction.reproduction import Compared, Reproduced
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,53 +24,96 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="TABLE|FILE.csv",
         nargs="?",
         default="all",
-        help=f"one of {', '.join(_NAMES)}, or a file with the columns of table D.2 or 2; all tables where not given",
+        help="d2, d3, 2, 1, claims or chen, or a file with the columns of table D.2 or 2; all where not given",
     )
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
-    from shardwright.prediction.reproduction import compare
-    from shardwright.prediction.rows import named_rows
+    from shardwright.prediction.reproduction import reproduce
 
-    tables = {title: compare(rows) for _, title, rows in named_rows(args.table)}
+    tables = reproduce(args.table)
     if args.json:
         from shardwright.cli.output import print_json
 
-        print_json(_as_json([row for rows in tables.values() for row in rows]))
+        print_json(_as_json(tables))
     else:
-        print("\n\n".join(_table(title, rows) for title, rows in tables.items()))
+        print("\n\n".join(_rows_text(table) if table.rows else _checks_text(table) for table in tables))
     return 0
 
 
-def _as_json(rows: list[Compared]) -> dict[str, Any]:
+def _as_json(tables: list[Reproduced]) -> dict[str, Any]:
+    """Errors are summed up over rows of times, or over checks where there are none."""
     from shardwright.prediction.reproduction import median_error
 
-    errors = [row.relative_error for row in rows]
-    sheet = [row.datasheet_error for row in rows]
-    return {
-        "rows": [
-            {
-                "table": made.row.table,
-                "row": made.row.name,
-                "published": made.row.measured_s,
-                "predicted": made.predicted_s,
-                "relative_error": made.relative_error,
-                "calibrated": made.calibrated,
-                "predicted_from_datasheet": made.datasheet_s,
-                "relative_error_from_datasheet": made.datasheet_error,
-            }
-            for made in rows
-        ],
+    rows = [row for table in tables for row in table.rows]
+    checks = [check for table in tables for check in table.checks]
+    errors = [row.relative_error for row in rows] or [check.relative_error for check in checks]
+    made: dict[str, Any] = {
+        "rows": [*map(_row_json, rows), *map(_check_json, checks)],
         "median_abs_relative_error": median_error(errors),
         "max_abs_relative_error": max(map(abs, errors), default=0.0),
-        "median_abs_relative_error_from_datasheet": median_error(sheet),
-        "max_abs_relative_error_from_datasheet": max(map(abs, sheet), default=0.0),
+    }
+    if rows:
+        sheet = [row.datasheet_error for row in rows]
+        made["median_abs_relative_error_from_datasheet"] = median_error(sheet)
+        made["max_abs_relative_error_from_datasheet"] = max(map(abs, sheet))
+    return made
+
+
+def _row_json(made: Compared) -> dict[str, Any]:
+    return {
+        "table": made.row.table,
+        "row": made.row.name,
+        "published": made.row.measured_s,
+        "predicted": made.predicted_s,
+        "relative_error": made.relative_error,
+        "calibrated": made.calibrated,
+        "unit": "s",
+        "predicted_from_datasheet": made.datasheet_s,
+        "relative_error_from_datasheet": made.datasheet_error,
     }
 
 
-def _table(title: str, rows: list[Compared]) -> str:
+def _check_json(check: Check) -> dict[str, Any]:
+    return {
+        "table": check.table,
+        "row": check.row,
+        "published": check.published,
+        "predicted": check.predicted,
+        "relative_error": check.relative_error,
+        "calibrated": check.calibrated,
+        "statement": check.statement,
+        "tolerance": check.tolerance,
+        "holds": check.holds,
+        "remark": check.remark,
+    }
+
+
+def _checks_text(table: Reproduced) -> str:
+    from shardwright.cli.text_table import text_table
+
+    lines = [
+        (
+            check.row,
+            f"{check.published:.4g}",
+            f"{check.predicted:.4g}",
+            f"{100 * check.relative_error:+.1f} %",
+            "" if check.tolerance is None else f"{100 * check.tolerance:.0f} %",
+            "" if check.tolerance is None else "holds" if check.holds else "fails",
+            check.statement + (f" ({check.remark})" if check.remark else ""),
+        )
+        for check in table.checks
+    ]
+    head = ("", "published", "predicted", "error", "allowed", "", "")
+    held = [check for check in table.checks if check.tolerance is not None]
+    kept = sum(check.holds for check in held)
+    summary = f"{kept} of {len(held)} hold"
+    return "\n".join([table.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
+
+
+def _rows_text(table: Reproduced) -> str:
     from shardwright.cli.text_table import text_table
     from shardwright.cost.movements import duration_text
     from shardwright.prediction.reproduction import median_error
@@ -84,17 +126,17 @@ def _table(title: str, rows: list[Compared]) -> str:
             f"{100 * made.relative_error:+.1f} %",
             f"{100 * made.datasheet_error:+.1f} %",
         )
-        for made in rows
+        for made in table.rows
     ]
     head = ("row", "published", "predicted", "error", "datasheet only")
-    groups = dict.fromkeys(made.row.group for made in rows)
+    groups = dict.fromkeys(made.row.group for made in table.rows)
     summary: list[str] = []
     for group in groups:
-        own = [made for made in rows if made.row.group == group]
+        own = [made for made in table.rows if made.row.group == group]
         errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
         how = "calibrated" if own[0].calibrated else "datasheet"
         summary.append(
             f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
             f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
         )
-    return "\n".join([title, "", *text_table(head, lines, "lrrrr"), "", *summary])
+    return "\n".join([table.title, "", *text_table(head, lines, "lrrrr"), "", *summary])

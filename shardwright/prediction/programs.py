@@ -51,18 +51,12 @@ def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int,
     Layouts are chosen once for all batches that the same axes divide, at the least of them.
     """
     text, passes = surface_text(deployment, phase, batch, length), PASSES[deployment.weights]
-    return resized(_compiled(text, passes), {"B": batch, "T": context})
+    return resized(compiled(text, passes), {"B": batch, "T": context})
 
 
 def surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
     """The program as it is written before the compiler chooses layouts, for the least batch of its kind."""
     return _surface_text(deployment, phase, _representative(deployment.mesh, batch), 1 if phase == "decode" else length)
-
-
-def compiled_file(deployment: Deployment, phase: Phase, batch: int, length: int) -> Path:
-    """Where the compiled program is, or would be, among those that come with the package."""
-    text, passes = surface_text(deployment, phase, batch, length), PASSES[deployment.weights]
-    return SHIPPED / f"{_key(text, passes)}.shard"
 
 
 def compile_text(text: str, passes: str) -> str:
@@ -71,7 +65,7 @@ def compile_text(text: str, passes: str) -> str:
     from shardwright.ir.unparse import unparse
     from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
 
-    return format_module(unparse(run_passes(_loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
+    return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
 
 
 def _representative(mesh: Mesh, batch: int) -> int:
@@ -91,32 +85,35 @@ def _surface_text(deployment: Deployment, phase: Phase, batch: int, length: int)
     return model_program(deployment.model, request)[0]
 
 
-def _key(text: str, passes: str) -> str:
-    return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
+def file_name(text: str, passes: str) -> str:
+    """Of the compiled program, the same for the same text and passes."""
+    return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16] + ".shard"
 
 
 @lru_cache(maxsize=512)
-def _compiled(text: str, passes: str) -> Program:
-    name = f"{_key(text, passes)}.shard"
-    own = _own_folder() / name
+def compiled(text: str, passes: str) -> Program:
+    """The explicit program of a text after these passes: one that comes with the package, one that was made before, or
+    made now."""
+    name = file_name(text, passes)
+    own = own_folder() / name
     for file in (SHIPPED / name, own):
         with suppress(OSError):
-            return _loaded(file.read_text(encoding="utf-8"))
+            return loaded(file.read_text(encoding="utf-8"))
     made = compile_text(text, passes)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
         beside = own.with_suffix(f".{os.getpid()}.part")
         beside.write_text(made, encoding="utf-8")
         beside.replace(own)
-    return _loaded(made)
+    return loaded(made)
 
 
-def _loaded(text: str) -> Program:
+def loaded(text: str) -> Program:
     return elaborate(parse(Source("<model>", text)))
 
 
 @lru_cache(maxsize=1)
-def _own_folder() -> Path:
+def own_folder() -> Path:
     """Under the user's cache folder, apart for each state of the compiler."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256()

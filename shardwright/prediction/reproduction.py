@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
+from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault, located
+from shardwright.prediction.checks import Check
+from shardwright.prediction.claims import claims
 from shardwright.prediction.phases import demands
-from shardwright.prediction.rows import Row, published
+from shardwright.prediction.published_checks import chen, table_1
+from shardwright.prediction.rows import TABLES, Row, file_rows, published
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,53 @@ def compare(rows: Iterable[Row], constants: Mapping[str, Constants] | None = Non
         best = predicted_s(sample, chosen or row.chip.constants)
         made.append(Compared(row, best, predicted_s(sample, DATASHEET), chosen is not None))
     return made
+
+
+CHECKS: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
+    "1": ("Pope et al. 2022, table 1: the longest context on 64 TPU v4", table_1),
+    "claims": ("Pope et al. 2022: what is said in sentences", claims),
+    "chen": ("Chen 2022, Transformer Inference Arithmetic", chen),
+}
+"""Published numbers that are no rows of times: a title, and what compares them."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A published table beside predictions: rows of times, or checks of statements."""
+
+    title: str
+    rows: tuple[Compared, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+
+def reproduce(name: str) -> list[Reproduced]:
+    """A table by its name (`d2`, `table_2`, `claims`), all of them for `all`, or the rows of a .csv file.
+
+    Raises where there is no such table, or the file is at fault.
+    """
+    names = [*TABLES, *CHECKS]
+    if name.endswith(".csv"):
+        return [Reproduced(name, tuple(compare(file_rows(name))))]
+    key = name.lower().removeprefix("table").strip(" _.-").replace(".", "")
+    if name != "all" and key not in names:
+        near = did_you_mean(name, names)
+        notes = [f"did you mean {near}?"] if near else []
+        with located(Source(name, "")):
+            listed = f"the tables are {', '.join(names)}; or the path of a .csv file"
+            raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)
+    made: list[Reproduced] = []
+    for chosen in names if name == "all" else [key]:
+        if chosen in TABLES:
+            made.append(Reproduced(TABLES[chosen].title, tuple(compare(published(chosen)))))
+        else:
+            title, checks = CHECKS[chosen]
+            made.append(Reproduced(title, checks=tuple(checks())))
+    return made
+
+
+def rows_of(name: str) -> list[Row]:
+    """The rows of times of a table or a .csv file. Raises as `reproduce`."""
+    return [made.row for table in reproduce(name) for made in table.rows]
 
 
 def median_error(errors: Sequence[float]) -> float:

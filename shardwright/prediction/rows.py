@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwright.cost.chips import Chip, Torus, load_chip
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn, built_in
 from shardwright.models.layouts import AttentionOver
@@ -80,28 +80,14 @@ def published(table: str) -> tuple[Row, ...]:
     return tuple(read_rows(file.read_text(encoding="utf-8"), TABLES[table].file, table))
 
 
-def named_rows(name: str) -> list[tuple[str, str, Sequence[Row]]]:
-    """The name, title and rows of a published table (`d2`, `table_2`), of all of them (`all`), or of a .csv file.
-
-    Raises where there is no such table, and as `read_rows`.
-    """
-    if name == "all":
-        return [(key, table.title, published(key)) for key, table in TABLES.items()]
-    key = name.lower().removeprefix("table").strip(" _.-").replace(".", "")
-    if key in TABLES:
-        return [(key, TABLES[key].title, published(key))]
-    if name.endswith(".csv"):
-        stem = Path(name).stem
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise fault("not-utf8", f"{name} is not a text in UTF-8", NOWHERE) from None
-        return [(stem, name, read_rows(text, name, stem))]
-    near = did_you_mean(name, list(TABLES))
-    notes = [f"did you mean {near}?"] if near else []
-    with located(Source(name, "")):
-        listed = f"the tables are {', '.join(TABLES)}; or the path of a .csv file"
-        raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)
+def file_rows(name: str) -> list[Row]:
+    """The rows of a .csv file of the user's own. Raises as `read_rows`, and where it cannot be read."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        with located(Source(name, "")):
+            raise fault("not-utf8", "it is not a text in UTF-8", NOWHERE) from None
+    return read_rows(text, name, Path(name).stem)
 
 
 def read_rows(text: str, name: str, table: str) -> list[Row]:

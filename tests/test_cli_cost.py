@@ -1,0 +1,150 @@
+"""`cost`, `fit`, `calibrate`, `reproduce`, and `draw --cost`: what they print, and what they say of bad input."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+LAYER = """\
+mesh x=2 y=2
+dim B=64 E=512 F=2048
+weights {
+  w_in: E_xF_y
+  w_out: F_yE_x
+}
+func ffn(a: BE_xy) -> BE_xy {
+  h = gelu(a @[E] w_in)
+  y: BE_xy = h @[F] w_out
+  return y
+}
+"""
+
+
+def layer(folder: Path) -> str:
+    """A feedforward layer as a file."""
+    file = folder / "layer.shard"
+    file.write_text(LAYER)
+    return str(file)
+
+
+def test_the_json_object_has_the_keys_of_the_contract(shardwright: Callable, tmp_path: Path) -> None:
+    got = shardwright("cost", layer(tmp_path), "--chip", "tpu-v4", "--json")
+    assert got.status == 0
+    made = json.loads(got.out)
+    assert (made["chip"], made["n_chips"], made["fits"]) == ("tpu-v4", 4, True)
+    assert made["flops_per_chip"] == 2 * 2 * 64 * 512 * 2048 / 4
+    assert made["weight_bytes_per_chip"] == 2 * 2 * 512 * 2048 / 4
+    assert made["kv_cache_bytes_per_chip"] == 0
+    assert made["peak_bytes_per_chip"] > made["weight_bytes_per_chip"]
+    assert abs(sum(op["time_s"] for op in made["ops"]) - made["time_s"]) < 1e-12
+    assert 0 < made["exposed_communication_s"] <= made["communication_s"] < made["time_s"]
+    assert 0 < made["mfu"] < 1
+    assert made["bytes_received_per_chip"] == sum(op["bytes_received"] for op in made["ops"])
+
+
+def test_a_table_says_what_bounds_each_kernel(shardwright: Callable, tmp_path: Path) -> None:
+    got = shardwright("cost", layer(tmp_path), "--chip", "tpu-v4", "--datasheet")
+    assert got.status == 0
+    assert got.out.startswith("ffn on 4 tpu-v4 (datasheet)\n\nvalue ")
+    assert "64 x 256 x 1024" in got.out
+    assert "fits in 34.4 GB" in got.out
+
+
+def test_a_generation_sums_over_the_growing_cache(shardwright: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "model.shard"
+    file.write_text("""\
+mesh x=2
+dim B=4 L=8 T=64 E=16
+state {
+  k: B_xTE
+  pos: int32
+}
+func prefill(a: B_xLE) -> B_xLE {
+  set k = update[T](k, a, pos)
+  set pos = pos + size[L]
+  return a
+}
+func decode[L=1](a: B_xLE) -> B_xLT {
+  set k = update[T](k, a, pos)
+  s: B_xLT = a @[E] k
+  set pos = pos + 1
+  return s
+}
+""")
+    made = json.loads(shardwright("cost", str(file), "--chip", "tpu-v4", "--generate", "16", "--json").out)
+    assert [func["func"] for func in made["functions"]] == ["prefill", "decode"]
+    phases = made["generation"]
+    assert phases["time_s"] == phases["prefill_s"] + phases["decode_s"]
+    # The program's own cache is 64 long, the generation's 9 to 24.
+    assert phases["decode_s"] < 16 * made["functions"][1]["time_s"]
+
+
+def test_bad_input(shardwright: Callable, tmp_path: Path) -> None:
+    file = layer(tmp_path)
+    unknown = shardwright("cost", file, "--chip", "tpu-v44")
+    assert (unknown.status, unknown.out) == (1, "")
+    assert "there is no chip `tpu-v44` [unknown-chip]" in unknown.err
+    assert "did you mean `tpu-v4`?" in unknown.err
+    mesh = shardwright("cost", file, "--chip", "tpu-v4", "--mesh", "x=3,y=1", "--dim", "E=513")
+    assert mesh.status == 1
+    assert "the mesh x=3 y=1 is 3 chips, and no slice of tpu-v4 is [mesh-fit]" in mesh.err
+    assert shardwright("cost", file).status == 2
+    assert shardwright("cost", file, "--chip", "tpu-v4", "--generate", "0").status == 2
+    func = shardwright("cost", file, "--chip", "tpu-v4", "--func", "fnn")
+    assert "there is no function fnn; there are ffn [unknown-function]" in func.err
+    phases = shardwright("cost", file, "--chip", "tpu-v4", "--generate", "4")
+    assert "a generation needs functions prefill and decode; there are ffn [no-phases]" in phases.err
+
+
+def test_fit(shardwright: Callable) -> None:
+    """65.2e9 parameters in bf16 are 130 GB, which two A100s of 80 GB hold; a position of the cache is 2.6 MB."""
+    got = shardwright("fit", "llama-65b", "--chip", "a100-80g", "--context", "1024", "--json")
+    made = json.loads(got.out)
+    assert (made["n_chips"], made["fits"]) == (2, True)
+    per_position = 2 * 2 * 80 * 8192 / 2
+    assert made["kv_cache_bytes_per_chip"] == 1024 * per_position + 4
+    left = 80e9 - made["weight_bytes_per_chip"]
+    assert 0.99 * left / (1024 * per_position) - 1 < made["largest_batch"] <= left / (1024 * per_position)
+    assert 0.99 * left / per_position < made["longest_context"] <= left / per_position
+
+
+def test_what_fits_nowhere(shardwright: Callable) -> None:
+    got = shardwright("fit", "llama-65b", "--chip", "t4")
+    assert got.status in (0, 1)
+    unknown = shardwright("fit", "llama-64b", "--chip", "t4")
+    assert (unknown.status, "did you mean llama-65b?" in unknown.err) == (1, True)
+
+
+def test_reproduce_as_json(shardwright: Callable) -> None:
+    made = json.loads(shardwright("reproduce", "2", "--json").out)
+    assert len(made["rows"]) == 4
+    assert {"table", "row", "published", "predicted", "relative_error", "calibrated"} <= set(made["rows"][0])
+    assert made["median_abs_relative_error"] <= made["max_abs_relative_error"] < 0.15
+
+
+def test_an_unknown_table(shardwright: Callable) -> None:
+    got = shardwright("reproduce", "d5")
+    assert got.status == 1
+    assert "there is no table d5 [unknown-table]" in got.err
+
+
+def test_calibrate_from_rows_writes_a_chip_file(shardwright: Callable, tmp_path: Path) -> None:
+    out = tmp_path / "own.toml"
+    got = shardwright("calibrate", "--from", "d2", "--chip", "tpu-v4", "-o", str(out), "--json")
+    made = json.loads(got.out)
+    assert made["rows"] == 27
+    assert made["median_abs_relative_error"] < 0.03
+    written = tomllib.loads(out.read_text())["calibrated"]
+    assert written == made["constants"]
+    assert shardwright("cost", layer(tmp_path), "--chip", str(out)).status == 0
+    several = shardwright("calibrate", "--from", "d2")
+    assert "d2 has rows of a100-80g and tpu-v4 [several-chips]" in several.err
+
+
+def test_a_picture_coloured_by_time(shardwright: Callable, tmp_path: Path) -> None:
+    out = tmp_path / "layer.dot"
+    assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost", "--chip", "tpu-v4").status == 0
+    assert " %, " in out.read_text()
+    assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost").status == 2
