@@ -37,7 +37,8 @@ from models.generation_cells import MESHES, Cell, matrix, pairwise
 from shardwright.models.layouts import PRESETS
 
 RECORD = Path(tempfile.gettempdir()) / "shardwright-generation-matrix.jsonl"
-ROOT = Path(__file__).resolve().parent.parent
+BATCH = 24
+"""Cells that one process runs; what it ran is on record when it is done."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,19 @@ def read(record: Path) -> dict[str, Outcome]:
     return {outcome.cell: outcome for outcome in outcomes}
 
 
-def run_missing(cells: Sequence[Cell], record: Path, processes: int) -> None:
-    """Runs the cells that the record lacks, a few of one checkpoint at a time, each batch in a process of its own."""
+def missing(cells: Sequence[Cell], record: Path) -> list[list[Cell]]:
+    """The cells that the record lacks, or that failed, a few of one checkpoint together."""
     known = {text for text, outcome in read(record).items() if not outcome.error}
-    left = [cell for cell in cells if str(cell) not in known]
     batches: list[list[Cell]] = []
-    for _, group in groupby(left, key=lambda cell: cell.checkpoint):
+    for _, group in groupby((c for c in cells if str(c) not in known), key=lambda cell: cell.checkpoint):
         own = list(group)
-        batches += [own[at : at + 24] for at in range(0, len(own), 24)]
+        batches += [own[at : at + BATCH] for at in range(0, len(own), BATCH)]
+    return batches
+
+
+def run_missing(cells: Sequence[Cell], record: Path, processes: int) -> None:
+    """Runs the cells that the record lacks, each batch in a process of its own, which gives its memory back."""
+    batches = missing(cells, record)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
         done = 0
@@ -102,7 +108,7 @@ def run_missing(cells: Sequence[Cell], record: Path, processes: int) -> None:
             with record.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
             done += len(outcomes)
-            print(f"{done} of {len(left)}", file=sys.stderr, flush=True)
+            print(f"{done} of {sum(map(len, batches))}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- the tables
@@ -157,7 +163,7 @@ DOCUMENT = """# Greedy generation beside transformers
 
 For every checkpoint, small and random in every weight, 8 prompts of 1 to 11 tokens are continued by 16 tokens in
 float32: by the `generate` of transformers, each prompt by itself, and by `shardwright.generate`, all prompts together,
-read in chunks of 6 tokens, on virtual CPU devices. A cell is a checkpoint, the preset of decode, attention over heads
+read in chunks of 5 tokens, on virtual CPU devices. A cell is a checkpoint, the preset of decode, attention over heads
 or batch, a mesh, the preset of prefill, and whether log-probabilities are asked for. Each architecture meets every
 preset, attention and mesh with prefill in the same preset, and again with one of the others that store weights alike,
 which take turns; the variants meet every preset, all else in turn. `make test-all` runs every cell, `make test` a
