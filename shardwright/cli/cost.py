@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_file, add_json, add_sizes, positive
+from shardwright.cli.options import add_json, add_sizes, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE --chip NAME [--func NAME] [--generate N] [--datasheet] [--passes 'a,b{k=v}'] [--mesh] [--dim] [--json]."""
+    """FILE|MODEL --chip NAME [--func] [--generate N] [--datasheet] [--passes] [--mesh] [--dim] [--chips] [--json]."""
     parser = subparsers.add_parser(
         "cost", description="Predict the time of a program on a chip: each kernel, what bounds it, and all together."
     )
-    add_file(parser)
+    parser.add_argument(
+        "file",
+        metavar="FILE|MODEL",
+        help="a .shard program (- reads standard input), or a model by name or config.json",
+    )
     add_chip(parser)
     parser.add_argument("--func", metavar="NAME", help="this function alone")
     parser.add_argument(
@@ -34,6 +38,20 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run these passes in place of the compiler's; '' takes an explicit program as it is written",
     )
     add_sizes(parser)
+    model = parser.add_argument_group("of a MODEL")
+    model.add_argument("--chips", metavar="N", type=positive, default=1, help="how many chips (default: 1)")
+    model.add_argument("--phase", choices=("prefill", "decode"), default="decode", help="default: decode")
+    model.add_argument("--batch", metavar="N", type=positive, default=1, help="sequences (default: 1)")
+    model.add_argument(
+        "--context",
+        metavar="N",
+        type=positive,
+        default=2048,
+        help="tokens of prefill, positions of the cache in decode",
+    )
+    model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
+    model.add_argument("--attention", choices=("head", "batch"), default="head", help="default: head")
+    model.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="default: bf16")
     add_json(parser)
 
 
@@ -67,23 +85,12 @@ def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each function, or one JSON object with `--json`."""
-    from shardwright.cli.draw import load_program
-    from shardwright.cli.output import read_program
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.ir.completion import complete
-    from shardwright.ir.diagnostics import located
-    from shardwright.ir.verifier import Level, verify
-    from shardwright.prediction.generation import generation_cost
-
     chip, constants = chip_and_constants(args)
-    source = read_program(args.file)
-    program = load_program(args, source)
-    with located(source):
-        if args.passes is not None:
-            program = complete(program)
-            verify(program, Level.EXPLICIT)
-        costs = [cost_of(program, func, chip, constants) for func in _chosen(program, args.func)]
-        generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
+    generated = None
+    if args.file == "-" or args.file.endswith(".shard"):
+        costs, generated = _of_program(args, chip, constants)
+    else:
+        costs = [_of_model(args, chip, constants)]
     if args.json:
         from shardwright.cli.output import print_json
 
@@ -93,6 +100,42 @@ def execute(args: argparse.Namespace) -> int:
         if generated is not None:
             print(f"\n{_generation_text(generated, args.generate)}")
     return 0
+
+
+def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> Cost:
+    """One call of a phase of a model, with its published size."""
+    from dataclasses import replace
+
+    from shardwright.prediction.models import model_of
+    from shardwright.prediction.phases import phase_cost
+    from shardwright.prediction.programs import Deployment
+    from shardwright.prediction.rows import preset_of, torus_mesh
+
+    found = model_of(args.file)
+    layout = args.layout or preset_of(chip)
+    deployment = Deployment(found.model, torus_mesh(chip, args.chips), layout, args.attention, args.weights)
+    cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
+    return replace(cost, parameters=round(found.parameters))
+
+
+def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[list[Cost], GenerationCost | None]:
+    from shardwright.cli.draw import load_program
+    from shardwright.cli.output import read_program
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.ir.completion import complete
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.verifier import Level, verify
+    from shardwright.prediction.generation import generation_cost
+
+    source = read_program(args.file)
+    program = load_program(args, source)
+    with located(source):
+        if args.passes is not None:
+            program = complete(program)
+            verify(program, Level.EXPLICIT)
+        costs = [cost_of(program, func, chip, constants) for func in _chosen(program, args.func)]
+        generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
+    return costs, generated
 
 
 def _chosen(program: Program, name: str | None) -> list[Func]:

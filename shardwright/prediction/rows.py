@@ -226,6 +226,11 @@ def _stages(system: str) -> int:
     return int(parts[0]) if parts and parts[0].isdigit() and int(parts[0]) else 1
 
 
+def preset_of(chip: Chip) -> str:
+    """The layout that a model has on such chips where none is named."""
+    return "ws2d" if isinstance(chip.interconnect, Torus) else "megatron"
+
+
 def torus_mesh(chip: Chip, n_chips: int) -> Mesh:
     """x, y and z on the most compact slice of a torus; x, along which the paper splits E, is the axis nearest to half
     the root of the chips (Pope et al. 2022, A.2.1). On a switched network the largest part is in a node."""
