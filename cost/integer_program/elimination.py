@@ -9,6 +9,7 @@ result is then a lower bound.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Order:
 class _Ordering:
     def __init__(self, sizes: Sequence[int], edges: Sequence[Edge], most: int) -> None:
         self.sizes, self.edges, self.most = tuple(sizes), edges, most
+        self.widths = [float(size) for size in sizes]
         self.around: list[set[int]] = [set() for _ in sizes]
         self.tables: list[list[tuple[str, int, frozenset[int]]]] = [[] for _ in sizes]
         for number, edge in enumerate(edges):
@@ -61,17 +63,18 @@ class _Ordering:
             self.tables[edge.b].append(table)
 
     def size(self, nodes: frozenset[int] | set[int]) -> float:
-        return float(np.prod([float(self.sizes[n]) for n in nodes]))
+        return math.prod([self.widths[n] for n in nodes])
 
     def run(self) -> Order:
-        queue = [(self.size(self.around[n]), n) for n in range(len(self.sizes))]
+        least = [self.size(around) for around in self.around]
+        queue = [(size, n) for n, size in enumerate(least)]
         heapq.heapify(queue)
         gone = [False] * len(self.sizes)
         cliques: list[Clique] = []
         exact = True
         while queue:
             size, node = heapq.heappop(queue)
-            if gone[node] or size != self.size(self.around[node]):
+            if gone[node] or size != least[node]:
                 continue
             gone[node] = True
             groups = self.groups(node)
@@ -83,12 +86,14 @@ class _Ordering:
                 parts = tuple(t[1] for t in group if t[0] == "clique")
                 cliques.append(Clique(node, over, edges, parts, number == 0))
                 made = ("clique", at, frozenset(over))
+                joined = set(map(id, group))
                 for n in over:
-                    self.tables[n] = [t for t in self.tables[n] if t not in group]
+                    self.tables[n] = [t for t in self.tables[n] if id(t) not in joined]
                     self.tables[n].append(made)
             for n in self.around[node]:
                 self.around[n] = {m for t in self.tables[n] for m in t[2]} - {n}
-                heapq.heappush(queue, (self.size(self.around[n]), n))
+                least[n] = self.size(self.around[n])
+                heapq.heappush(queue, (least[n], n))
         return Order(self.sizes, tuple(cliques), exact)
 
     def groups(self, node: int) -> list[list[tuple[str, int, frozenset[int]]]]:
@@ -108,13 +113,19 @@ class _Ordering:
         return [members for _, members in groups]
 
 
-def _aligned(array: Floats, axes: Sequence[int], scope: Sequence[int]) -> Floats:
+def _aligned(array: Floats, axes: tuple[int, ...], scope: tuple[int, ...]) -> Floats:
     """An array over `axes` (nodes), transposed and widened so that it broadcasts over `scope`."""
-    order = sorted(range(len(axes)), key=lambda k: scope.index(axes[k]))
+    if axes == scope:
+        return array
+    at = [scope.index(axis) for axis in axes]
+    if len(at) == 2:  # most are
+        turned = array if at[0] < at[1] else array.T
+    else:
+        turned = array.transpose(sorted(range(len(at)), key=at.__getitem__))
     shape = [1] * len(scope)
-    for k in order:
-        shape[scope.index(axes[k])] = array.shape[k]
-    return array.transpose(order).reshape(shape)
+    for k, position in enumerate(at):
+        shape[position] = array.shape[k]
+    return turned.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -179,7 +190,7 @@ def eliminate(order: Order, costs: Sequence[Floats], edges: Sequence[Edge]) -> U
         scope = (clique.node, *clique.over)
         table = np.zeros([order.sizes[n] for n in scope])
         if clique.first:
-            table += _aligned(costs[clique.node], (clique.node,), scope)
+            table += costs[clique.node].reshape(-1, *[1] * len(clique.over))
         for number in clique.edges:
             edge = edges[number]
             table += _aligned(edge.costs, (edge.a, edge.b), scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -36,45 +37,73 @@ class Neighbours:
             node = next(iter(waiting))
             del waiting[node]
             costs = self.alternatives(now, node)
-            rows = memory.rows_of[node]
-            if len(rows):
+            rows = memory.rows(node)
+            if memory.limits(node):
                 most = problem.usages[node][now[node]] + float((memory.limit - usage[rows]).min())
                 costs[problem.usages[node] > most] = np.inf
             best = int(np.argmin(costs))
             if costs[best] < costs[now[node]]:
-                if len(rows):
+                if memory.limits(node):
                     usage[rows] += problem.usages[node][best] - problem.usages[node][now[node]]
                 now[node] = best
                 waiting.update(dict.fromkeys(other for other, _ in self.around[node]))
         return tuple(now)
 
     def repaired(self, choice: Choice, out_of_time: Callable[[], bool]) -> Choice | None:
-        """A choice that fits, by the changes that cost least for the memory they save; None where none helps."""
+        """A choice that fits, by the changes that cost least for the memory they save; None where none helps.
+
+        Memory is freed where it is exceeded most, until it is exceeded nowhere. What a change costs and saves is
+        looked at anew just before it is made, and it is made if it still is the best of those known.
+        """
         problem, memory = self.problem, self.problem.memory
         now = list(choice)
         usage = memory.usage(problem, now)
         while not out_of_time():
             over = np.maximum(usage - memory.limit, 0)
+            worst = int(np.argmax(over)) if len(over) else 0
             if not over.any():
                 return tuple(now)
-            best: tuple[float, int, int] | None = None
-            for node in memory.alive[int(np.argmax(over))]:
-                rows = memory.rows_of[node]
-                delta = problem.usages[node] - problem.usages[node][now[node]]
-                after = np.maximum(usage[rows][:, None] + delta[None, :] - memory.limit, 0).sum(axis=0)
-                saved = over[rows].sum() - after
-                useful = np.flatnonzero(saved > 0)
-                if not len(useful):
+            queue: list[tuple[float, int]] = []
+            for node in map(int, memory.alive(worst)):
+                found = self._cheapest_saving(node, now, usage)
+                if found is not None:
+                    queue.append((found[0], node))
+                if out_of_time():
+                    return None
+            heapq.heapify(queue)
+            changed = False
+            while queue and usage[worst] > memory.limit and not out_of_time():
+                _, node = heapq.heappop(queue)
+                found = self._cheapest_saving(node, now, usage)
+                if found is None:
                     continue
-                costs = self.alternatives(now, node)
-                with np.errstate(invalid="ignore"):
-                    rate = (costs[useful] - costs[now[node]]) / saved[useful]
-                at = int(np.argmin(rate))
-                if np.isfinite(rate[at]) and (best is None or rate[at] < best[0]):
-                    best = (float(rate[at]), node, int(useful[at]))
-            if best is None:
+                rate, s = found
+                if queue and rate > queue[0][0]:
+                    heapq.heappush(queue, (rate, node))
+                    continue
+                usage[memory.rows(node)] += problem.usages[node][s] - problem.usages[node][now[node]]
+                now[node] = s
+                changed = True
+                heapq.heappush(queue, (rate, node))
+            if not changed:
                 return None
-            _, node, s = best
-            usage[memory.rows_of[node]] += problem.usages[node][s] - problem.usages[node][now[node]]
-            now[node] = s
         return None
+
+    def _cheapest_saving(self, node: int, now: list[int], usage: Floats) -> tuple[float, int] | None:
+        """The change of a node that costs least for each byte by which it lessens what is beyond the limit."""
+        problem, rows = self.problem, self.problem.memory.rows(node)
+        own = usage[rows] - self.problem.memory.limit
+        delta = problem.usages[node] - problem.usages[node][now[node]]
+        if delta.min() >= 0:
+            return None
+        exceeded = own[own > 0] if delta.max() <= 0 else own
+        after = np.maximum(exceeded[:, None] + delta[None, :], 0).sum(axis=0)
+        saved = float(exceeded[exceeded > 0].sum()) - after
+        useful = np.flatnonzero(saved > 0)
+        if not len(useful):
+            return None
+        costs = self.alternatives(now, node)
+        with np.errstate(invalid="ignore"):
+            rate = (costs[useful] - costs[now[node]]) / saved[useful]
+        at = int(np.argmin(rate))
+        return (float(rate[at]), int(useful[at])) if np.isfinite(rate[at]) else None

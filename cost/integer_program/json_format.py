@@ -137,6 +137,8 @@ def _interval(value: object, node: int) -> tuple[int, int]:
     if len(row) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in row):
         raise _wrong(f"the interval of node {node} is {_shown(cast('object', value))}, not two whole numbers")
     start, end = (int(cast("int", x)) for x in row)
+    if max(abs(start), abs(end)) >= 2**62:
+        raise _wrong(f"the interval of node {node} is {_shown(cast('object', value))}, beyond 62 bits")
     return start, end
 
 

@@ -16,6 +16,9 @@ import numpy as np
 
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
+MOST_ENTRIES = 1 << 21
+"""Of the matrix in rows of memory that have every strategy that is alive."""
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -83,7 +86,10 @@ def solve_integer_program(
 
 
 class _Columns:
-    """Nodes' strategies first, then the pairs of the edges."""
+    """Nodes' strategies first, then the pairs of the edges, then the memory at each time where rows would be too long.
+
+    `levels` says how many of the last there are: none, or one for each time, as a share of the limit.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -93,6 +99,10 @@ class _Columns:
         costs = np.concatenate([*problem.costs, *(e.costs.ravel() for e in problem.edges)])
         self.upper = np.where(np.isfinite(costs), 1.0, 0.0)
         self.costs: Floats = np.where(np.isfinite(costs), costs, 0.0)
+        widest = max(map(len, problem.costs), default=1)
+        self.levels = len(problem.memory.times) if problem.memory.entries * widest > MOST_ENTRIES else 0
+        self.upper = np.concatenate([self.upper, np.ones(self.levels)])
+        self.costs = np.concatenate([self.costs, np.zeros(self.levels)])
 
     def values(self, choice: Choice) -> dict[int, float]:
         return {self.starts[i] + s: 1.0 for i, s in enumerate(choice)}
@@ -106,28 +116,48 @@ class _Columns:
         lower: list[float] = []
         upper: list[float] = []
 
-        def row(cols: Any, coefficients: Any, low: float, high: float) -> None:
-            order = np.argsort(cols)
-            at.append(np.full(len(cols), len(lower)))
-            columns.append(np.asarray(cols)[order])
-            values.append(np.asarray(coefficients, float)[order])
-            lower.append(low)
-            upper.append(high)
+        def block(widths: Any, cols: Any, coefficients: Any, low: float, high: float) -> None:
+            """Rows of these widths, one after the other."""
+            n = len(widths)
+            at.append(np.repeat(len(lower) + np.arange(n), widths))
+            columns.append(cols)
+            values.append(coefficients)
+            lower.extend([low] * n)
+            upper.extend([high] * n)
 
-        for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True):
-            row(np.arange(start, stop), np.ones(stop - start), 1.0, 1.0)
+        block(np.diff(self.starts), np.arange(self.n_nodes), np.ones(self.n_nodes), 1.0, 1.0)
         for edge, start in zip(problem.edges, self.edge_starts[:-1], strict=True):
-            pairs = start + np.arange(edge.costs.size).reshape(edge.costs.shape)
+            pairs: Any = start + np.arange(edge.costs.size).reshape(edge.costs.shape)
             for node, lines in ((edge.a, pairs), (edge.b, pairs.T)):
-                for s, line in enumerate(lines):
-                    row([self.starts[node] + s, *line], [-1.0, *np.ones(len(line))], 0.0, 0.0)
-        for nodes in problem.memory.alive:
-            cols = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in nodes])
-            taken: Floats = np.concatenate([problem.usages[i] for i in nodes])
-            limit = problem.memory.limit
-            scale = max(1.0, limit)  # rows of one size with the others
-            row(cols[taken != 0], taken[taken != 0] / scale, -np.inf, limit / scale)
+                n, width = len(lines), len(lines[0])
+                own = self.starts[node] + np.arange(n)
+                signs = np.ones((n, width + 1))
+                signs[:, 0] = -1.0
+                cols = np.concatenate([own[:, None], lines], axis=1)
+                block(np.full(n, width + 1), cols.ravel(), signs.ravel(), 0.0, 0.0)
+        usages = np.concatenate(problem.usages)
+        node_of = np.repeat(np.arange(len(problem)), np.diff(self.starts))
+        limit = problem.memory.limit
+        scale = max(1.0, limit)  # rows of one size with the others
+        first, last = problem.memory.first[node_of], problem.memory.last[node_of]
+        counted = (first < last) & (usages != 0)
+        come, gone = (np.flatnonzero(counted)[np.argsort(rows[counted], kind="stable")] for rows in (first, last))
+        bounds = np.arange(len(problem.memory.times) + 1)
+        comes, goes = np.searchsorted(first[come], bounds), np.searchsorted(last[gone], bounds)
+        for row in range(len(problem.memory.times)):
+            if self.levels:  # the level is that before, and what comes, without what goes
+                level = len(self.costs) - self.levels + row
+                came = come[comes[row] : comes[row + 1]]
+                went = gone[goes[row] : goes[row + 1]]
+                cols = np.concatenate([came, went, np.array([level - 1, level][row == 0 :])])
+                signs = np.concatenate([usages[came] / scale, -usages[went] / scale, np.array([1.0, -1.0][row == 0 :])])
+                order = np.argsort(cols)
+                block(np.array([len(cols)]), cols[order], signs[order], 0.0, 0.0)
+                continue
+            alive = (problem.memory.first <= row) & (row < problem.memory.last)
+            cols = np.flatnonzero(alive[node_of] & (usages != 0))
+            block(np.array([len(cols)]), cols, usages[cols] / scale, -np.inf, limit / scale)
         if cutoff is not None:
             kept = np.flatnonzero(self.costs)
-            row(kept, self.costs[kept], -np.inf, cutoff)
+            block(np.array([len(kept)]), kept, self.costs[kept], -np.inf, cutoff)
         return (np.concatenate(at), np.concatenate(columns), np.concatenate(values)), lower, upper

@@ -37,7 +37,7 @@ def priced(problem: Problem, prices: Floats) -> list[Floats]:
     """The costs of the nodes with the memory that they take at these prices."""
     if not len(prices):
         return list(problem.costs)
-    per_node = [float(prices[rows].sum()) for rows in problem.memory.rows_of]
+    per_node: list[float] = problem.memory.per_node(prices).tolist()
     return [
         costs + price * usages if price else costs
         for costs, usages, price in zip(problem.costs, problem.usages, per_node, strict=True)

@@ -80,61 +80,79 @@ class Problem:
 class Memory:
     """The times at which memory may bind: one for each set of nodes that are alive together and in no larger such set.
 
-    `times[t]` is the first moment of the set `alive[t]`; nodes whose strategies all use nothing are left out.
+    `times[t]` is the first moment of set t. Node i is in the sets from `first[i]` to just before `last[i]`, in none
+    where its strategies all use nothing.
     """
 
     limit: float
     times: tuple[int, ...]
-    alive: tuple[tuple[int, ...], ...]
-    rows_of: tuple[NDArray[np.int64], ...]
-    """For each node the numbers of the sets that it is in."""
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
 
     @staticmethod
     def of(problem: Problem) -> Memory:
         """Only sets whose largest usages together exceed the limit."""
         n = len(problem)
-        if problem.usage_limit is None:
-            return Memory(np.inf, (), (), tuple(np.zeros(0, np.int64) for _ in range(n)))
+        none = np.zeros(n, np.int64)
+        if problem.usage_limit is None or n == 0:
+            return Memory(np.inf, (), none, none)
         limit = problem.usage_limit
-        counted = [
-            i for i, (start, end) in enumerate(problem.intervals) if start < end and float(problem.usages[i].max()) > 0
-        ]
-        starts = sorted({problem.intervals[i][0] for i in counted})
-        events = sorted(
-            [(problem.intervals[i][0], 1, i) for i in counted] + [(problem.intervals[i][1], 0, i) for i in counted]
-        )
-        times: list[int] = []
-        alive: list[tuple[int, ...]] = []
-        now: set[int] = set()
-        largest, grown = 0.0, False
-        previous = starts[0] if starts else 0
+        starts = np.array([start for start, _ in problem.intervals], np.int64)
+        ends = np.array([end for _, end in problem.intervals], np.int64)
+        most = np.array([float(usages.max(initial=0.0)) for usages in problem.usages])
+        counted = np.flatnonzero((starts < ends) & (most > 0))
+        if not len(counted):
+            return Memory(limit, (), none, none)
+        # A set is largest where something starts and the next thing to happen is an end.
+        begun, over = np.unique(starts[counted]), np.unique(ends[counted])
+        next_start = np.append(begun[1:], np.int64(2**63 - 1))
+        next_end = over[np.searchsorted(over, begun, side="right")]
+        times = begun[next_end <= next_start]
+        first, last = none.copy(), none.copy()
+        first[counted] = np.searchsorted(times, starts[counted])
+        last[counted] = np.searchsorted(times, ends[counted])
+        binding = _over_time(most, first, last, len(times)) > limit
+        numbers = np.zeros(len(times) + 1, np.int64)
+        numbers[1:] = np.cumsum(binding)
+        return Memory(limit, tuple(int(t) for t in times[binding]), numbers[first], numbers[last])
 
-        def close() -> None:
-            if grown and largest > limit:
-                times.append(previous)
-                alive.append(tuple(sorted(now)))
+    def rows(self, node: int) -> slice:
+        """The sets that a node is in, to index an array over them with."""
+        return slice(int(self.first[node]), int(self.last[node]))
 
-        for time, begins, node in events:
-            most = float(problem.usages[node].max())
-            if begins:
-                now.add(node)
-                largest, grown, previous = largest + most, True, time
-            else:
-                close()
-                grown = False
-                now.discard(node)
-                largest -= most
-        rows: list[list[int]] = [[] for _ in range(n)]
-        for row, nodes in enumerate(alive):
-            for node in nodes:
-                rows[node].append(row)
-        return Memory(limit, tuple(times), tuple(alive), tuple(np.array(r, np.int64) for r in rows))
+    def limits(self, node: int) -> bool:
+        """Whether a node is in any set."""
+        return bool(self.first[node] < self.last[node])
+
+    def alive(self, row: int) -> NDArray[np.int64]:
+        """The nodes of a set."""
+        return np.flatnonzero((self.first <= row) & (row < self.last))
+
+    @cached_property
+    def entries(self) -> int:
+        """How many nodes all sets have together."""
+        return int((self.last - self.first).sum())
+
+    def per_node(self, prices: Floats) -> Floats:
+        """For each node the sum of what its sets are priced at."""
+        total = np.zeros(len(prices) + 1)
+        total[1:] = np.cumsum(prices)
+        return np.where(self.first < self.last, total[self.last] - total[self.first], 0.0)
 
     def usage(self, problem: Problem, choice: Sequence[int]) -> Floats:
         """The memory that a choice takes at each of the times."""
         taken = np.array([float(usages[s]) for usages, s in zip(problem.usages, choice, strict=True)])
-        return np.array([taken[list(nodes)].sum() for nodes in self.alive], np.float64)
+        return _over_time(taken, self.first, self.last, len(self.times))
 
     def excess(self, problem: Problem, choice: Sequence[int]) -> float:
         """By how much a choice exceeds the limit at the worst time; 0 where it fits."""
         return float(np.maximum(self.usage(problem, choice) - self.limit, 0).max(initial=0.0))
+
+
+def _over_time(taken: Floats, first: NDArray[np.int64], last: NDArray[np.int64], n: int) -> Floats:
+    """What is taken in each of n sets, by what comes and what goes at each."""
+    inside = first < last
+    change = np.zeros(n + 1)
+    np.add.at(change, first[inside], taken[inside])
+    np.subtract.at(change, last[inside], taken[inside])
+    return np.cumsum(change)[:n]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,32 +30,57 @@ class Reduced:
         return Reduced(restrict(self.problem, keep), tuple(k[m] for k, m in zip(self.kept, keep, strict=True)))
 
 
-def reduce(problem: Problem) -> Reduced:
+def reduce(problem: Problem, out_of_time: Callable[[], bool] = lambda: False) -> Reduced:
     """The problem with one edge for each pair of nodes, without strategies that cannot be or need not be chosen.
 
-    A node without strategies in the result says that nothing can be chosen.
+    A node without strategies in the result says that nothing can be chosen. Out of time, some that need not be chosen
+    are left.
     """
     made = Reduced(_merged(problem), tuple(np.arange(len(costs)) for costs in problem.costs))
+    look: Sequence[int] = range(len(problem))
     while True:
         made = made.restricted(_possible(made.problem))
-        if not all(len(costs) for costs in made.problem.costs):
+        if not all(len(costs) for costs in made.problem.costs) or out_of_time():
             return made
-        keep = _undominated(made.problem)
-        if all(bool(marks.all()) for marks in keep):
+        keep = _undominated(made.problem, look, out_of_time)
+        lost = {node for node, marks in enumerate(keep) if not marks.all()}
+        if not lost:
             return made
         made = made.restricted(keep)
+        look = sorted({n for edge in made.problem.edges if lost & {edge.a, edge.b} for n in (edge.a, edge.b)})
 
 
 def restrict(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
     """The problem with only the strategies that are marked, of each node."""
     if all(bool(marks.all()) for marks in keep):
         return problem
-    return replace(
-        problem,
-        costs=tuple(costs[marks] for costs, marks in zip(problem.costs, keep, strict=True)),
-        usages=tuple(usages[marks] for usages, marks in zip(problem.usages, keep, strict=True)),
-        edges=tuple(replace(e, costs=e.costs[np.ix_(keep[e.a], keep[e.b])]) for e in problem.edges),
+    return _folded(
+        replace(
+            problem,
+            costs=tuple(costs[marks] for costs, marks in zip(problem.costs, keep, strict=True)),
+            usages=tuple(usages[marks] for usages, marks in zip(problem.usages, keep, strict=True)),
+            edges=tuple(
+                e if keep[e.a].all() and keep[e.b].all() else Edge(e.a, e.b, e.costs[keep[e.a]][:, keep[e.b]])
+                for e in problem.edges
+            ),
+        )
     )
+
+
+def _folded(problem: Problem) -> Problem:
+    """The problem without edges of nodes that have one strategy: what these charge is a cost of the other node."""
+    sizes = [len(costs) for costs in problem.costs]
+    alone = [edge for edge in problem.edges if sizes[edge.a] == 1 or sizes[edge.b] == 1]
+    if not alone or 0 in sizes:
+        return problem
+    costs = list(problem.costs)
+    for edge in alone:
+        if sizes[edge.b] == 1:
+            costs[edge.a] = costs[edge.a] + edge.costs[:, 0]
+        else:
+            costs[edge.b] = costs[edge.b] + edge.costs[0]
+    kept = tuple(edge for edge in problem.edges if sizes[edge.a] > 1 and sizes[edge.b] > 1)
+    return replace(problem, costs=tuple(costs), edges=kept)
 
 
 def _merged(problem: Problem) -> Problem:
@@ -65,16 +90,18 @@ def _merged(problem: Problem) -> Problem:
         costs = edge.costs if pair == (edge.a, edge.b) else edge.costs.T
         edges[pair] = edges[pair] + costs if pair in edges else costs
     kept = tuple(Edge(a, b, costs) for (a, b), costs in edges.items() if costs.any())
-    return replace(problem, edges=kept)
+    return _folded(replace(problem, edges=kept))
 
 
 def _possible(problem: Problem) -> list[NDArray[np.bool_]]:
     """Strategies whose cost is finite with some strategy at the other end of each edge."""
     keep = [np.isfinite(costs) for costs in problem.costs]
     changed = True
+    # Only an edge that forbids something can leave a strategy without a partner, as long as all have some left.
+    edges = [edge for edge in problem.edges if not np.isfinite(edge.costs).all()]
     while changed:
         changed = False
-        for edge in problem.edges:
+        for edge in edges if all(bool(marks.any()) for marks in keep) else problem.edges:
             for node, other, costs in ((edge.a, edge.b, edge.costs), (edge.b, edge.a, edge.costs.T)):
                 alone = keep[node] & ~np.isfinite(costs[:, keep[other]]).any(axis=1)
                 if alone.any():
@@ -83,11 +110,12 @@ def _possible(problem: Problem) -> list[NDArray[np.bool_]]:
     return keep
 
 
-def _undominated(problem: Problem) -> list[NDArray[np.bool_]]:
+def _undominated(problem: Problem, look: Sequence[int], out_of_time: Callable[[], bool]) -> list[NDArray[np.bool_]]:
     """Strategies without another of the same node that costs no more whatever the neighbours do, and no more memory.
 
     Of equal ones the first stays. Nodes are looked at one by one and a neighbour that lost strategies counts as it is
-    then, so that what two nodes lose at once is never more than one after the other would lose.
+    then, so that what two nodes lose at once is never more than one after the other would lose. Only the nodes in
+    `look` are looked at.
     """
     keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
     around: list[list[Floats]] = [[] for _ in problem.costs]
@@ -97,7 +125,10 @@ def _undominated(problem: Problem) -> list[NDArray[np.bool_]]:
         ends[edge.a].append(edge.b)
         around[edge.b].append(edge.costs.T)
         ends[edge.b].append(edge.a)
-    for node, costs in enumerate(problem.costs):
+    for node in look:
+        if out_of_time():
+            break
+        costs = problem.costs[node]
         n = len(costs)
         if n == 1 or any(n * n * table.shape[1] > MOST_COMPARISONS for table in around[node]):
             continue
@@ -106,10 +137,11 @@ def _undominated(problem: Problem) -> list[NDArray[np.bool_]]:
             now = table[:, keep[other]]
             with np.errstate(invalid="ignore"):
                 difference = now[:, None, :] - now[None, :, :]
-            difference[np.isposinf(now)[:, None, :] & np.ones((1, n, 1), np.bool_)] = np.inf
+            if np.isposinf(now).any():
+                difference[np.isposinf(now)[:, None, :] & np.ones((1, n, 1), np.bool_)] = np.inf
             worse = worse + difference.min(axis=2)
         dominated = worse >= 0
-        if len(problem.memory.rows_of[node]):
+        if problem.memory.limits(node):
             dominated &= problem.usages[node][:, None] >= problem.usages[node][None, :]
         np.fill_diagonal(dominated, False)
         both = dominated & dominated.T

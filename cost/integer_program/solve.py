@@ -19,6 +19,9 @@ from shardwright.cost.integer_program.reduction import Reduced, reduce
 MOST_COLUMNS = 2_000_000
 """Of an integer program that HiGHS is given."""
 
+COLUMNS_A_SECOND = 40_000
+"""HiGHS does not begin in time with more: handing them over takes about half of that."""
+
 _SLACK = 1e-7
 """What bounds may have lost to rounding, of their size."""
 
@@ -61,7 +64,7 @@ class _Solve:
         self.bound = -math.inf
 
     def run(self) -> Solution:
-        reduced = reduce(self.problem)
+        reduced = reduce(self.problem, lambda: self.late(0.25))
         if not _may_fit(reduced.problem):
             self.bound = math.inf
             return self.finished()
@@ -163,14 +166,16 @@ class _Solve:
         return Reduced(replace(problem, edges=edges), reduced.kept).restricted(keep)
 
     def order(self, problem: Problem) -> Order:
-        """An order whose tables fit in memory together."""
-        most = self.most_entries
+        """An order whose tables fit in memory together, and in the time that is left many times over."""
+        room = min(64 * self.most_entries, max(1 << 20, int(1.5e6 * self.left())))
+        # Tables are of all sizes, the average far below the largest.
+        most = min(self.most_entries, max(1 << 10, 32 * room // max(1, len(problem))))
         while True:
             order = Order.of([len(costs) for costs in problem.costs], problem.edges, most)
             entries = sum(math.prod(order.sizes[n] for n in (c.node, *c.over)) for c in order.cliques)
-            if entries <= 64 * self.most_entries or most <= 1 << 10:
+            if entries <= room or most <= 1 << 10:
                 return order
-            most >>= 1
+            most >>= max(1, int(math.log2(entries / room) / 2))
 
     def heuristics(self, reduced: Reduced, order: Order, neighbours: Neighbours, dual: Dual) -> None:
         """Choices at prices a little off the best ones, mended until they fit, and improved as far as that goes."""
@@ -196,16 +201,21 @@ class _Solve:
             # From just above the best prices up to twice them: the dearer memory is, the less there is to mend.
             factor = 1.0 + 2.0 ** (-number / 3)
             follow(eliminate(order, priced(problem, dual.prices * factor), problem.edges).choice())
+        if self.best is None:
+            least = tuple(int(usages.argmin()) for usages in problem.usages)
+            if math.isfinite(problem.cost(least)):
+                self.offer(reduced, neighbours.improved(least, self.late))
 
     def by_integer_program(self, reduced: Reduced, seconds: float) -> bool:
         """HiGHS on what is left, asked for something cheaper than the best choice; whether that settled it."""
         problem = reduced.problem
-        if problem.columns > MOST_COLUMNS or seconds <= 0:
+        if problem.columns > min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds) or seconds <= 0:
             return False
         cutoff = None
         if self.best is not None:
             cutoff = self.cost - 1 if self.problem.integral else self.cost
-        solved = solve_integer_program(problem, seconds, cutoff)
+        handing_over = problem.columns / COLUMNS_A_SECOND / 2
+        solved = solve_integer_program(problem, seconds - handing_over, cutoff)
         if solved.choice is not None and problem.memory.excess(problem, solved.choice) == 0:
             self.offer(reduced, solved.choice)
         if solved.infeasible or solved.optimal:
@@ -227,8 +237,8 @@ class _Solve:
 def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choice:
     """The cheapest choice in which no node takes more memory than in this one."""
     costs = [
-        np.where(usages <= usages[s], own, np.inf) if len(rows) else own
-        for own, usages, rows, s in zip(problem.costs, problem.usages, problem.memory.rows_of, choice, strict=True)
+        np.where(usages <= usages[s], own, np.inf) if problem.memory.limits(i) else own
+        for i, (own, usages, s) in enumerate(zip(problem.costs, problem.usages, choice, strict=True))
     ]
     found = eliminate(order, costs, problem.edges).choice()
     return found if problem.cost(found) <= problem.cost(choice) else choice
@@ -244,5 +254,4 @@ def _may_fit(problem: Problem) -> bool:
     """Whether each node has a strategy, and the ones that use least memory fit."""
     if not all(len(costs) for costs in problem.costs):
         return False
-    least = [float(usages.min()) for usages in problem.usages]
-    return all(sum(least[i] for i in nodes) <= problem.memory.limit for nodes in problem.memory.alive)
+    return problem.memory.excess(problem, [int(usages.argmin()) for usages in problem.usages]) == 0
