@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.layouts import Codes, Coding
-from shardwright.ir.program import Loop, Program
+from shardwright.ir.program import Let, Loop, Program
 from shardwright.ir.types import Shape, ValueType
 
 UseKey = tuple[int, int]
@@ -75,6 +75,10 @@ class Table:
     variables: list[int]
     codes: list[Codes]
     work: NDArray[np.float64]
+    statement: Let | None = None
+    """The operation's; None where a written type restricts a value."""
+    operands: tuple[int, ...] = ()
+    """For each operand of the statement the number of its slot, -1 for numbers."""
 
 
 @dataclass

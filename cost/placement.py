@@ -7,6 +7,7 @@ made to those in which it is used, each paid once. Loops count by their trips; a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -57,14 +58,21 @@ class Placement:
     steps: float
 
 
-def place_layouts(program: Program, options: PlacementOptions | None = None) -> Placement:
+def place_layouts(
+    program: Program,
+    options: PlacementOptions | None = None,
+    solve: Callable[[LayoutProblem], Placement] | None = None,
+) -> Placement:
     """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met.
+
+    `solve` chooses them, by bytes received where it is None.
 
     Exact: the digits that a dimension's size cannot hold together are found in the solution and branched on,
     and the solution of the rest is proved by its bound.
     """
     options = options or PlacementOptions()
-    best = _solve(program, options)
+    problem = layout_problem(program, options)
+    best = solve(problem) if solve is not None else Solver(problem).solve()
     violated = _indivisible(program, best)
     if violated is None:
         return best
@@ -73,7 +81,7 @@ def place_layouts(program: Program, options: PlacementOptions | None = None) -> 
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed))
+            found.append(place_layouts(program, narrowed, solve))
         except DiagnosticError:
             continue
     if not found:
@@ -81,10 +89,6 @@ def place_layouts(program: Program, options: PlacementOptions | None = None) -> 
             "no-placement", f"no set of axes that divides {key[0]} lets the program be placed", Span(0, 0, 0, 0)
         )
     return min(found, key=lambda placement: placement.solution.cost)
-
-
-def _solve(program: Program, options: PlacementOptions) -> Placement:
-    return _Solver(layout_problem(program, options)).solve()
 
 
 def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
@@ -123,8 +127,11 @@ def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
     return kinds + [kind for edge in placement.trees.get(id(node), []) for kind in edge]
 
 
-class _Solver:
-    """Turns a problem into a factor graph, has it minimised, and reads the choice off."""
+class Solver:
+    """Turns a problem into a factor graph, has it minimised, and reads the choice off.
+
+    Costs are bytes received and, beneath them, ties; a subclass may count otherwise.
+    """
 
     def __init__(self, problem: LayoutProblem) -> None:
         self.problem = problem
@@ -148,16 +155,24 @@ class _Solver:
                 variables, rows, work = table
                 columns = [np.searchsorted(domains[v], rows[:, k]) for k, v in enumerate(variables)]
                 local = np.stack(columns, axis=1).astype(np.int64)
-                self.graph.factors.append(TableFactor(tuple(variables), local, work * (quantum * TIE)))
+                self.graph.factors.append(TableFactor(tuple(variables), local, self.table_costs(work, quantum)))
             elif isinstance(entry, MadeTree | UsesTree):
                 tree = self.tree(entry, domains, self.tree_costs(entry.node, moves, quantum))
                 if tree is not None:
                     self.graph.factors.append(tree)
-        solution = self.graph.minimize(quantum * 0.25)
+        solution = self.graph.minimize(self.tolerance(quantum))
         if solution.cost >= FORBIDDEN / 2:
             raise self.infeasible()
         chosen = tuple(int(domain[c]) for domain, c in zip(domains, solution.choice, strict=True))
         return self.placement(replace(solution, choice=chosen), moves, quantum)
+
+    def tolerance(self, quantum: float) -> float:
+        """Within which the least cost is proved."""
+        return quantum * 0.25
+
+    def table_costs(self, work: NDArray[np.float64], quantum: float) -> NDArray[np.float64]:
+        """The costs of a table's rows from their `work`."""
+        return work * (quantum * TIE)
 
     def rows(self, entry: Entry) -> tuple[list[int], NDArray[np.int64], NDArray[np.float64]] | None:
         """A table's variables, rows of layout numbers within their groups, and work; None for a tree."""

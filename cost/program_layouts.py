@@ -302,7 +302,9 @@ class _Builder:
         codes = [code[keep] for code in codes]
         for node, code in zip(nodes, codes, strict=True):
             node.group.root().found.append(code)
-        return Table(nodes, variables, codes, self.work(statement, nodes, codes))
+        at = iter(range(len(slots)))
+        operands = tuple(-1 if arg.shape is None else next(at) for arg in args)
+        return Table(nodes, variables, codes, self.work(statement, nodes, codes), statement, operands)
 
     def work(self, statement: Let, nodes: list[Node], codes: list[Codes]) -> NDArray[np.float64]:
         """What each chip computes, in units of a communicating step: the tie-break between equal bytes.

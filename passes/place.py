@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.placement import Node, Placement, PlacementOptions, UseKey, place_layouts
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
@@ -51,13 +53,15 @@ def _is_explicit(program: Program) -> bool:
     return True
 
 
-def place(program: Program, options: PlacementOptions) -> tuple[Program, Placement]:
-    """The program with its layouts filled in, and how they were found.
+def place(
+    program: Program, options: PlacementOptions, solve: Callable[[LayoutProblem], Placement] | None = None
+) -> tuple[Program, Placement]:
+    """The program with its layouts filled in, and how they were found; `solve` as in `place_layouts`.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
     them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken.
     """
-    first = place_layouts(program, options)
+    first = place_layouts(program, options, solve)
     open_ones = [(first.solution.cost, 0, options, first)]
     seen = {options.whole_reshapes}
     conflict: DigitConflictError | None = None
@@ -76,7 +80,7 @@ def place(program: Program, options: PlacementOptions) -> tuple[Program, Placeme
                 seen.add(whole)
                 with suppress(DiagnosticError):
                     tried = replace(narrowed, whole_reshapes=whole)
-                    following = place_layouts(program, tried)
+                    following = place_layouts(program, tried, solve)
                     heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
             continue
         return written, placement
