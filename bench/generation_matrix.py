@@ -1,6 +1,6 @@
 """Greedy tokens beside those of transformers' `generate`: every architecture, preset, attention, prefill and mesh.
 
-    python bench/generation_matrix.py [--all] [--record FILE] [--fresh] [--processes P] [-o FILE.md]
+    python bench/generation_matrix.py [--all] [--record FILE] [--recorded] [--fresh] [--processes P] [-o FILE.md]
 
 By itself the cells that `make test` runs, which cover every pair of choices; with `--all` the whole matrix, half an
 hour of one core. A line of JSON for each cell that ran goes to the record, and cells that it has are not run again, so
@@ -88,13 +88,13 @@ def read(record: Path) -> dict[str, Outcome]:
 
 
 def missing(cells: Sequence[Cell], record: Path) -> list[list[Cell]]:
-    """The cells that the record lacks, or that failed, a few of one checkpoint together."""
+    """The cells that the record lacks, or that failed, a few of one checkpoint together, checkpoints in turn."""
     known = {text for text, outcome in read(record).items() if not outcome.error}
-    batches: list[list[Cell]] = []
+    batches: list[tuple[int, list[Cell]]] = []
     for _, group in groupby((c for c in cells if str(c) not in known), key=lambda cell: cell.checkpoint):
         own = list(group)
-        batches += [own[at : at + BATCH] for at in range(0, len(own), BATCH)]
-    return batches
+        batches += [(at, own[at : at + BATCH]) for at in range(0, len(own), BATCH)]
+    return [batch for _, batch in sorted(batches, key=lambda pair: pair[0])]
 
 
 def run_missing(cells: Sequence[Cell], record: Path, processes: int) -> None:
@@ -115,11 +115,11 @@ def run_missing(cells: Sequence[Cell], record: Path, processes: int) -> None:
 
 
 def tables(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> str:
-    """Totals, a row for each checkpoint, and presets against meshes."""
-    found = {cell: outcomes[str(cell)] for cell in cells}
+    """Totals, a row for each checkpoint, and presets against meshes, of the cells that have run."""
+    found = {cell: outcomes[str(cell)] for cell in cells if str(cell) in outcomes}
     equal, fell_back = sum(o.equal for o in found.values()), sum(bool(o.dropped) for o in found.values())
     lines = [
-        f"- {equal} of {len(found)} cells give the tokens of transformers.",
+        f"- {equal} of {len(found)} cells give the tokens of transformers; {len(cells) - len(found)} have not run yet.",
         f"- In {fell_back} of them the layout leaves a dimension on fewer axes, since the others do not divide it.",
         f"- In {sum(c.scored for c in found)} the log-probabilities of all tokens, given and new, were asked for too:",
         f"  they are within {_largest(found.values())} of the largest.",
@@ -184,6 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--all", action="store_true", help="the whole matrix")
     parser.add_argument("--record", type=Path, default=RECORD, help=f"a line for each cell (default: {RECORD})")
+    parser.add_argument("--recorded", action="store_true", help="run nothing: only what is on record")
     parser.add_argument("--fresh", action="store_true", help="forget the record")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path, help="write the document with the tables")
@@ -192,9 +193,11 @@ def main() -> int:
     cells = choose()
     if given.fresh:
         given.record.unlink(missing_ok=True)
-    run_missing(cells, given.record, given.processes)
+    if not given.recorded:
+        run_missing(cells, given.record, given.processes)
     outcomes = read(given.record)
-    wrong = [outcomes[str(cell)] for cell in cells if not outcomes[str(cell)].equal]
+    ran = [outcomes[str(cell)] for cell in cells if str(cell) in outcomes]
+    wrong = [outcome for outcome in ran if not outcome.equal]
     for outcome in wrong:
         print(f"{outcome.cell}: {outcome.error or 'tokens differ'}")
     if given.output is not None:
