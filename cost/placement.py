@@ -7,7 +7,7 @@ made to those in which it is used, each paid once. Loops count by their trips; a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -160,11 +160,16 @@ class Solver:
                 tree = self.tree(entry, domains, self.tree_costs(entry.node, moves, quantum))
                 if tree is not None:
                     self.graph.factors.append(tree)
+        self.graph.factors.extend(self.further(domains))
         solution = self.graph.minimize(self.tolerance(quantum))
         if solution.cost >= FORBIDDEN / 2:
             raise self.infeasible()
         chosen = tuple(int(domain[c]) for domain, c in zip(domains, solution.choice, strict=True))
         return self.placement(replace(solution, choice=chosen), moves, quantum)
+
+    def further(self, domains: Sequence[NDArray[np.int64]]) -> Sequence[TableFactor]:
+        """Factors beside those of operations and values; none here."""
+        return ()
 
     def tolerance(self, quantum: float) -> float:
         """Within which the least cost is proved."""

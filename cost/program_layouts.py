@@ -78,6 +78,7 @@ class _Builder:
             node.func = None
             node.home = self.variable(node)
             self.restrict(node, node.home, value.type)
+            self.exclude(node, value)
             self.globals[value.name] = node
         for func in self.program.funcs:
             self.func = func
@@ -98,6 +99,7 @@ class _Builder:
             self.problem.defined[id(func), value.name] = node
             node.home = self.variable(node)
             self.restrict(node, node.home, value.type)
+            self.exclude(node, value)
             self.problem.entries.append(UsesTree(node))
             top.names[value.name] = node
         self.block(func.body)
@@ -346,7 +348,8 @@ class _Builder:
             kept = [self.coding.decode(int(c), node.shape, ON_DEVICE).layout_text not in texts for c in codes]
             left = codes[np.array(kept, np.bool_)]
             node.group.root().found.append(left)
-            self.problem.entries.append(Table([node], [node.made], [left], np.zeros(len(left))))
+            variable = node.made if node.made >= 0 else node.home
+            self.problem.entries.append(Table([node], [variable], [left], np.zeros(len(left))))
 
     def every_layout(self, shape: Shape) -> Codes:
         states = [0, 1, *([2] if self.has_max else []), *(self.coding.number(dim.name) for dim in shape.dims)]

@@ -150,7 +150,7 @@ class _Solve:
                 self.offer(reduced, neighbours.improved(choice, self.late))
         if not self.done():
             self.heuristics(reduced, order, neighbours, dual)
-        if self.best is None or self.done():
+        if self.best is None or self.done() or self.late(0.8):
             return reduced
         nodes, pairs = dual.upward.min_marginals(problem.edges)
         surplus = dual.bound - dual.upward.least

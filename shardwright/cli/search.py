@@ -4,26 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_json, add_output, number
+from shardwright.cli.cost import add_chip
+from shardwright.cli.options import add_json, add_output, add_sizes, number
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from shardwright.cli.options import Subparsers
     from shardwright.cost.integer_program.problem import Problem
     from shardwright.cost.integer_program.solve import Solution
+    from shardwright.cost.program_cost import Cost
+    from shardwright.searching import Found
 
 DEFAULT_SECONDS = 60.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """--problem FILE.json [--time-limit S] [-o OUT] [--json]."""
-    parser = subparsers.add_parser("search", description="Choose the best layouts, with a proof that they are.")
+    """FILE --chip NAME, or --problem FILE.json; or --diff A B; [--minimize] [--explain] [-o] [--json]."""
+    parser = subparsers.add_parser(
+        "search",
+        description="Fill what a program leaves open so that its predicted time is least under a chip's memory, with a "
+        "proof.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", metavar="FILE", nargs="?", help="a .shard program; - reads standard input")
+    what.add_argument(
+        "--problem", metavar="FILE.json", help="a problem of nodes and edges in the IOPDDL benchmark's JSON"
+    )
+    what.add_argument("--diff", metavar="FILE", nargs=2, help="what two programs cost, beside each other")
+    add_chip(parser, required=False)
     parser.add_argument(
-        "--problem",
-        metavar="FILE.json",
-        required=True,
-        help="a problem of nodes and edges in the JSON of the IOPDDL benchmark",
+        "--minimize",
+        choices=("latency", "cost"),
+        default="latency",
+        help="the seconds of all functions, or the chip-seconds per token (default: latency)",
+    )
+    parser.add_argument(
+        "--mesh-shape",
+        choices=("given", "search"),
+        default="given",
+        help="search: the sizes of the mesh's axes are chosen too, for as many chips (default: given)",
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="print why each layout was chosen, and the next best, on standard error"
     )
     parser.add_argument(
         "--time-limit",
@@ -32,13 +56,163 @@ def add_parser(subparsers: Subparsers) -> None:
         default=DEFAULT_SECONDS,
         help=f"stop with the best found so far, and how far it may be from the least (default: {DEFAULT_SECONDS:g})",
     )
+    add_sizes(parser)
     add_output(parser, "OUT")
     add_json(parser)
+    parser.check(lambda args: "FILE needs --chip" if (args.file or args.diff) and not args.chip else None)
+    parser.check(lambda args: "--problem takes no --chip" if args.problem and args.chip else None)
+    parser.check(lambda args: "--explain needs FILE" if args.explain and not args.file else None)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print what was found and what is proved of it, or one JSON object with `--json`."""
-    return _solve_problem(args)
+    if args.problem:
+        return _solve_problem(args)
+    return _compare(args) if args.diff else _search_program(args)
+
+
+# ---------------------------------------------------------------- FILE
+
+
+def _search_program(args: argparse.Namespace) -> int:
+    """The filled program on standard output or in OUT; what was found on standard error, or output where free."""
+    import sys
+
+    from shardwright.cli.cost import chip_and_constants
+    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.compiling import load, print_program
+    from shardwright.ir.diagnostics import located
+    from shardwright.searching import explain, search, search_shapes
+
+    chip, constants = chip_and_constants(args)
+    source = read_program(args.file)
+    with located(source):
+        program = load(source, args.mesh, args.dim)
+        if args.mesh_shape == "search":
+            found = search_shapes(
+                program, lambda mesh: load(source, mesh, args.dim), chip, constants, args.time_limit, args.minimize
+            )
+            program = load(source, dict(found.program.mesh), args.dim)
+        else:
+            found = search(program, chip, constants, args.time_limit)
+        if args.explain:
+            print("\n".join(explain(program, chip, constants, found, args.time_limit)), file=sys.stderr)
+    text = print_program(found.program)
+    if args.json:
+        print_json(_found_json(found, text))
+        if args.output:
+            write_output(args.output, text)
+    else:
+        print(_found_text(found), file=sys.stdout if args.output not in (None, "-") else sys.stderr)
+        write_output(args.output, text)
+    return 0
+
+
+def _found_json(found: Found, text: str) -> dict[str, Any]:
+    return {
+        "status": found.status,
+        "objective_s": found.objective_s,
+        "bound_s": found.bound_s,
+        "gap": found.gap,
+        "solve_s": found.seconds,
+        "program": text,
+        "counted_s": found.model_s,
+        "chip_seconds_per_token": found.chip_seconds_per_token,
+        "mesh": dict(found.program.mesh),
+        "peak_bytes_per_chip": found.peak,
+        "memory_bytes_per_chip": found.costs[0].chip.memory_bytes,
+        "functions": [
+            {"name": cost.func, "time_s": cost.time_s, "peak_bytes_per_chip": cost.memory.peak} for cost in found.costs
+        ],
+    }
+
+
+def _found_text(found: Found) -> str:
+    from shardwright.cli.text_table import bytes_text
+    from shardwright.cost.movements import duration_text
+
+    cost = found.costs[0]
+    mesh = " ".join(f"{axis}={size}" for axis, size in found.program.mesh.items())
+    proof = "proved least" if found.status == "optimal" else f"at most {100 * found.gap:.3g} % above the least"
+    lines = [
+        f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}"
+        f" (bound {duration_text(found.bound_s)}, {found.seconds:.2f} s)",
+        f"{bytes_text(found.peak)} of {bytes_text(cost.chip.memory_bytes)} on each chip,"
+        f" {found.chip_seconds_per_token:.4g} chip-seconds per token",
+    ]
+    if len(found.costs) > 1:
+        lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in found.costs]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- --diff
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Two programs' kernels beside each other, those of one name in one line."""
+    from shardwright.cli.cost import chip_and_constants
+    from shardwright.cli.draw import load_program
+    from shardwright.cli.output import print_json, read_program
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.ir.diagnostics import located
+
+    chip, constants = chip_and_constants(args)
+    args.passes = None
+    costs: list[dict[str, Cost]] = []
+    for file in args.diff:
+        source = read_program(file)
+        program = load_program(args, source)
+        with located(source):
+            costs.append({func.name: cost_of(program, func, chip, constants) for func in program.funcs})
+    rows = _difference(*costs)
+    if args.json:
+        print_json(
+            {
+                "a": {"time_s": sum(cost.time_s for cost in costs[0].values())},
+                "b": {"time_s": sum(cost.time_s for cost in costs[1].values())},
+                "kernels": [
+                    {"func": func, "name": name, "operation": operation, "a_s": a, "b_s": b}
+                    for func, name, operation, a, b in rows
+                ],
+            }
+        )
+    else:
+        print(_difference_text(args.diff, costs, rows))
+    return 0
+
+
+def _difference(
+    first: dict[str, Cost], second: dict[str, Cost]
+) -> list[tuple[str, str, str, float | None, float | None]]:
+    """For each kernel the function, its value, its operation, and its seconds in either program (None: not there)."""
+    made: dict[tuple[str, str, str], list[float | None]] = {}
+    for side, costs in enumerate((first, second)):
+        for func, cost in costs.items():
+            for kernel in cost.kernels:
+                entry = made.setdefault((func, kernel.work.name, kernel.work.operation), [None, None])
+                entry[side] = (entry[side] or 0.0) + kernel.total_s
+    return [(*key, a, b) for key, (a, b) in made.items() if a != b]
+
+
+def _difference_text(
+    files: Sequence[str],
+    costs: Sequence[dict[str, Cost]],
+    rows: Sequence[tuple[str, str, str, float | None, float | None]],
+) -> str:
+    from shardwright.cli.text_table import text_table
+    from shardwright.cost.movements import duration_text
+
+    def shown(seconds: float | None) -> str:
+        return "" if seconds is None else duration_text(seconds)
+
+    ordered = sorted(rows, key=lambda row: -abs((row[4] or 0.0) - (row[3] or 0.0)))
+    lines = [
+        (func, name, operation, shown(a), shown(b), f"{1e6 * ((b or 0.0) - (a or 0.0)):+.3g} µs")
+        for func, name, operation, a, b in ordered
+    ]
+    a, b = (sum(cost.time_s for cost in each.values()) for each in costs)
+    total = ("", "", "all", duration_text(a), duration_text(b), f"{1e6 * (b - a):+.3g} µs")
+    return "\n".join(text_table(("function", "value", "operation", *files, "difference"), [*lines, total], "lllrrr"))
 
 
 # ---------------------------------------------------------------- --problem
@@ -97,7 +271,8 @@ def _text(problem: Problem, found: Solution) -> str:
         case "optimal":
             answer = f"optimal: {found.cost:.15g}, proved least"
         case "feasible":
-            answer = f"feasible: {found.cost:.15g}, of which at most {100 * found.gap:.3g} % too much (bound {found.bound:.15g})"
+            proof = f"at most {100 * found.gap:.3g} % of it too much (bound {found.bound:.15g})"
+            answer = f"feasible: {found.cost:.15g}, {proof}"
         case "infeasible":
             answer = "infeasible: no choice is allowed and fits the usage limit"
         case _:

@@ -1,0 +1,199 @@
+"""What the kernel of each statement reads and writes, as shares of what its operands and results have on a chip.
+
+Which statements run as one kernel does not depend on layouts, as long as no movement parts them (`cost.fusion`). So
+the kernels of a program are found once, with every value whole, and a kernel's bytes under any layout follow from the
+layouts that its main statement takes: values computed elementwise lie as what they are computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.cost.fusion import Block, Kernel, fused, operand_names
+from shardwright.ir.ops import Lookup, Slice, Take, Update
+from shardwright.ir.program import Carry, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.types import ON_DEVICE, TensorType, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of a value that is whole, to be divided as `slot` of the main statement is split: an operand by its
+    number, the result where it is -1. Only splits of `dims` count, all where it is None."""
+
+    slot: int
+    nbytes: float
+    dims: frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The kernel of a statement: the bytes that it reads and writes."""
+
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The kernels of a program: of the main statements, by the identity of the statement.
+
+    `before` and `after` are values, by function and name, that are not written to memory unless a movement parts their
+    kernel: computed before its main statement, or by it and after it.
+    `bodies` has for each statement the number of the innermost loop's body that it is in, 0 outside loops.
+    """
+
+    kernels: Mapping[int, Shares]
+    before: frozenset[tuple[str, str]]
+    after: frozenset[tuple[str, str]]
+    bodies: Mapping[int, int]
+
+
+def structure_of(program: Program) -> Structure:
+    """The kernels of a surface program without norms and softmax (`decompose`)."""
+    whole = _whole(program)
+    kernels: dict[int, Shares] = {}
+    before: set[tuple[str, str]] = set()
+    after: set[tuple[str, str]] = set()
+    bodies: dict[int, int] = {}
+    for func, copy in zip(program.funcs, whole.funcs, strict=True):
+        originals = {id(b): a for (a, _), (b, _) in zip(func.walk(), copy.walk(), strict=True)}
+        _gather(whole, copy.body, Scope.of(whole, copy), copy.returns, originals, kernels, (before, after), copy.name)
+        _number(func.body, 0, bodies)
+    return Structure(kernels, frozenset(before), frozenset(after), bodies)
+
+
+def _number(body: Sequence[Statement], at: int, bodies: dict[int, int]) -> None:
+    for statement in body:
+        if isinstance(statement, Loop):
+            _number(statement.body, id(statement), bodies)
+        else:
+            bodies[id(statement)] = at
+
+
+def _gather(
+    program: Program,
+    body: Sequence[Statement],
+    scope: Scope,
+    returned: Sequence[str],
+    originals: Mapping[int, Statement],
+    kernels: dict[int, Shares],
+    inside: tuple[set[tuple[str, str]], set[tuple[str, str]]],
+    func: str,
+) -> None:
+    block = fused(program, body, scope, returned)
+    lets = {value.name: s for s in body if isinstance(s, Let) for value in s.results}
+    for step in block.steps:
+        match step:
+            case Kernel():
+                kernels[id(originals[id(step.heavy)])] = _shares(step, block, lets)
+                following = _following(step)
+                for statement in step.inlined:
+                    name = statement.results[0].name
+                    inside[name in following].add((func, name))
+            case Loop():
+                inner = scope.inside(step)
+                _gather(program, step.body, inner, step.following, originals, kernels, inside, func)
+            case SetState():
+                pass
+
+
+def _following(kernel: Kernel) -> set[str]:
+    """The values that the main statement makes, and those computed from them, in a kernel."""
+    found = {value.name for value in kernel.heavy.results}
+    for statement in kernel.inlined:
+        if found & set(operand_names(statement.operands)):
+            found.update(value.name for value in statement.results)
+    return found
+
+
+def _shares(kernel: Kernel, block: Block, lets: Mapping[str, Let]) -> Shares:
+    heavy = kernel.heavy
+    inlined = {value.name for s in kernel.inlined for value in s.results} - {heavy.results[0].name}
+    made: list[Traffic] = []
+    counted: set[str] = set()
+    sizes = {read.name: read for read in kernel.reads}
+
+    def reach(statement: Let, slot: int) -> None:
+        for position, operand in enumerate(statement.operands):
+            if not isinstance(operand, str):
+                continue
+            own = position if statement is heavy else slot
+            if isinstance(statement.operation, Take | Slice | Lookup) and position == 0:
+                own = -1 if statement is heavy else slot
+            name = block.source(operand)
+            if name in inlined:
+                inlined.discard(name)
+                reach(lets[name], own)
+            elif name in sizes and name not in counted:
+                counted.add(name)
+                read = sizes[name]
+                made.append(_traffic(own, read.elements * read.type.dtype.bits / 8, read.type, heavy, block))
+
+    reach(heavy, -1)
+    for statement in kernel.statements:
+        if statement is not heavy:
+            reach(statement, -1)
+    root = kernel.root
+    if isinstance(root.operation, Update):
+        first = kernel.reads[:1]
+        made.extend(_traffic(1, r.elements * r.type.dtype.bits / 8, r.type, heavy, block) for r in first)
+    else:
+        for value in root.results:
+            kind = block.types[value.name]
+            made.append(_traffic(-1, kind.shape.elements * kind.dtype.bits / 8, kind, heavy, block))
+    return Shares(tuple(made))
+
+
+def _traffic(slot: int, nbytes: float, kind: TensorType, heavy: Let, block: Block) -> Traffic:
+    name = heavy.results[0].name if slot < 0 else operand_names([heavy.operands[slot]])[0]
+    there = set(block.types[name].names)
+    own = frozenset(kind.names)
+    # Renamed, split and merged dimensions lie as those that they were.
+    return Traffic(slot, nbytes, own & there if own <= there else None)
+
+
+# ---------------------------------------------------------------- every value whole
+
+
+def _whole(program: Program) -> Program:
+    return replace(
+        program,
+        weights=tuple(map(_whole_value, program.weights)),
+        state=tuple(map(_whole_value, program.state)),
+        funcs=tuple(
+            replace(func, params=tuple(map(_whole_value, func.params)), body=_body(func.body)) for func in program.funcs
+        ),
+    )
+
+
+def _body(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    made: list[Statement] = []
+    for statement in body:
+        match statement:
+            case Let():
+                made.append(replace(statement, results=tuple(map(_whole_value, statement.results))))
+            case SetState():
+                made.append(replace(statement))
+            case Loop():
+                carries = tuple(_whole_carry(carry) for carry in statement.carries)
+                made.append(
+                    replace(
+                        statement,
+                        carries=carries,
+                        body=_body(statement.body),
+                        results=tuple(map(_whole_value, statement.results)),
+                    )
+                )
+    return tuple(made)
+
+
+def _whole_carry(carry: Carry) -> Carry:
+    return replace(carry, value=_whole_value(carry.value))
+
+
+def _whole_value(value: Value) -> Value:
+    return replace(value, type=_whole_type(value.type))
+
+
+def _whole_type(kind: ValueType) -> TensorType:
+    return TensorType.of_states(kind.shape, {}, kind.placement or ON_DEVICE)

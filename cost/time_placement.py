@@ -1,0 +1,253 @@
+"""The layouts with the least predicted time on a chip: `cost.placement` with seconds in place of bytes.
+
+The table of an operation has the time of its kernel on what each row leaves on a chip (`cost.kernel_shares`), the
+tree of a value the time of its movements. Two things that a sum over operations and movements cannot say are met by
+prices: the memory of weights and state under a limit (Lagrange multipliers, so that what is found is a lower bound
+for every choice that fits), and the gathering of weights that a loop hides behind its kernels (`cost.overlap`): of a
+body that computes for C and gathers for H, the part max(0, H - C) that is seen is at least share (H - C).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.chips import Chip
+from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.constants import Constants
+from shardwright.cost.factors import TableFactor
+from shardwright.cost.kernel_shares import Structure
+from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
+from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
+from shardwright.cost.movements import collective_kind
+from shardwright.cost.placement import Placement, Solver
+from shardwright.cost.topology import Topology, topology_of
+from shardwright.ir.ops import AllGather, Contract, Movement
+from shardwright.ir.program import Let
+from shardwright.ir.types import ON_DEVICE, Shape
+
+Floats = NDArray[np.float64]
+
+NANOSECONDS = 1e9
+"""Of a second: the unit of costs here."""
+
+_HELD = 1e-9
+"""Nanoseconds for each byte of weights, state and arguments on a chip: of equal times, the least memory."""
+
+_STEP = 1e-3
+"""Nanoseconds for each communicating step: what decides between equal times."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of what the times of operations and movements do not say, each a lower bound whatever it is.
+
+    `byte_ns` is for each byte of weights and state on a chip beyond `limit`; `hidden` is the share, from 0 to 1, that
+    movements of weights in loops count with, and their kernels count less by.
+    """
+
+    byte_ns: float = 0.0
+    limit: float = math.inf
+    hidden: float = 0.0
+
+
+class TimeSolver(Solver):
+    """Chooses layouts by time on a chip under prices. Costs are nanoseconds."""
+
+    def __init__(
+        self,
+        problem: LayoutProblem,
+        chip: Chip,
+        constants: Constants,
+        structure: Structure,
+        prices: Prices,
+    ) -> None:
+        super().__init__(problem)
+        self.chip, self.constants, self.structure, self.prices = chip, constants, structure, prices
+        self.topology = topology_of(chip, problem.program.mesh)
+        self.links = links_of(self.topology, constants)
+        self.weights = {value.name for value in problem.program.weights}
+        self.table_times: dict[int, Floats] = {}
+
+    # ------------------------------------------------------------ what Solver asks
+
+    def tolerance(self, quantum: float) -> float:
+        return quantum
+
+    def table_costs(self, work: Floats, quantum: float) -> Floats:
+        return work
+
+    def rows(self, entry: Entry) -> tuple[list[int], NDArray[np.int64], Floats] | None:
+        made = super().rows(entry)
+        if made is None or not isinstance(entry, Table):
+            return made
+        variables, rows, _ = made
+        return variables, rows, self.kernel_ns(entry)
+
+    def further(self, domains: Sequence[NDArray[np.int64]]) -> list[TableFactor]:
+        """What weights and state cost by the bytes that they take; of equal layouts the smallest."""
+        made: list[TableFactor] = []
+        params = {id(self.problem.defined[id(f), v.name]) for f in self.problem.program.funcs for v in f.params}
+        for node in self.problem.nodes:
+            if node.func is None or id(node) in params:
+                domain = domains[node.home]
+                price = _HELD + (self.prices.byte_ns if node.func is None else 0.0)
+                taken = self.device_bytes(node)[domain] * price
+                made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], taken))
+        return made
+
+    def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
+        known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
+        for node in self.problem.nodes:
+            group = node.group.root()
+            if id(group) not in moves:
+                key = (group.shape, group.codes.tobytes())
+                if key not in known:
+                    known[key] = np.stack(moving_seconds(self.coding, group.codes, group.shape, self.links))
+                moves[id(group)] = known[key]
+        return 1.0
+
+    def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> Floats:
+        _, steps, seconds = moves[id(node.group.root())]
+        finite = np.isfinite(seconds)
+        trips = node.weight or 1.0
+        costs = np.where(finite, seconds, 0.0) * NANOSECONDS
+        if node.name in self.weights and node.loops:
+            costs = costs * self.prices.hidden
+        key = (node.func or "", node.name)
+        if key in self.structure.before or key in self.structure.after:
+            # A movement parts the kernel: what is computed on one side of it is read and written by one of its own.
+            codes = node.group.root().codes
+            held = local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
+            rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
+            there = held[None, :] if key in self.structure.after else held[:, None]
+            parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
+            np.fill_diagonal(parted, 0.0)
+            costs = costs + parted * NANOSECONDS
+        costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
+        return np.where(finite, costs, 16 * float(costs.max()) + 1e9)
+
+    # ------------------------------------------------------------ kernels
+
+    def device_bytes(self, node: Node) -> Floats:
+        """What a weight or state value takes on a chip in each layout of its group."""
+        placement = node.type.placement or ON_DEVICE
+        share = sum(percent for tier, percent in placement.shares if tier.value == "device") / 100
+        codes = node.group.root().codes
+        return local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8 * share
+
+    def kernel_ns(self, entry: Table) -> Floats:
+        """Nanoseconds of an operation's kernel for each row of its table, in all its trips."""
+        known = self.table_times.get(id(entry))
+        if known is None:
+            known = self.table_times[id(entry)] = self._kernel_ns(entry)
+        return known
+
+    def _kernel_ns(self, entry: Table) -> Floats:
+        n = len(entry.codes[0])
+        statement = entry.statement
+        if statement is None:
+            return np.zeros(n)
+        trips = entry.nodes[-1].weight
+        if isinstance(statement.operation, Movement) and statement.operation.communicates:
+            return self._written_movement(entry, statement) * trips * NANOSECONDS
+        shares = self.structure.kernels.get(id(statement))
+        if shares is None:
+            return np.zeros(n)
+        constants = self.constants
+        result = len(entry.nodes) - len(statement.results)
+        nbytes = np.zeros(n)
+        for traffic in shares.traffic:
+            slot = result if traffic.slot < 0 else entry.operands[traffic.slot]
+            dims = set(entry.nodes[slot].shape.names) if traffic.dims is None else traffic.dims
+            nbytes += traffic.nbytes / self.chips_over(entry.codes[slot], dims)
+        memory_s = nbytes / self.chip.memory_bytes_per_s
+        compute_s = self._compute_s(entry, statement) if isinstance(statement.operation, Contract) else np.zeros(n)
+        memory, compute = memory_s / constants.memory_efficiency, compute_s / constants.compute_efficiency
+        total = np.maximum(memory, compute) + constants.unoverlapped * np.minimum(memory, compute)
+        total = total + constants.kernel_overhead_s
+        if self.prices.hidden and self.structure.bodies[id(statement)]:
+            total = total - self.prices.hidden * np.maximum(memory_s, compute_s) / constants.link_efficiency
+        return total * trips * NANOSECONDS
+
+    def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:
+        """Over how many chips the dimensions together are split, in each layout."""
+        digits = self.coding.digits(codes)
+        numbers = [self.coding.number_of_dim(name) for name in dims]
+        sizes = np.array(list(self.problem.program.mesh.values()), np.float64)
+        return np.where(np.isin(digits, numbers), sizes[None, :], 1.0).prod(axis=1)
+
+    def _compute_s(self, entry: Table, statement: Let) -> Floats:
+        operation = statement.operation
+        assert isinstance(operation, Contract)
+        left, right = (entry.nodes[entry.operands[i]] for i in (0, 1))
+        codes = [entry.codes[entry.operands[i]] for i in (0, 1)]
+        ours, theirs = set(left.shape.names), set(right.shape.names)
+
+        def local(slot: int, names: set[str]) -> Floats:
+            shape = (left, right)[slot].shape
+            size = math.prod(dim.size for dim in shape.dims if dim.name in names)
+            return size / self.chips_over(codes[slot], names)
+
+        m, n, k = local(0, ours - theirs), local(1, theirs - ours), local(0, set(operation.dims))
+        count = local(0, (ours & theirs) - set(operation.dims))
+        tile_m, tile_n, tile_k = self.chip.matmul_tile
+
+        def up(size: Floats, tile: int) -> Floats:
+            return np.ceil(size / tile - 1e-9) * tile
+
+        most = np.minimum(up(m, tile_m) * up(n, tile_n), up(n, tile_m) * up(m, tile_n)) * up(k, tile_k)
+        return 2 * count * most / self.chip.rate(str(left.shape.dtype))
+
+    def _written_movement(self, entry: Table, statement: Let) -> Floats:
+        """A collective that the author wrote."""
+        operation = statement.operation
+        assert isinstance(operation, Movement)
+        kind = collective_kind(operation)
+        if kind is None:
+            return np.zeros(len(entry.codes[0]))
+        mesh = self.problem.program.mesh
+        node = entry.nodes[0]
+        gathered = math.prod(mesh[a] for a in operation.named_axes) if isinstance(operation, AllGather) else 1
+        nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
+        once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
+        return once + per_byte * nbytes
+
+
+def links_of(topology: Topology, constants: Constants) -> Links:
+    """What collectives take over each set of a mesh's axes."""
+    axes = [name for name, _ in topology.mesh]
+
+    def table(kind: CollectiveKind) -> tuple[Floats, Floats]:
+        pairs = [
+            _seconds(kind, tuple(a for i, a in enumerate(axes) if chosen >> i & 1), topology, constants)
+            for chosen in range(1 << len(axes))
+        ]
+        return np.array([once for once, _ in pairs]), np.array([each for _, each in pairs])
+
+    return Links(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL))
+
+
+def _seconds(
+    kind: CollectiveKind, axes: tuple[str, ...], topology: Topology, constants: Constants
+) -> tuple[float, float]:
+    latency, transfer = latency_and_transfer(kind, axes, 1.0, topology)
+    return latency * constants.latency_factor, transfer / constants.link_efficiency
+
+
+@dataclass(frozen=True)
+class TimeSolve:
+    """`TimeSolver` with everything but the problem."""
+
+    chip: Chip
+    constants: Constants
+    structure: Structure
+    prices: Prices
+
+    def __call__(self, problem: LayoutProblem) -> Placement:
+        """Chooses the layouts."""
+        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices).solve()

@@ -1,0 +1,330 @@
+"""The program with every hole filled so that its predicted time is least under a chip's memory, with a proof."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from shardwright.cost.chips import Chip
+    from shardwright.cost.constants import Constants
+    from shardwright.cost.kernel_shares import Structure
+    from shardwright.cost.layout_problem import PlacementOptions
+    from shardwright.cost.placement import Placement
+    from shardwright.cost.program_cost import Cost
+    from shardwright.cost.time_placement import Prices
+    from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.ir.program import Func, Program
+
+Minimize = Literal["latency", "cost"]
+
+_ROUNDS = 24
+"""Of prices for memory, each half as far from the best as the one before."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found: the explicit program, and what is proved of it.
+
+    `objective_s` is the program's predicted time (`cost_of`, all functions together), `bound_s` a lower bound of every
+    filling that fits, `model_s` what the search itself counted for this one. `status` is `optimal` where the search
+    proved its choice least, else `feasible`. `seconds` is how long it took.
+    """
+
+    status: str
+    program: Program
+    placement: Placement
+    costs: tuple[Cost, ...]
+    model_s: float
+    bound_s: float
+    seconds: float
+
+    @property
+    def objective_s(self) -> float:
+        return sum(cost.time_s for cost in self.costs)
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound_s / self.objective_s) if self.objective_s else 0.0
+
+    @property
+    def peak(self) -> int:
+        """Bytes on one chip, of the function that needs most."""
+        return max((cost.memory.peak for cost in self.costs), default=0)
+
+    @property
+    def chip_seconds_per_token(self) -> float:
+        """Of all functions together, for the tokens that one call of each works on."""
+        return sum(cost.chip_seconds_per_token for cost in self.costs)
+
+
+def search(
+    program: Program,
+    chip: Chip,
+    constants: Constants | None = None,
+    seconds: float = 60.0,
+    options: PlacementOptions | None = None,
+) -> Found:
+    """Fills a surface program's holes. Raises a `DiagnosticError` where demands cannot be met, or nothing fits.
+
+    After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
+    """
+    return _Search(program, chip, constants or chip.constants, seconds, options).run()
+
+
+class _Search:
+    def __init__(
+        self, program: Program, chip: Chip, constants: Constants, seconds: float, options: PlacementOptions | None
+    ) -> None:
+        from shardwright.cost.kernel_shares import structure_of
+        from shardwright.cost.layout_problem import PlacementOptions as Options
+        from shardwright.passes.cleanup import Cleanup
+        from shardwright.passes.decompose import Decompose
+        from shardwright.passes.pipelines import run_passes
+
+        self.began = time.monotonic()
+        self.end = self.began + seconds
+        self.chip, self.constants = chip, constants
+        self.program = run_passes(program, (Decompose(), Cleanup()))
+        self.structure: Structure = structure_of(self.program)
+        self.options = options or Options()
+        self.found: list[Found] = []
+        self.bound_ns = -math.inf
+
+    def run(self) -> Found:
+        from shardwright.cost.time_placement import Prices
+
+        for hidden in self.shares():
+            self.attempt(Prices(hidden=hidden))
+        if not self.fitting():
+            self.under_the_limit()
+        best = min(self.fitting(), key=lambda found: found.objective_s)
+        return self.proved(best)
+
+    def shares(self) -> Sequence[float]:
+        """How much of the movements of weights in loops is counted: where nothing can be hidden it does not matter."""
+        from shardwright.ir.program import Loop
+
+        loops = any(isinstance(s, Loop) for func in self.program.funcs for s, _ in func.walk())
+        return (0.0, 1.0, 0.5) if loops and self.program.weights else (0.0,)
+
+    def fitting(self) -> list[Found]:
+        return [found for found in self.found if found.peak <= self.chip.memory_bytes]
+
+    def attempt(self, prices: Prices) -> Found:
+        """The least time at these prices, and a bound on that of whatever fits."""
+        from shardwright.cost.program_cost import cost_of
+        from shardwright.cost.time_placement import NANOSECONDS, TimeSolve
+        from shardwright.passes.place import place
+
+        solve = TimeSolve(self.chip, self.constants, self.structure, prices)
+        placed, placement = place(self.program, self.options, solve)
+        made = _explicit(placed)
+        costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
+        paid = prices.byte_ns * (costs[0].memory.weights + costs[0].memory.state)
+        room = prices.byte_ns * self.chip.memory_bytes
+        self.bound_ns = max(self.bound_ns, placement.solution.bound - room)
+        model = (placement.solution.cost - paid) / NANOSECONDS
+        found = Found("feasible", made, placement, costs, model, 0.0, 0.0)
+        self.found.append(found)
+        return found
+
+    def under_the_limit(self) -> None:
+        """Prices for the bytes of weights and state, dearer until everything fits, then as cheap as it still does."""
+        from shardwright.cost.time_placement import Prices
+
+        low, high = 0.0, 1e-6
+        while not self.fitting():
+            found = self.attempt(Prices(byte_ns=high))
+            if self.fitting():
+                break
+            if high > 1e9:
+                raise self.too_much(found)
+            low, high = high, high * 16
+        for _ in range(_ROUNDS):
+            if time.monotonic() > self.end or high - low < 1e-3 * high:
+                break
+            middle = math.sqrt(low * high) if low else high / 16
+            if self.attempt(Prices(byte_ns=middle)).peak <= self.chip.memory_bytes:
+                high = middle
+            else:
+                low = middle
+
+    def proved(self, best: Found) -> Found:
+        from shardwright.cost.time_placement import NANOSECONDS
+
+        bound = min(self.bound_ns / NANOSECONDS, best.objective_s)
+        closed = best.model_s - self.bound_ns / NANOSECONDS <= 1e-6 * best.model_s
+        return replace(
+            best,
+            status="optimal" if closed else "feasible",
+            bound_s=bound,
+            seconds=time.monotonic() - self.began,
+        )
+
+    def too_much(self, found: Found) -> DiagnosticError:
+        """Which memory does not fit, by how much, and what would make it fit."""
+        from shardwright.ir.diagnostics import NOWHERE, fault
+
+        cost = max(found.costs, key=lambda cost: cost.memory.peak)
+        memory, room = cost.memory, self.chip.memory_bytes
+        parts = {"weights": memory.weights, "state": memory.state, "activations": memory.activations}
+        listed = ", ".join(f"{_bytes(size)} of {part}" for part, size in parts.items() if size)
+        notes = [f"a chip would hold {listed}"]
+        if memory.live:
+            notes.append(f"the largest activation is {memory.live[0].name}, {_bytes(memory.live[0].bytes)}")
+        chips = cost.n_chips * math.ceil(memory.peak / room)
+        notes.append(f"about {chips} chips would hold it, split as far as it is now")
+        wide = sum(
+            value.concrete.local_bytes(found.program.mesh)
+            for value in found.program.weights
+            if value.shape.dtype.bits == 16
+        )
+        if wide and memory.peak - wide // 2 <= room:
+            notes.append("int8 weights would fit: run quantize-weights first")
+        largest = max(parts, key=lambda part: parts[part])
+        if largest != "weights":
+            notes.append("a smaller batch or a shorter context makes it smaller")
+        return fault(
+            "does-not-fit",
+            f"{cost.func} needs {_bytes(memory.peak)} on each chip, {_bytes(memory.peak - room)} more than the"
+            f" {_bytes(room)} of {self.chip.name}, whatever the layouts",
+            NOWHERE,
+            *notes,
+        )
+
+
+def _explicit(placed: Program) -> Program:
+    """A placed program with its movements written down."""
+    from shardwright.passes.choose_digit_order import ChooseDigitOrder
+    from shardwright.passes.cleanup import Cleanup
+    from shardwright.passes.insert_moves import InsertMoves
+
+    for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
+        placed = applied.run(placed)
+    return placed
+
+
+def search_shapes(
+    program: Program,
+    load: Callable[[Mapping[str, int]], Program],
+    chip: Chip,
+    constants: Constants,
+    seconds: float,
+    minimize: Minimize,
+) -> Found:
+    """`search` over every shape of the mesh with as many chips; `load` makes the program for one.
+
+    A shape that no slice of the chip has, or that a demanded type does not fit, is left out; raises what the program's
+    own shape raises where nothing is left. The bound is that of all shapes that were searched.
+    """
+    from shardwright.ir.diagnostics import DiagnosticError
+
+    began = time.monotonic()
+    first: DiagnosticError | None = None
+    found: list[Found] = []
+    complete = True
+    for shape in mesh_shapes(program.mesh):
+        left = seconds - (time.monotonic() - began)
+        if left <= 0 and found:
+            complete = False
+            break
+        try:
+            found.append(search(load(shape), chip, constants, max(left, 1.0)))
+        except DiagnosticError as error:
+            first = first or error
+    if not found:
+        assert first is not None
+        raise first
+
+    def worth(each: Found) -> float:
+        return each.objective_s if minimize == "latency" else each.chip_seconds_per_token
+
+    best = min(found, key=worth)
+    bound = min(each.bound_s for each in found) if complete else 0.0
+    proved = complete and all(each.status == "optimal" or each.bound_s >= best.objective_s for each in found)
+    status = "optimal" if proved else "feasible"
+    return replace(best, status=status, bound_s=min(bound, best.objective_s), seconds=time.monotonic() - began)
+
+
+def explain(program: Program, chip: Chip, constants: Constants, found: Found, seconds: float) -> list[str]:
+    """Why each layout that was left open is what it is: the next best, and what that would cost more.
+
+    The next best is found by searching anew with the chosen layout forbidden.
+    """
+    from shardwright.cost.layout_problem import PlacementOptions
+    from shardwright.cost.movements import duration_text
+    from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.ir.types import OpenType
+
+    began = time.monotonic()
+    named: set[tuple[str | None, str]] = {(func.name, name) for func in program.funcs for name in open_values(func)}
+    named |= {(None, value.name) for value in (*program.weights, *program.state) if isinstance(value.type, OpenType)}
+    lines: list[str] = []
+    for node in found.placement.nodes:
+        if node.home < 0 or (node.func, node.name) not in named:
+            continue
+        named.discard((node.func, node.name))
+        label = f"{node.func}.{node.name}" if node.func else node.name
+        text = found.placement.kinds[node.home].layout_text
+        left = seconds - (time.monotonic() - began)
+        if left <= 0:
+            lines.append(f"{label}: {text}; the time for asking what else there is has run out")
+            continue
+        excluded = frozenset({(node.func, node.name, text)})
+        try:
+            other = search(program, chip, constants, left, PlacementOptions(excluded=excluded))
+        except DiagnosticError:
+            lines.append(f"{label}: {text}, the only layout that its demands allow")
+            continue
+        second = next(n for n in other.placement.nodes if (n.func, n.name) == (node.func, node.name) and n.home >= 0)
+        alternative = other.placement.kinds[second.home].layout_text
+        more = other.objective_s - found.objective_s
+        if alternative == text:
+            lines.append(f"{label}: {text}, as the values that it is carried with")
+        else:
+            price = f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
+            lines.append(f"{label}: {text}; next best {alternative}, {price}")
+    return lines
+
+
+def open_values(func: Func) -> list[str]:
+    """The values of a function whose layouts the author left open."""
+    from shardwright.ir.program import Let, Loop
+    from shardwright.ir.types import OpenType
+
+    values = list(func.params)
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            values.extend(statement.results)
+    return [value.name for value in values if isinstance(value.type, OpenType)]
+
+
+def mesh_shapes(mesh: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Every way to give a mesh's axes sizes with the product that theirs have, its own first."""
+    chips = math.prod(mesh.values())
+    yield dict(mesh)
+    for sizes in _factorings(chips, len(mesh)):
+        made = dict(zip(mesh, sizes, strict=True))
+        if made != dict(mesh):
+            yield made
+
+
+def _factorings(chips: int, axes: int) -> Iterator[tuple[int, ...]]:
+    if axes == 1:
+        yield (chips,)
+        return
+    for size in range(1, chips + 1):
+        if chips % size == 0:
+            for rest in _factorings(chips // size, axes - 1):
+                yield (size, *rest)
+
+
+def _bytes(nbytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
