@@ -41,6 +41,7 @@ COMMANDS = {
     "reproduce": Entry("reproduce", "published measurements beside predictions"),
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
     "generate": Entry("generate", "text from a Hugging Face checkpoint"),
+    "offload": Entry("offload", "a policy of placement over device, host and disk"),
 }
 
 # Which extra brings a library that the bare install lacks.

@@ -1,0 +1,1 @@
+"""Offloading: what a policy of placement over device, host and disk costs, and the policy that costs least."""

@@ -1,0 +1,138 @@
+"""Constants of a runtime from measured times: bounded least squares on logarithms, held near what is expected.
+
+Every share is at most 1, so that no fitted rate is above the datasheet's; how far a constant may be from what such
+machines usually give is its prior's spread, as in `cost.calibration`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from shardwright.cost.chips import Machine
+from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.runtimes import NAMES, Constants, Runtime, rates_of
+from shardwright.cost.offloading.sizes import Sizes
+from shardwright.cost.offloading.times import Times, times_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float64]
+
+ROW_SPREAD = 0.1
+"""Relative: published rows of the same policy differ by as much among themselves (7.32 token/s and 559 s)."""
+
+EXPECTED: Mapping[str, tuple[float, float]] = {
+    "matmul": (0.32, 0.1),
+    "link": (0.85, 0.1),
+    "unpinned": (0.35, 0.3),
+    "host_attention": (0.1, 0.3),
+    "disk_read": (0.9, 0.1),
+    "uncached_step_s": (0.05, 0.5),
+    "quantization_bytes": (20.0, 0.3),
+    "contention": (0.5, 0.5),
+}
+"""Of each constant the expected value and the spread of its logarithm."""
+
+_NO_SHARES = {"quantization_bytes": 64.0, "uncached_step_s": 1.0}
+LIMITS: Mapping[str, float] = {name: _NO_SHARES.get(name, 1.0) for name in NAMES}
+"""The most that each constant may be: shares of a datasheet's rate are at most 1."""
+
+_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What ran, and the seconds that it took: of the whole block, or of one phase."""
+
+    name: str
+    sizes: Sizes
+    policy: Policy
+    machine: Machine
+    seconds: float
+    page_cache: bool = True
+    overlapped: bool = True
+    phase: Literal["both", "prefill", "decode"] = "both"
+
+    def times(self, runtime: Runtime) -> Times:
+        """What is predicted of it."""
+        own = replace(runtime, overlapped=runtime.overlapped and self.overlapped)
+        rates = rates_of(self.machine, own, page_cache=self.page_cache)
+        return times_of(self.sizes, self.policy, own, rates)
+
+    def predicted_s(self, runtime: Runtime) -> float:
+        times = self.times(runtime)
+        each = {"both": times.seconds, "prefill": times.prefill.seconds, "decode": times.decode.seconds}
+        return each[self.phase]
+
+    def error(self, runtime: Runtime) -> float:
+        """The predicted throughput over the measured, less 1."""
+        return self.seconds / self.predicted_s(runtime) - 1
+
+
+def median_error(measurements: Sequence[Measurement], runtime: Runtime) -> float:
+    """The median of the absolute relative errors of throughput."""
+    return median(abs(row.error(runtime)) for row in measurements)
+
+
+def calibrate(measurements: Sequence[Measurement], runtime: Runtime) -> Constants:
+    """The constants that explain the measurements best, by Levenberg and Marquardt's method on their logarithms.
+
+    Raises ValueError without measurements.
+    """
+    import numpy as np
+
+    if not measurements:
+        raise ValueError("no measurements to calibrate on")
+    expected = np.array([math.log(EXPECTED[name][0]) for name in NAMES])
+    spread = np.array([EXPECTED[name][1] for name in NAMES])
+    upper = np.array([math.log(LIMITS[name]) for name in NAMES])
+
+    def residuals(x: Vector) -> Vector:
+        trial = runtime.with_constants(_constants(np.exp(x).tolist()))
+        rows = [_robust(math.log(row.predicted_s(trial) / row.seconds) / ROW_SPREAD) for row in measurements]
+        return np.concatenate([np.array(rows), (x - expected) / spread])
+
+    x = _least_squares(residuals, np.minimum(expected, upper), upper)
+    return _constants([float(f"{value:.3g}") for value in np.exp(x)])
+
+
+def _robust(deviation: float) -> float:
+    """Pseudo-Huber's: beyond two spreads a deviation counts as its size, not its square, so that a row that nothing
+    explains does not bend the rest."""
+    return math.copysign(math.sqrt(8 * (math.sqrt(1 + deviation * deviation / 4) - 1)), deviation)
+
+
+def _constants(values: Sequence[float]) -> Constants:
+    return Constants(**dict(zip(NAMES, values, strict=True)))
+
+
+def _least_squares(residuals: Callable[[Vector], Vector], start: Vector, upper: Vector) -> Vector:
+    import numpy as np
+
+    x, damping, current = start, 1e-2, residuals(start)
+    for _ in range(_STEPS):
+        slopes = np.stack([(residuals(x - step) - current) / -1e-4 for step in 1e-4 * np.eye(len(x))], axis=1)
+        normal, pull = slopes.T @ slopes, slopes.T @ current
+        tried = np.minimum(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), upper)
+        following = residuals(tried)
+        if following @ following < current @ current:
+            done = current @ current - following @ following < 1e-6 * (current @ current)
+            x, current, damping = tried, following, damping / 5
+            if done:
+                break
+        else:
+            damping *= 5
+            if damping > 1e8:
+                break
+    return x
+
+
+def as_text(constants: Constants) -> str:
+    """As lines of a runtime's file."""
+    return "\n".join(f"{name} = {value:g}" for name, value in asdict(constants).items())

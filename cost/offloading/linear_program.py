@@ -1,0 +1,147 @@
+"""The nine shares of a policy by a linear program, for one size of batch and block or as a bound over many.
+
+Busy seconds of every resource and bytes of every constraint are affine in the shares (Sheng et al. 2023, equation 1
+and appendix A.3), so their coefficients are differences of prices: all on the device, and one thing elsewhere. The
+time of a phase is at least what its busiest resource takes. Synchronisation, rounding and contention only add to that,
+so the optimum bounds every policy from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from shardwright.cost.offloading.memory import Peaks, peaks_of
+from shardwright.cost.offloading.policy import Policy, Shares
+from shardwright.cost.offloading.pricing import Setting
+from shardwright.cost.offloading.runtimes import Runtime
+from shardwright.cost.offloading.times import Load, times_of
+
+_ALL = Shares(1.0, 0.0, 0.0)
+_ELSEWHERE = (Shares(0.0, 1.0, 0.0), Shares(0.0, 0.0, 1.0))
+_GROUPS = ("weights", "cache", "hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Batches from `least` to `most`, each (sequences of a batch, batches of a block); one block where they agree."""
+
+    least: tuple[int, int]
+    most: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """The optimum: seconds that no policy in these blocks gets below for one sequence, and the shares."""
+
+    seconds: float
+    weights: Shares
+    cache: Shares
+    hidden: Shares
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A constant, and a coefficient for host and disk share of weights, cache and hidden states."""
+
+    constant: float
+    coefficients: tuple[float, ...]
+
+
+def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float | None = None) -> Relaxed | None:
+    """The shares with the least time for a sequence, or None where nothing fits.
+
+    Of `policy` only the compression and the place of attention are taken. Over a range of blocks memory is that of the
+    smallest and time for a sequence that of the largest, which both only fall short of every block between.
+    """
+    from ortools.math_opt.python import mathopt
+
+    least = replace(policy, gpu_batch=blocks.least[0], n_gpu_batches=blocks.least[1])
+    most = replace(policy, gpu_batch=blocks.most[0], n_gpu_batches=blocks.most[1])
+    model: Any = mathopt.Model(name="shares")
+    shares = [[model.add_variable(lb=0.0, ub=1.0) for _ in range(3)] for _ in _GROUPS]
+    for group in shares:
+        model.add_linear_constraint(group[0] + group[1] + group[2] == 1.0)
+    elsewhere = [share for group in shares for share in group[1:]]
+
+    def total(affine: _Affine) -> Any:
+        terms = zip(affine.coefficients, elsewhere, strict=True)
+        return affine.constant + mathopt.fast_sum([value * share for value, share in terms])
+
+    for name, affine in _memory(setting, least).items():
+        # In units of the tier's capacity, so that the solver's tolerance is relative.
+        limit = setting.limits[name.partition("_")[0]]
+        if limit or any(affine.coefficients):
+            unit = max(limit, 1.0)
+            model.add_linear_constraint(total(affine) * (1 / unit) <= limit / unit)
+    objective = _seconds(model, setting, most, total)
+    if latency is not None:
+        model.add_linear_constraint(_seconds(model, setting, least, total) * (1 / latency) <= 1.0)
+    model.minimize(objective * (1 / most.block))
+    result = mathopt.solve(model, mathopt.SolverType.GLOP)
+    if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+        return None
+    values = result.variable_values()
+    found = [Shares(*(min(1.0, max(0.0, values[share])) for share in group)) for group in shares]
+    return Relaxed(result.objective_value(), *found)
+
+
+def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> Any:
+    """A variable for each phase, at least as long as each of its resources is busy."""
+    loads = _loads(setting, policy)
+    pipeline = setting.pipeline(policy.n_gpu_batches)
+    made: list[Any] = []
+    for phase in range(2):
+        longest = model.add_variable(lb=0.0)
+        for names in _serial(setting.runtime):
+            affine = _sum([loads[phase][name] for name in names])
+            model.add_linear_constraint(longest >= total(affine))
+        made.append(longest)
+    return made[0] * pipeline[0] + made[1] * pipeline[1]
+
+
+def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
+    """Groups of resources that are busy one after the other."""
+    copies = ("to_device", "from_device", "disk")
+    if not runtime.overlapped:
+        return (("device", "host", *copies),)
+    if runtime.host_attention == "concurrent":
+        return (("device", "blocking"), ("host", "blocking"), *((copy,) for copy in copies))
+    return (("device", "host", "blocking"), *((copy,) for copy in copies))
+
+
+def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:
+    """Busy seconds of prefill and of decode."""
+    runtime = replace(setting.runtime, whole_tensors=False)
+    rates = replace(setting.rates, disk_step_s=0.0)
+    made = [times_of(setting.stage, each, runtime, rates) for each in _corners(policy)]
+    names = [item.name for item in fields(Load)]
+    prefill = {name: _affine([getattr(times.prefill.busy, name) for times in made]) for name in names}
+    decode = {name: _affine([getattr(times.decode.busy, name) for times in made]) for name in names}
+    return prefill, decode
+
+
+def _memory(setting: Setting, policy: Policy) -> dict[str, _Affine]:
+    """Bytes of the five constraints."""
+    runtime = replace(setting.runtime, whole_tensors=False)
+    made = [peaks_of(setting.stage, each, runtime) for each in _corners(policy)]
+    return {item.name: _affine([getattr(peaks, item.name) for peaks in made]) for item in fields(Peaks)}
+
+
+def _corners(policy: Policy) -> list[Policy]:
+    """Everything on the device, and each thing on the host or the disk alone."""
+    everything = replace(policy, weights=_ALL, cache=_ALL, hidden=_ALL)
+    return [
+        everything,
+        *(replace(everything, **{group: elsewhere}) for group in _GROUPS for elsewhere in _ELSEWHERE),
+    ]
+
+
+def _affine(values: Sequence[float]) -> _Affine:
+    return _Affine(values[0], tuple(value - values[0] for value in values[1:]))
+
+
+def _sum(parts: Sequence[_Affine]) -> _Affine:
+    coefficients = zip(*(part.coefficients for part in parts), strict=True)
+    return _Affine(sum(part.constant for part in parts), tuple(map(sum, coefficients)))

@@ -1,0 +1,107 @@
+"""Peak bytes of device, host and disk under a policy: five constraints, device and host each in prefill and in decode.
+
+Two slips of the paper's appendix A.3 are corrected. Its attention memory on the device in prefill carries the factor
+`cg`, but prefill attends over the whole prompt on the device wherever the cache ends up. And its device memory in
+decode holds hidden states of the whole prompt in flight, of which there is one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.cost.chips import Machine
+from shardwright.cost.offloading.placement import place
+from shardwright.cost.offloading.policy import TIERS, Policy
+from shardwright.cost.offloading.runtimes import Runtime
+from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Sizes
+
+_ATTENTION_BYTES = 4
+"""Attention on the host is computed in f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes at the peak of each constraint."""
+
+    device_prefill: float
+    device_decode: float
+    host_prefill: float
+    host_decode: float
+    disk: float
+
+    @property
+    def device(self) -> float:
+        return max(self.device_prefill, self.device_decode)
+
+    @property
+    def host(self) -> float:
+        return max(self.host_prefill, self.host_decode)
+
+    def as_json(self) -> dict[str, int]:
+        return {tier: round(getattr(self, tier)) for tier in TIERS}
+
+
+def capacities(machine: Machine) -> Mapping[str, float]:
+    """Bytes of each tier of a machine."""
+    disk = machine.disk.memory_bytes if machine.disk else 0.0
+    return {"device": machine.chip.memory_bytes, "host": machine.host.memory_bytes, "disk": disk}
+
+
+def excess(peaks: Peaks, limits: Mapping[str, float]) -> dict[str, float]:
+    """By how many bytes each tier is exceeded; empty where everything fits."""
+    over = {tier: getattr(peaks, tier) - limits[tier] for tier in TIERS}
+    return {tier: nbytes for tier, nbytes in over.items() if nbytes > 0}
+
+
+def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
+    """The peak bytes of a block on every tier, homes and working memory together."""
+    placed = [
+        (place(part, policy.weights, runtime, quantized=policy.quantized_weights), n) for part, n in sizes.parts()
+    ]
+    device, host, disk = (sum(n * getattr(each, tier) for each, n in placed) for tier in TIERS)
+    layer = [place(part, policy.weights, runtime, quantized=policy.quantized_weights) for part in
+             (sizes.attention, sizes.feedforward)]  # fmt: skip
+    fetched = runtime.weight_layers * sum(each.elsewhere for each in layer)
+    staged = sum(each.disk for each in layer)
+
+    block, batch = policy.block, policy.gpu_batch
+    each = QUANTIZED_BYTES if policy.quantized_cache else sizes.cache_element_bytes
+    cached = sizes.cache_elements * sizes.context  # elements of one sequence in one layer
+    cache = block * sizes.layers * cached * each
+    prompt, token = sizes.prompt * sizes.hidden_bytes, sizes.hidden_bytes
+    hidden, on_host = policy.hidden, attends_on_host(policy, runtime)
+
+    at_home = device + policy.cache.device * cache + runtime.reserve_bytes
+    working = fetched + _unpacked(sizes, policy)
+    # The cache of two batches passes through the device where it computes attention over it.
+    passing = 0.0 if on_host else 2 * batch * policy.cache.elsewhere * cached * each
+    if policy.quantized_cache:
+        passing += batch * cached * sizes.cache_element_bytes
+    in_flight = 2 * batch * hidden.elsewhere
+    host_home = host + policy.cache.host * cache
+    attention = batch * policy.cache.elsewhere * cached * _ATTENTION_BYTES if on_host else 0.0
+    return Peaks(
+        at_home + working + (hidden.device * block + in_flight) * prompt + batch * sizes.prefill_working,
+        at_home + working + (hidden.device * block + in_flight) * token + batch * sizes.decode_working + passing,
+        host_home + staged + (hidden.host * block + 2 * batch * hidden.disk) * prompt,
+        host_home + staged + (hidden.host * block + 2 * batch * hidden.disk) * token + attention,
+        disk + policy.cache.disk * cache + hidden.disk * block * prompt,
+    )
+
+
+def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
+    """Whether the host computes attention over its part of the cache; a cache in 4 bits is attended on the device."""
+    return (
+        policy.host_attention
+        and runtime.host_attention != "none"
+        and not policy.quantized_cache
+        and policy.cache.elsewhere > 0
+    )
+
+
+def _unpacked(sizes: Sizes, policy: Policy) -> float:
+    """Weights brought from 4 bits to 16 lie on the device while a part uses them."""
+    if not policy.quantized_weights:
+        return 0.0
+    return max(sizes.attention.bytes, sizes.feedforward.bytes)

@@ -1,0 +1,177 @@
+"""Runtimes as data: how a runtime moves and computes, which a policy's price depends on as much as on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+
+from shardwright.cost.chips import Machine
+from shardwright.cost.toml_files import Table, read_toml
+from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault, located
+
+_FOLDER = Path(__file__).parent / "runtimes"
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What of a machine's datasheet a runtime gets; `calibration` fits them on measurements. Shares are at most 1.
+
+    `matmul` of the chip's rate of products in 16 bits, `memory` of its memory's rate, `link` of the host link from
+    pinned memory, `unpinned` of it from memory that is not, `host_attention` of the host memory's rate, counted in
+    bytes of a cache in 16 bits, `disk_read` of the rate of the disk: of its limit for several readers where the
+    operating system's page cache reads ahead, of its nominal rate where the page cache is off, when a step that
+    uses files takes `uncached_step_s` more. `quantization_bytes` of device memory traffic are spent on an element that
+    is brought from 4 bits to 16 or back. `contention` is the part of the shorter of two streams through host memory,
+    the attention there and copies to the device, that is not hidden behind the longer.
+    """
+
+    matmul: float
+    link: float
+    unpinned: float
+    host_attention: float
+    disk_read: float
+    uncached_step_s: float
+    quantization_bytes: float
+    contention: float
+
+
+NAMES = tuple(item.name for item in fields(Constants))
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a runtime behaves.
+
+    `whole_tensors`: shares of weights are rounded to whole tensors; else to rows. `synchronised`: every step (a part
+    of a layer for one batch) waits for all copies before the next begins; else copies run ahead freely. `overlapped`:
+    copies and computation run at the same time; else one after the other. `blocks`: several batches use a layer's
+    weights before the next layer; else one batch runs row by row. `host_attention`: none, serial (the device waits for
+    it) or concurrent. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is
+    not, a copy holds up the thread that starts the computation. `offloads_cache`: cache and hidden states may leave the
+    device. `quantizes`: it can keep weights and cache in 4 bits.
+
+    `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
+    device goes over the cache, `score_bytes` the traffic of one attention score in prefill. `store_cache_bytes_per_s`,
+    `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of
+    weights that are not at home on the device lie there while the model runs. `reserve_bytes` of the device are taken
+    by the runtime itself. `step_overhead_s` is added to each step.
+    """
+
+    name: str
+    whole_tensors: bool
+    synchronised: bool
+    overlapped: bool
+    blocks: bool
+    host_attention: str
+    pinned_weights: bool
+    pinned_cache: bool
+    offloads_cache: bool
+    quantizes: bool
+    memory: float
+    cache_passes: float
+    score_bytes: float
+    store_cache_bytes_per_s: float
+    store_hidden: float
+    disk_write: float
+    weight_layers: float
+    reserve_bytes: float
+    step_overhead_s: float
+    constants: Constants
+    sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    def with_constants(self, constants: Constants) -> Runtime:
+        return replace(self, constants=constants)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a runtime gets of a machine: FLOP/s, and bytes a second."""
+
+    matmul: float
+    memory: float
+    to_device: float
+    unpinned_to_device: float
+    store_cache: float
+    store_hidden: float
+    host_attention: float
+    disk_read: float
+    disk_write: float
+    disk_step_s: float
+
+
+def runtime_names() -> tuple[str, ...]:
+    """The runtimes that are described, sorted."""
+    return tuple(sorted(file.stem for file in _FOLDER.glob("*.toml")))
+
+
+@cache
+def load_runtime(name: str) -> Runtime:
+    """The description of this name. Raises where there is none."""
+    if name not in runtime_names():
+        near = did_you_mean(name, runtime_names())
+        raise fault(
+            "unknown-runtime",
+            f"there is no runtime {name}",
+            NOWHERE,
+            *([f"did you mean {near}?"] if near else []),
+            f"the runtimes are {', '.join(runtime_names())}",
+        )
+    table = read_toml(_FOLDER / f"{name}.toml", f"{name}.toml")
+    with located(table.source):
+        made = _runtime(table)
+        table.finish()
+        return made
+
+
+def _runtime(table: Table) -> Runtime:
+    rows = table.table("constants")
+    constants = Constants(**{key: rows.number(key) for key in NAMES})
+    rows.finish()
+    values: dict[str, object] = {"constants": constants}
+    for item in fields(Runtime):
+        match item.name, item.type:
+            case "constants", _:
+                pass
+            case "sources", _:
+                sources = table.table("sources")
+                values["sources"] = {key: sources.text(key) for key in sources}
+            case "host_attention", _:
+                values["host_attention"] = table.choice("host_attention", ("none", "serial", "concurrent"))
+            case "reserve_bytes", _:
+                values["reserve_bytes"] = table.size("reserve_bytes") if table.text("reserve_bytes") != "0" else 0.0
+            case "store_cache_bytes_per_s", _:
+                values["store_cache_bytes_per_s"] = table.rate("store_cache_bytes_per_s")
+            case key, "bool":
+                values[key] = table.flag(key, default=False)
+            case key, "float":
+                values[key] = table.number(key)
+            case key, _:
+                values[key] = table.text(key)
+    return Runtime(**values)  # type: ignore[arg-type]
+
+
+def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> Rates:
+    """What the runtime gets of the machine; with `page_cache` off every read of a file goes to the disk.
+
+    Raises where the chip has no rate for products in 16 bits.
+    """
+    constants, link, disk = runtime.constants, machine.host_link, machine.disk
+    read = write = 0.0
+    if disk is not None:
+        ahead = disk.read_limit_bytes_per_s or disk.read_bytes_per_s
+        read = constants.disk_read * (ahead if page_cache else disk.read_bytes_per_s)
+        write = runtime.disk_write * disk.write_bytes_per_s
+    return Rates(
+        constants.matmul * machine.chip.rate("f16"),
+        runtime.memory * machine.chip.memory_bytes_per_s,
+        constants.link * link.to_device_bytes_per_s,
+        constants.unpinned * link.to_device_bytes_per_s,
+        min(runtime.store_cache_bytes_per_s, link.from_device_bytes_per_s),
+        runtime.store_hidden * link.from_device_bytes_per_s,
+        constants.host_attention * machine.host.memory_rate,
+        read,
+        write,
+        0.0 if page_cache else constants.uncached_step_s,
+    )

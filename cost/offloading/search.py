@@ -1,0 +1,203 @@
+"""The policy with the highest predicted throughput, by branch and bound over batches and blocks.
+
+Each node is a range of batches and of blocks; the linear program over its shares bounds it from below
+(`cost.offloading.linear_program`). A single block's shares are rounded to whole percents, priced as they would be
+realised, and improved by exchanges between tiers until none helps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, product
+from math import ceil, floor
+
+from shardwright.cost.offloading.linear_program import Blocks, Relaxed, best_shares
+from shardwright.cost.offloading.policy import Policy, Shares
+from shardwright.cost.offloading.pricing import Plan, Setting
+
+GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
+"""Sequences of a batch; a multiple of 4 typically (Sheng et al. 2023, section 4.3)."""
+
+BLOCKS = (*range(1, 21), 24, 28, 32, 40, 48, 64)
+"""Batches of a block."""
+
+_GAP = 0.005
+_MOST_LEAVES = 40
+_STEPS = (0.2, 0.05, 0.01)
+_PROMISING = 1.15
+"""A block is improved where its rounded shares come so near to the best so far."""
+_WHOLE = Shares(1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan, and the throughput that no policy of the search space exceeds."""
+
+    plan: Plan
+    most_tokens_per_s: float
+
+
+def search(setting: Setting, compressions: Sequence[tuple[bool, bool]], latency: float | None = None) -> Found | None:
+    """The plan with the most tokens a second, with blocks of at most `latency` seconds where that is given; None where
+    nothing fits. `compressions` are the choices of (weights, cache) in 4 bits."""
+    n_batches = BLOCKS if setting.runtime.blocks else BLOCKS[:1]
+    tree = _Tree(setting, latency, n_batches)
+    for policy in _kinds(setting, compressions):
+        tree.add(policy, ((0, len(GPU_BATCHES) - 1), (0, len(n_batches) - 1)))
+    return tree.explored()
+
+
+def improved(setting: Setting, plan: Plan, latency: float | None = None) -> Plan:
+    """The plan after exchanges between tiers, each of which makes it faster, until none does."""
+    best = plan
+    for step in _STEPS:
+        while (faster := _faster(setting, best, step, latency)) is not None:
+            best = faster
+    return best
+
+
+def _faster(setting: Setting, plan: Plan, step: float, latency: float | None) -> Plan | None:
+    """The first neighbour that is faster."""
+    for policy in _neighbours(plan.policy, step):
+        tried = _accepted(setting, policy, latency)
+        if tried is not None and tried.seconds < plan.seconds * (1 - 1e-6):
+            return tried
+    return None
+
+
+def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
+    """The policy's batches with the shares of the linear program, rounded so that they fit; None where none do."""
+    blocks = (policy.gpu_batch, policy.n_gpu_batches)
+    relaxed = best_shares(setting, Blocks(blocks, blocks), policy)
+    rounded = _rounded(policy, relaxed) if relaxed is not None else ()
+    fitting = [each for each in rounded if not setting.excess(each)]
+    return max(fitting, key=lambda each: setting.price(each).tokens_per_s, default=None)
+
+
+def _kinds(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Iterator[Policy]:
+    """Where attention is computed, and what is compressed."""
+    for weights, cache in compressions:
+        on_host = (True, False) if setting.runtime.host_attention != "none" and not cache else (False,)
+        for host in on_host:
+            yield Policy(1, 1, _WHOLE, _WHOLE, _WHOLE, weights, cache, host)
+
+
+def _accepted(setting: Setting, policy: Policy, latency: float | None) -> Plan | None:
+    if setting.excess(policy):
+        return None
+    plan = setting.price(policy)
+    return None if latency is not None and plan.seconds > latency else plan
+
+
+_Range = tuple[int, int]
+
+
+class _Tree:
+    """Nodes by their bounds, the least first."""
+
+    def __init__(self, setting: Setting, latency: float | None, n_batches: Sequence[int]) -> None:
+        self.setting, self.latency, self.n_batches = setting, latency, n_batches
+        self.heap: list[tuple[float, int, Policy, tuple[_Range, _Range], Relaxed]] = []
+        self.numbers = count()
+        self.best: Plan | None = None
+
+    @property
+    def limit(self) -> float:
+        """Seconds for a sequence that a node must be able to beat."""
+        return self.best.seconds / self.best.policy.block * (1 - _GAP) if self.best else float("inf")
+
+    def add(self, policy: Policy, ranges: tuple[_Range, _Range]) -> None:
+        """A node, where anything in it fits and may be better than the best."""
+        (first, last), (least, most) = ranges
+        blocks = Blocks((GPU_BATCHES[first], self.n_batches[least]), (GPU_BATCHES[last], self.n_batches[most]))
+        relaxed = best_shares(self.setting, blocks, policy, self.latency)
+        if relaxed is None or relaxed.seconds >= self.limit:
+            return
+        heapq.heappush(self.heap, (relaxed.seconds, next(self.numbers), policy, ranges, relaxed))
+
+    def explored(self) -> Found | None:
+        leaves, bound = 0, float("inf")
+        while self.heap:
+            seconds, _, policy, ranges, relaxed = heapq.heappop(self.heap)
+            if seconds >= self.limit or leaves >= _MOST_LEAVES:
+                bound = seconds
+                break
+            (first, last), (least, most) = ranges
+            if first == last and least == most:
+                leaves += 1
+                self._leaf(replace(policy, gpu_batch=GPU_BATCHES[first], n_gpu_batches=self.n_batches[least]), relaxed)
+                continue
+            for half in _halves(ranges):
+                self.add(policy, half)
+        if self.best is None:
+            return None
+        most_tokens = self.setting.sizes.generated / min(bound, self.best.seconds / self.best.policy.block)
+        return Found(self.best, most_tokens)
+
+    def _leaf(self, policy: Policy, relaxed: Relaxed) -> None:
+        starts = [_accepted(self.setting, each, self.latency) for each in _rounded(policy, relaxed)]
+        if self.best is not None:
+            own = self.best.policy
+            starts.append(
+                _accepted(
+                    self.setting,
+                    replace(policy, weights=own.weights, cache=own.cache, hidden=own.hidden),
+                    self.latency,
+                )
+            )
+        fitting = [plan for plan in starts if plan is not None]
+        if not fitting:
+            return
+        plan = min(fitting, key=lambda each: each.seconds)
+        if self.best is not None and plan.tokens_per_s * _PROMISING < self.best.tokens_per_s:
+            return
+        plan = improved(self.setting, plan, self.latency)
+        if self.best is None or plan.tokens_per_s > self.best.tokens_per_s:
+            self.best = plan
+
+
+def _halves(ranges: tuple[_Range, _Range]) -> list[tuple[_Range, _Range]]:
+    """Two halves along the side with more choices."""
+    (first, last), (least, most) = ranges
+    if last - first >= most - least:
+        middle = (first + last) // 2
+        return [((first, middle), (least, most)), ((middle + 1, last), (least, most))]
+    middle = (least + most) // 2
+    return [((first, last), (least, middle)), ((first, last), (middle + 1, most))]
+
+
+def _rounded(policy: Policy, relaxed: Relaxed) -> Iterator[Policy]:
+    """The shares rounded to whole percents each way; what is cut off goes a tier down."""
+    each = [_roundings(shares) for shares in (relaxed.weights, relaxed.cache, relaxed.hidden)]
+    for weights, cache, hidden in product(*each):
+        yield replace(policy, weights=weights, cache=cache, hidden=hidden)
+
+
+def _roundings(shares: Shares) -> list[Shares]:
+    made: list[Shares] = []
+    for device in {floor(100 * shares.device + 1e-6), ceil(100 * shares.device - 1e-6)}:
+        # Nothing goes to the disk where the program wants nothing there.
+        hosts = {floor(100 * shares.host + 1e-6), 100 - device} if shares.disk < 1e-6 else {
+            floor(100 * shares.host + 1e-6), ceil(100 * shares.host - 1e-6)
+        }  # fmt: skip
+        made += [
+            Shares(device / 100, host / 100, (100 - device - host) / 100) for host in hosts if device + host <= 100
+        ]
+    return made
+
+
+def _neighbours(policy: Policy, step: float) -> Iterator[Policy]:
+    """Exchanges of `step` of one thing between two tiers."""
+    for group in ("weights", "cache", "hidden"):
+        shares: Shares = getattr(policy, group)
+        parts = [shares.device, shares.host, shares.disk]
+        for source, target in product(range(3), range(3)):
+            moved = min(step, parts[source])
+            if source == target or moved <= 0:
+                continue
+            changed = list(parts)
+            changed[source] = round(parts[source] - moved, 6)
+            changed[target] = round(parts[target] + moved, 6)
+            yield replace(policy, **{group: Shares(*changed)})

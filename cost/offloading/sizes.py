@@ -1,0 +1,196 @@
+"""What a program of a model asks of memory, links and arithmetic, read from the types of its values.
+
+Offloading moves a model's layer in two parts, attention and feedforward, and the tables before and after the layers as
+parts of their own. A weight with a dimension of the heads (one that the cache has too) belongs to attention, as does
+what is read together with it; a norm belongs to the part that follows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.cost.memory import memory_of
+from shardwright.cost.work import Work, work_of
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops import Update
+from shardwright.ir.program import Func, Let, Loop, Program, Value
+
+GROUP = 64
+"""Elements that share a scale and a least value where they are quantized (Sheng et al. 2023, section 5)."""
+
+QUANTIZED_BYTES = 0.5 + 4 / GROUP
+"""Bytes of an element in 4 bits, its part of the two 16-bit numbers of its group included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A weight, of one layer where every layer has one. Matrices can be quantized, vectors stay as they are."""
+
+    name: str
+    elements: int
+    bytes: int
+    matrix: bool
+
+    def stored_bytes(self, quantized: bool) -> float:
+        return self.elements * QUANTIZED_BYTES if quantized and self.matrix else float(self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Weights that are moved together, and the FLOPs of the products with them for one token of one sequence."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    flops: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def matrix_elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors if tensor.matrix)
+
+    def stored_bytes(self, quantized: bool) -> float:
+        return sum(tensor.stored_bytes(quantized) for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model at one length of prompt and of generation; everything for one sequence unless it says otherwise.
+
+    `cache_elements` of one token in one layer, `cache_element_bytes` each; `hidden_bytes` the residual stream at one
+    token; `attention_flops` and `scores` for one query position and one cached position in one layer. `working`
+    are the bytes of values that live at once on the device while a layer runs, in prefill and in decode.
+    """
+
+    layers: int
+    attention: Part
+    feedforward: Part
+    embedding: Part
+    unembedding: Part
+    cache_elements: int
+    cache_element_bytes: float
+    hidden_bytes: int
+    attention_flops: float
+    scores: float
+    prefill_working: int
+    decode_working: int
+    prompt: int
+    generated: int
+
+    @property
+    def context(self) -> int:
+        """Positions of the cache at the end."""
+        return self.prompt + self.generated
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.attention.bytes + self.feedforward.bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.layers * self.layer_bytes + self.embedding.bytes + self.unembedding.bytes
+
+    @property
+    def cache_token_bytes(self) -> float:
+        """Keys and values of one token in one layer."""
+        return self.cache_elements * self.cache_element_bytes
+
+    def parts(self) -> tuple[tuple[Part, int], ...]:
+        """Each part with how often the model has it."""
+        layers = self.layers
+        return ((self.embedding, 1), (self.attention, layers), (self.feedforward, layers), (self.unembedding, 1))
+
+
+def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
+    """The sizes of an explicit program on one device whose functions are `prefill`, of `prompt` tokens, and `decode`,
+    both for one sequence, over a cache of `prompt + generated` positions.
+
+    Raises where a function is missing, or decode has no loop over layers in which a cache grows.
+    """
+    if not {"prefill", "decode"} <= {func.name for func in program.funcs}:
+        raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE)
+    prefill, decode = program.func("prefill"), program.func("decode")
+    loop, update = _loop_and_update(decode)
+    caches = [value for value in program.state if {loop.dim, update.dim} <= set(value.concrete.names)]
+    layers, positions = program.sizes(decode)[loop.dim], program.sizes(decode)[update.dim]
+    batch = next(name for name in caches[0].concrete.names if name != loop.dim)
+    heads = {name for value in caches for name in value.concrete.names} - {loop.dim, update.dim, batch}
+    weights = {value.name: value for value in program.weights}
+    works = work_of(program, decode)
+    inside = [work for work in works if work.loops]
+    attention, feedforward = _layer_parts(inside, weights, loop.dim, heads)
+    embedding, unembedding = _end_parts([work for work in works if not work.loops], weights)
+    cached = {value.name for value in caches}
+    products = [work.matmul for work in inside if work.matmul and cached & {name for name, _ in work.reads}]
+    return Sizes(
+        layers,
+        attention,
+        feedforward,
+        embedding,
+        unembedding,
+        sum(math.prod(dim.size for dim in value.concrete.dims) for value in caches) // (layers * positions),
+        max(value.concrete.dtype.bits for value in caches) / 8,
+        loop.carries[0].value.concrete.local_bytes(program.mesh),
+        sum(product.flops for product in products) / positions,
+        max((product.count * product.m for product in products), default=0),
+        memory_of(program, prefill).activations,
+        memory_of(program, decode).activations,
+        prompt,
+        generated,
+    )
+
+
+def _loop_and_update(func: Func) -> tuple[Loop, Update]:
+    for statement, loops in func.walk():
+        if isinstance(statement, Let) and isinstance(statement.operation, Update) and loops:
+            return loops[0], statement.operation
+    raise fault("no-phases", f"{func.name} has no loop over layers in which a cache grows", NOWHERE)
+
+
+def _layer_parts(
+    works: Sequence[Work], weights: Mapping[str, Value], layer_dim: str, heads: set[str]
+) -> tuple[Part, Part]:
+    """Attention and feedforward. What is read without a product goes with the next product that reads a matrix."""
+    tensors: dict[str, dict[str, Tensor]] = {"attention": {}, "feedforward": {}}
+    flops = dict.fromkeys(tensors, 0.0)
+    waiting: dict[str, Tensor] = {}
+    for work in works:
+        read = {name: _tensor(weights[name], layer_dim) for name, _ in work.reads if name in weights}
+        waiting |= read
+        matrices = [name for name, tensor in read.items() if tensor.matrix]
+        if work.matmul is None or not matrices:
+            continue
+        of_heads = any(heads & set(weights[name].concrete.names) for name in matrices)
+        part = "attention" if of_heads else "feedforward"
+        tensors[part] |= waiting
+        flops[part] += work.matmul.flops
+        waiting = {}
+    tensors["feedforward"] |= waiting
+    attention, feedforward = (Part(name, tuple(tensors[name].values()), flops[name]) for name in tensors)
+    return attention, feedforward
+
+
+def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Part, Part]:
+    """What is looked up before the layers, and everything else outside them, the unembedding above all."""
+    before: dict[str, Tensor] = {}
+    after: dict[str, Tensor] = {}
+    flops = 0.0
+    for work in works:
+        read = {name: _tensor(weights[name], None) for name, _ in work.reads if name in weights}
+        if work.operation == "lookup":
+            before |= read
+        else:
+            after |= read
+            flops += work.flops
+    return Part("embedding", tuple(before.values()), 0.0), Part("unembedding", tuple(after.values()), flops)
+
+
+def _tensor(value: Value, layer_dim: str | None) -> Tensor:
+    kind = value.concrete
+    dims = [dim.size for dim in kind.dims if dim.name != layer_dim]
+    elements = math.prod(dims)
+    return Tensor(value.name, elements, -(-elements * kind.dtype.bits // 8), len(dims) > 1)

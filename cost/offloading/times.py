@@ -1,0 +1,261 @@
+"""Seconds of prefill and decode of one block under a policy, from the loads of each step on each resource.
+
+A step is one part of a layer (attention, feedforward, a table before or after the layers) for one batch. While it is
+computed, the weights of the next part are fetched (during the first batch's step), the cache and hidden states of the
+next batch are fetched, and those of the batch before are stored (Sheng et al. 2023, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.cost.offloading.placement import Placed, place
+from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.runtimes import Rates, Runtime
+from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Seconds that a step keeps each resource busy. `blocking` copies hold up the thread that starts the device's
+    computation; they are part of `to_device` too."""
+
+    device: float = 0.0
+    host: float = 0.0
+    blocking: float = 0.0
+    to_device: float = 0.0
+    from_device: float = 0.0
+    disk: float = 0.0
+
+    def __add__(self, other: Load) -> Load:
+        # Written out: a search adds millions of these.
+        return Load(
+            self.device + other.device,
+            self.host + other.host,
+            self.blocking + other.blocking,
+            self.to_device + other.to_device,
+            self.from_device + other.from_device,
+            self.disk + other.disk,
+        )
+
+    def times(self, count: float) -> Load:
+        return Load(
+            count * self.device,
+            count * self.host,
+            count * self.blocking,
+            count * self.to_device,
+            count * self.from_device,
+            count * self.disk,
+        )
+
+
+RESOURCES = {
+    "device": "device compute",
+    "host": "host attention",
+    "to_device": "host to device",
+    "from_device": "device to host",
+    "disk": "disk",
+}
+"""What a load's fields are called in reports."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Prefill, or all steps of decode: its seconds, the busy seconds of each resource, and, for each resource, the
+    seconds of the steps that it bounds."""
+
+    seconds: float
+    busy: Load
+    bounding: Load
+
+
+@dataclass(frozen=True)
+class Times:
+    """A block: prefill gives the first token of each sequence, each step of decode one more."""
+
+    prefill: Phase
+    decode: Phase
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill.seconds + self.decode.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def bound_by(self) -> str:
+        """The resource that bounds the most seconds."""
+        bounding = self.prefill.bounding + self.decode.bounding
+        return RESOURCES[max(RESOURCES, key=lambda name: getattr(bounding, name))]
+
+
+def times_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> Times:
+    """The time of a block. The cache of decode is taken at its mean length, as in the paper (section 4.3)."""
+    model = _Model(sizes, policy, runtime, rates)
+    prefill = model.phase(sizes.prompt, sizes.prompt)
+    steps = sizes.generated - 1
+    one = model.phase(1, sizes.prompt + sizes.generated / 2) if steps else Phase(0.0, Load(), Load())
+    decode = Phase(steps * one.seconds, one.busy.times(steps), one.bounding.times(steps))
+    return Times(prefill, decode, policy.block * sizes.generated)
+
+
+@dataclass(frozen=True)
+class _Model:
+    sizes: Sizes
+    policy: Policy
+    runtime: Runtime
+    rates: Rates
+
+    def phase(self, tokens: int, context: float) -> Phase:
+        """One pass of the block through the model, `tokens` of each sequence, over a cache of `context` positions."""
+        seconds, busy, bounding = 0.0, Load(), Load()
+        for count, loads in self._transitions(tokens, context):
+            for repeat, step in loads:
+                times = count * repeat
+                load = step + Load(disk=self.rates.disk_step_s) if step.disk else step
+                own = self._seconds(load)
+                seconds += times * own
+                busy += load.times(times)
+                bounding += _bound(load).times(times * own)
+        if not self.runtime.synchronised and self.runtime.overlapped:
+            seconds = self._seconds(busy)
+            bounding = _bound(busy).times(seconds)
+        return Phase(seconds, busy, bounding)
+
+    def _seconds(self, load: Load) -> float:
+        """Of a step, or of everything where copies run ahead of the computation as far as they like."""
+        runtime = self.runtime
+        if not runtime.overlapped:
+            copies = load.to_device + load.from_device + load.disk
+            return load.device + load.host + copies + runtime.step_overhead_s
+        computed = load.device + load.host
+        if runtime.host_attention == "concurrent":
+            computed = max(load.device, load.host)
+        shared = runtime.constants.contention * min(load.host, load.to_device)
+        held_up = max(computed + load.blocking, load.to_device, load.from_device, load.disk)
+        return held_up + shared + runtime.step_overhead_s
+
+    def _transitions(self, tokens: int, context: float) -> Iterator[tuple[int, list[tuple[int, Load]]]]:
+        """Each part with the part after it, how often that occurs, and the loads of its batches' steps."""
+        sizes = self.sizes
+        embedding, attention = sizes.embedding, sizes.attention
+        feedforward, unembedding = sizes.feedforward, sizes.unembedding
+        for part, following, count in (
+            (embedding, attention, 1),
+            (attention, feedforward, sizes.layers),
+            (feedforward, attention, sizes.layers - 1),
+            (feedforward, unembedding, 1),
+            (unembedding, embedding, 1),
+        ):
+            if count:
+                yield count, self._steps(part, following, tokens, context)
+
+    def _steps(self, part: Part, following: Part, tokens: int, context: float) -> list[tuple[int, Load]]:
+        """The steps of one part: the first fetches the next part's weights. The cache of a batch is fetched during
+        the step before the batch's attention, and stored during the step after it."""
+        batches = self.policy.n_gpu_batches
+        weights = self._weights(following)
+        own = self._compute(part, tokens, context) + self._hidden(tokens)
+        fetched = self._cache_fetched(context) if tokens == 1 else Load()
+        stored = self._cache_stored(tokens)
+        attends, precedes = part is self.sizes.attention, following is self.sizes.attention
+        first = own + weights
+        follows = part is self.sizes.feedforward
+        if batches == 1:
+            return [(1, first + (fetched if precedes else Load()) + (stored if follows else Load()))]
+        first += (fetched if attends else Load()) + (stored if follows else Load())
+        middle = own + (fetched + stored if attends else Load())
+        last = own + (stored if attends else Load()) + (fetched if precedes else Load())
+        return [(1, first), (batches - 2, middle), (1, last)]
+
+    def _weights(self, part: Part) -> Load:
+        placed = self._placed(part)
+        rates, runtime = self.rates, self.runtime
+        pinned = runtime.pinned_weights
+        host = placed.host / (rates.to_device if pinned else rates.unpinned_to_device)
+        disk = _divide(placed.disk, rates.disk_read)
+        copied = placed.disk / (rates.to_device if pinned else rates.unpinned_to_device)
+        return Load(to_device=host + copied, blocking=0.0 if pinned else host, disk=disk)
+
+    def _placed(self, part: Part) -> Placed:
+        return place(part, self.policy.weights, self.runtime, quantized=self.policy.quantized_weights)
+
+    def _hidden(self, tokens: int) -> Load:
+        nbytes = self.policy.gpu_batch * tokens * self.sizes.hidden_bytes
+        hidden, rates = self.policy.hidden, self.rates
+        return Load(
+            to_device=hidden.elsewhere * nbytes / rates.to_device,
+            from_device=hidden.elsewhere * nbytes / rates.store_hidden,
+            disk=_divide(hidden.disk * nbytes, rates.disk_read) + _divide(hidden.disk * nbytes, rates.disk_write),
+        )
+
+    def _cache_bytes(self, positions: float) -> float:
+        """Of one batch in one layer, as it is stored."""
+        sizes = self.sizes
+        each = QUANTIZED_BYTES if self.policy.quantized_cache else sizes.cache_element_bytes
+        return self.policy.gpu_batch * positions * sizes.cache_elements * each
+
+    def _on_host(self) -> bool:
+        return self.policy.host_attention and self.runtime.host_attention != "none" and not self.policy.quantized_cache
+
+    def _cache_fetched(self, context: float) -> Load:
+        cache, rates = self.policy.cache, self.rates
+        nbytes = self._cache_bytes(context)
+        disk = _divide(cache.disk * nbytes, rates.disk_read)
+        if self._on_host():
+            return Load(disk=disk)
+        pinned = self.runtime.pinned_cache
+        host = cache.host * nbytes / (rates.to_device if pinned else rates.unpinned_to_device)
+        return Load(to_device=host + cache.disk * nbytes / rates.to_device, blocking=0.0 if pinned else host, disk=disk)
+
+    def _cache_stored(self, tokens: int) -> Load:
+        """To the host's memory, which is not pinned, or through pinned buffers to the disk."""
+        cache, nbytes = self.policy.cache, self._cache_bytes(tokens)
+        return Load(
+            from_device=cache.host * nbytes / self.rates.store_cache + cache.disk * nbytes / self.rates.to_device,
+            disk=_divide(cache.disk * nbytes, self.rates.disk_write),
+        )
+
+    def _compute(self, part: Part, tokens: int, context: float) -> Load:
+        sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
+        batch = policy.gpu_batch
+        if part is sizes.embedding:
+            return Load()
+        multiplied = 1 if part is sizes.unembedding else tokens
+        traffic = part.bytes / rates.memory
+        seconds = max(batch * multiplied * part.flops / rates.matmul, traffic)
+        each = runtime.constants.quantization_bytes / rates.memory
+        if policy.quantized_weights:
+            seconds += part.matrix_elements * each
+        if part is not sizes.attention:
+            return Load(device=seconds)
+        cached = batch * context * sizes.cache_elements
+        if tokens > 1:
+            scores = batch * tokens * context * sizes.scores
+            seconds += batch * tokens * context * sizes.attention_flops / rates.matmul
+            seconds += scores * runtime.score_bytes / rates.memory
+            if policy.quantized_cache:
+                seconds += batch * tokens * sizes.cache_elements * each
+            return Load(device=seconds)
+        passes = runtime.cache_passes * sizes.cache_element_bytes / rates.memory
+        if policy.quantized_cache:
+            return Load(device=seconds + cached * each)
+        if not self._on_host():
+            return Load(device=seconds + cached * passes)
+        host = policy.cache.elsewhere * cached * sizes.cache_element_bytes / rates.host_attention
+        return Load(device=seconds + policy.cache.device * cached * passes, host=host)
+
+
+def _bound(load: Load) -> Load:
+    """1 at the resource that is busy longest, 0 elsewhere."""
+    longest = max(RESOURCES, key=lambda name: getattr(load, name))
+    return Load(**{longest: 1.0})
+
+
+def _divide(nbytes: float, rate: float) -> float:
+    """Seconds; nothing to move takes none, whatever the rate."""
+    return nbytes / rate if nbytes else 0.0

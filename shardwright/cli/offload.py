@@ -1,0 +1,161 @@
+"""`shardwright offload`: a policy of placement over device, host and disk, and what it gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli.options import add_json, number, one_of, positive
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Parser, Subparsers
+    from shardwright.cost.offloading.pricing import Plan, Setting
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """MODEL --machine NAME --plan-only and what stands below."""
+    parser = subparsers.add_parser(
+        "offload",
+        description="Generate with a model that is larger than the device: weights, KV cache and hidden states are "
+        "spread over device, host and disk by a policy. With --plan-only the best policy by the cost model, or the "
+        "price of a given one.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
+    add_planning(parser)
+    add_json(parser)
+    parser.check(_plan_needs_machine)
+
+
+def add_planning(parser: Parser) -> None:
+    """The options of planning."""
+    add = parser.add_argument
+    add("--plan-only", action="store_true", help="give the policy and its price, and run nothing")
+    add("--machine", metavar="NAME", help="a machine by name, or the path of a machine file")
+    add("--prompt-len", type=positive, metavar="N", default=512, help="tokens of a prompt (default: 512)")
+    add("--gen-len", type=positive, metavar="N", default=32, help="tokens to generate (default: 32)")
+    add(
+        "--policy",
+        metavar="GBS,NGB,WG,WC,CG,CC,HG,HC",
+        help="price this policy: batch, batches in a block, and percent on device and host of weights, cache and "
+        "hidden states; the rest is on disk",
+    )
+    add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
+    add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
+    add("--runtime", metavar="NAME", default="flexgen", help="whose behaviour is priced (default: flexgen)")
+    add("--no-page-cache", action="store_true", help="files are read from the disk each time")
+    add("--gpus", type=positive, metavar="N", default=1, help="a pipeline over N such machines (default: 1)")
+    add(
+        "--frontier",
+        metavar="OUT.{svg,png,pdf}",
+        type=one_of("format of picture", "svg", "png", "pdf"),
+        help="also draw the highest throughput against the time of a block",
+    )
+
+
+def _plan_needs_machine(args: argparse.Namespace) -> str | None:
+    if not args.plan_only:
+        return "--plan-only is required"
+    if args.machine is None:
+        return "--plan-only needs --machine NAME"
+    if args.policy and args.latency is not None:
+        return "--policy and --latency cannot be given together"
+    return "--policy and --frontier cannot be given together" if args.policy and args.frontier else None
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the policy with its price, or one JSON object with `--json`: `{"policy", "tokens_per_s", "prefill_s",
+    "decode_s", "peak_bytes", "bound_by"}` and more."""
+    from shardwright.cost.chips import load_machine
+    from shardwright.cost.offloading.policy import parse_policy
+    from shardwright.cost.offloading.runtimes import load_runtime
+    from shardwright.ir.diagnostics import DiagnosticError, Source
+    from shardwright.prediction.models import model_of
+    from shardwright.prediction.offloading import best_plan, frontier, priced, setting_of
+
+    try:
+        runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
+        policy = parse_policy(args.policy) if args.policy else None
+        model = model_of(args.model)
+        setting = setting_of(
+            model.model,
+            machine,
+            runtime,
+            args.prompt_len,
+            args.gen_len,
+            page_cache=not args.no_page_cache,
+            devices=args.gpus,
+        )
+        compress = args.compress is not None
+        if policy is None:
+            planned = best_plan(setting, compress=compress, latency=args.latency)
+            plan, most = planned.plan, planned.most_tokens_per_s
+        else:
+            plan, most = priced(setting, policy, compress=compress), None
+        plans = frontier(setting, compress=compress) if args.frontier else []
+    except DiagnosticError as error:
+        error.source = error.source or Source("offload", "")
+        raise
+    if args.frontier:
+        from shardwright.prediction.frontier_plot import draw_frontier
+
+        draw_frontier(plans, f"{model.name} on {machine.name}", args.frontier)
+    if args.json:
+        from shardwright.cli.output import print_json
+
+        made = plan_json(setting, plan) | {"model": model.name, "most_tokens_per_s": most}
+        print_json(made | ({"frontier": [plan_json(setting, each) for each in plans]} if plans else {}))
+    else:
+        print(_text(setting, plan, model.name, most))
+    return 0
+
+
+def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
+    """The keys of the contract, and how the plan came about."""
+    policy = plan.policy
+    return {
+        "policy": policy.as_json(),
+        "tokens_per_s": plan.tokens_per_s,
+        "prefill_s": plan.prefill_s,
+        "decode_s": plan.decode_s,
+        "peak_bytes": plan.peaks.as_json(),
+        "bound_by": plan.times.bound_by,
+        "capacity_bytes": {tier: round(nbytes) for tier, nbytes in setting.limits.items()},
+        "runtime": setting.runtime.name,
+        "machine": setting.machine.name,
+        "gpus": setting.devices,
+        "compressed": {"weights": policy.quantized_weights, "cache": policy.quantized_cache},
+        "host_attention": policy.host_attention and not policy.quantized_cache,
+    }
+
+
+def _text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
+    from shardwright.cli.text_table import bytes_text, text_table
+    from shardwright.cost.offloading.policy import TIERS
+
+    policy, sizes = plan.policy, setting.sizes
+    rows = [
+        (tier, *(f"{100 * getattr(shares, tier):g} %" for shares in (policy.weights, policy.cache, policy.hidden)),
+         bytes_text(getattr(plan.peaks, tier)), bytes_text(setting.limits[tier]))
+        for tier in TIERS
+    ]  # fmt: skip
+    packed = [name for name, on in (("weights", policy.quantized_weights), ("cache", policy.quantized_cache)) if on]
+    where = "host" if policy.host_attention and not policy.quantized_cache and policy.cache.elsewhere else "device"
+    gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
+    return "\n".join(
+        [
+            f"{model} on {setting.machine.name}{gpus}, {sizes.prompt} tokens in and {sizes.generated} out,"
+            f" runtime {setting.runtime.name}",
+            "",
+            f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
+            *([f"in 4 bits        {' and '.join(packed)}"] if packed else []),
+            f"attention        on the {where} over what of the cache is not on the device",
+            "",
+            *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),
+            "",
+            f"throughput       {plan.tokens_per_s:.4g} token/s"
+            + (f"; no policy here gives more than {most:.4g}" if most is not None else ""),
+            f"block            {plan.seconds:.4g} s: prefill {plan.prefill_s:.4g} s, decode {plan.decode_s:.4g} s",
+            f"bound by         {plan.times.bound_by}",
+        ]
+    )

@@ -1,0 +1,220 @@
+"""Policies for a model on a machine: the best one, or the price of a given one, from the model's own program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardwright.cost.chips import Machine
+from shardwright.cost.offloading.policy import TIERS, Policy, shares
+from shardwright.cost.offloading.pricing import Plan, Setting
+from shardwright.cost.offloading.runtimes import Runtime
+from shardwright.cost.offloading.search import Found, fitting_shares, search
+from shardwright.cost.offloading.sizes import Sizes, sizes_of
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.types import DType
+from shardwright.models.description import Model
+from shardwright.models.forward import Request, model_program
+
+_IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the throughput that no policy of the search exceeds by the model; None where a policy was given."""
+
+    plan: Plan
+    most_tokens_per_s: float | None
+
+
+@lru_cache(maxsize=256)
+def model_sizes(model: Model, prompt: int, generated: int) -> Sizes:
+    """The sizes of a model's program in f16, read from its types.
+
+    Raises where prompt and generation together are longer than the model's positions.
+    """
+    from shardwright.passes.pipelines import EXPLICIT, run_passes
+
+    if prompt + generated > model.longest:
+        raise fault(
+            "too-long",
+            f"{prompt} tokens and {generated} more are {prompt + generated} positions, and {model.architecture} has"
+            f" {model.longest_key}={model.longest}",
+            NOWHERE,
+            "give a smaller --prompt-len or --gen-len",
+        )
+    request = Request("ws1d", Mesh(()), 1, prompt, DType.F16, None, prompt + generated)
+    text, _ = model_program(model, request)
+    return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
+
+
+def setting_of(
+    model: Model,
+    machine: Machine,
+    runtime: Runtime,
+    prompt: int,
+    generated: int,
+    *,
+    page_cache: bool = True,
+    devices: int = 1,
+) -> Setting:
+    """What a policy is priced for. Raises where the model has fewer layers than there are devices."""
+    sizes = model_sizes(model, prompt, generated)
+    if devices > sizes.layers:
+        raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
+    return Setting(sizes, machine, runtime, page_cache, devices)
+
+
+def best_plan(setting: Setting, *, compress: bool = False, latency: float | None = None) -> Planned:
+    """The policy with the most tokens a second, its block within `latency` seconds where that is given.
+
+    Raises where nothing fits, with the tier, by how much, and what would make it fit.
+    """
+    found = search(setting, _compressions(setting, compress), latency)
+    if found is None:
+        raise _nothing_fits(setting, compress, latency)
+    return Planned(found.plan, found.most_tokens_per_s)
+
+
+def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
+    """The price of a policy. With `compress` the cache is in 4 bits, and the weights where that is faster, or where
+    they would not fit otherwise.
+
+    Raises where the policy does not fit, with every tier that is exceeded.
+    """
+    kinds = [
+        replace(policy, quantized_weights=weights, quantized_cache=cache)
+        for weights, cache in (((False, True), (True, True)) if compress else ((False, False),))
+    ]
+    fitting = [kind for kind in kinds if not setting.excess(kind)]
+    if not fitting:
+        raise _does_not_fit(setting, kinds[-1], compress)
+    return max((setting.price(kind) for kind in fitting), key=lambda plan: plan.tokens_per_s)
+
+
+def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> list[Plan]:
+    """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
+
+    Each is the best within a bound; the bounds are spread evenly, by ratio, from the block of one sequence that takes
+    least to that of the best throughput.
+    """
+    compressions = _compressions(setting, compress)
+    best = search(setting, compressions)
+    if best is None:
+        raise _nothing_fits(setting, compress, None)
+    made: list[Plan] = [best.plan]
+    bound = best.plan.seconds
+    for _ in range(points - 1):
+        bound /= 2
+        found: Found | None = search(setting, compressions, bound)
+        if found is None:
+            break
+        made.append(found.plan)
+        bound = min(bound, found.plan.seconds)
+    return [
+        plan
+        for plan in reversed(made)
+        if not any(
+            other.seconds <= plan.seconds and other.tokens_per_s > plan.tokens_per_s * (1 + 1e-9) for other in made
+        )
+    ]
+
+
+def _compressions(setting: Setting, compress: bool) -> Sequence[tuple[bool, bool]]:
+    if not compress:
+        return ((False, False),)
+    if not setting.runtime.quantizes:
+        raise fault(
+            "no-compression", f"{setting.runtime.name} keeps nothing in 4 bits", NOWHERE, "leave --compress out"
+        )
+    return ((False, True), (True, True))
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def _does_not_fit(setting: Setting, policy: Policy, compress: bool) -> DiagnosticError:
+    peaks, over = setting.peaks(policy), setting.excess(policy)
+    needs = [
+        f"{_gib(getattr(peaks, tier))} {_IN[tier]}, {_gib(over[tier])} more than {setting.machine.name} has"
+        for tier in TIERS
+        if tier in over
+    ]
+    way_out = next(_alternatives(setting, policy, compress), None)
+    return fault(
+        "does-not-fit",
+        f"the policy {policy} needs {'; and '.join(needs)}",
+        NOWHERE,
+        way_out or "no batch and no shares make it fit",
+    )
+
+
+def _alternatives(setting: Setting, policy: Policy, compress: bool) -> Iterator[str]:
+    """Changes of the policy that would make it fit, the smallest first."""
+    for batches in range(policy.n_gpu_batches - 1, 0, -1):
+        if not setting.excess(replace(policy, n_gpu_batches=batches)):
+            yield f"with {batches} batches in a block it fits" if batches > 1 else "with 1 batch in a block it fits"
+            break
+    for batch in range(policy.gpu_batch - 1, 0, -1):
+        if not setting.excess(replace(policy, gpu_batch=batch)):
+            yield f"with batches of {batch} it fits"
+            break
+    if not compress and setting.runtime.quantizes:
+        packed = replace(policy, quantized_weights=True, quantized_cache=True)
+        if not setting.excess(packed):
+            yield "with --compress 4bit it fits"
+    for batches in dict.fromkeys(((policy.gpu_batch, policy.n_gpu_batches), (policy.gpu_batch, 1), (1, 1))):
+        smaller = replace(policy, gpu_batch=batches[0], n_gpu_batches=batches[1])
+        moved = fitting_shares(setting, smaller)
+        if moved is not None:
+            yield f"with the policy {moved} it fits"
+            return
+
+
+def _nothing_fits(setting: Setting, compress: bool, latency: float | None) -> DiagnosticError:
+    if latency is not None:
+        return _too_slow(setting, compress, latency)
+    lowest = shares(0, 0) if setting.machine.disk is not None else shares(0, 100)
+    smallest = Policy(1, 1, lowest, lowest, lowest, compress, compress)
+    over, limits = setting.excess(smallest), setting.limits
+    needs = [
+        f"{_gib(limits[tier] + nbytes)} {_IN[tier]}, {_gib(nbytes)} more than {setting.machine.name} has"
+        for tier, nbytes in over.items()
+    ]
+    return fault(
+        "does-not-fit",
+        f"nothing fits: with one sequence, and everything as low as it goes, it still takes {'; and '.join(needs)}",
+        NOWHERE,
+        *([] if compress or not setting.runtime.quantizes else ["--compress 4bit takes less than a third"]),
+        *(["a shorter --prompt-len takes less of the device"] if "device" in over else []),
+        "--gpus N divides the layers over machines",
+    )
+
+
+def _too_slow(setting: Setting, compress: bool, latency: float) -> DiagnosticError:
+    found = search(setting, _compressions(setting, compress))
+    if found is None:
+        return _nothing_fits(setting, compress, None)
+    low, high = latency, found.plan.seconds
+    best = found.plan
+    for _ in range(6):  # to within a few percent
+        middle = (low * high) ** 0.5
+        faster = search(setting, _compressions(setting, compress), middle)
+        if faster is None:
+            low = middle
+        else:
+            best, high = faster.plan, min(middle, faster.plan.seconds)
+    return fault(
+        "too-slow",
+        f"no block takes {latency:g} s or less",
+        NOWHERE,
+        f"the fastest takes about {best.seconds:.0f} s: --latency {best.seconds * 1.02:.0f}",
+    )
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
