@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """[TABLE|FILE.csv] [--json]."""
+    """[TABLE|FILE.csv] [--plots FOLDER] [--json]."""
     parser = subparsers.add_parser(
         "reproduce", description="Published measurements beside what is predicted of them, with the signed error."
     )
@@ -26,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default="all",
         help="d2, d3, 2, 1, claims or chen, or a file with the columns of table D.2 or 2; all where not given",
     )
+    parser.add_argument("--plots", metavar="FOLDER", help="also draw figures of Pope et al. with our curves, as SVG")
     add_json(parser)
 
 
@@ -33,6 +34,8 @@ def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
     from shardwright.prediction.reproduction import reproduce
 
+    if args.plots:
+        _plot(args.plots)
     tables = reproduce(args.table)
     if args.json:
         from shardwright.cli.output import print_json
@@ -41,6 +44,17 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(_rows_text(table) if table.rows else _checks_text(table) for table in tables))
     return 0
+
+
+def _plot(folder: str) -> None:
+    from pathlib import Path
+
+    from shardwright.cli.output import write_output
+    from shardwright.prediction.figures import FIGURES, drawn
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, figure in FIGURES.items():
+        write_output(str(Path(folder) / f"{name}.svg"), drawn(figure(), "svg"))
 
 
 def _as_json(tables: list[Reproduced]) -> dict[str, Any]:
