@@ -10,8 +10,8 @@ body that computes for C and gathers for H, the part max(0, H - C) that is seen 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ NANOSECONDS = 1e9
 _HELD = 1e-9
 """Nanoseconds for each byte of weights, state and arguments on a chip: of equal times, the least memory."""
 
+_NEVER = 1e20
+"""What a movement costs that may not be."""
+
 _STEP = 1e-3
 """Nanoseconds for each communicating step: what decides between equal times."""
 
@@ -46,13 +49,14 @@ _STEP = 1e-3
 class Prices:
     """Of what the times of operations and movements do not say, each a lower bound whatever it is.
 
-    `byte_ns` is for each byte of weights and state on a chip beyond `limit`; `hidden` is the share, from 0 to 1, that
-    movements of weights in loops count with, and their kernels count less by.
+    `byte_ns` is for each byte of weights and state on a chip. `seen` is for a function the share, from 0 (also where it
+    is not named) to 1, that movements of weights in its loops count with, and their kernels count less by. `moved` says
+    of a weight in the loops of a function that it is moved there, or that it is not.
     """
 
     byte_ns: float = 0.0
-    limit: float = math.inf
-    hidden: float = 0.0
+    seen: Mapping[str, float] = field(default_factory=dict[str, float])
+    moved: Mapping[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
 
 
 class TimeSolver(Solver):
@@ -116,9 +120,11 @@ class TimeSolver(Solver):
         finite = np.isfinite(seconds)
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
-        if node.name in self.weights and node.loops:
-            costs = costs * self.prices.hidden
         key = (node.func or "", node.name)
+        if node.name in self.weights and node.loops:
+            costs = costs * self.prices.seen.get(key[0], 0.0)
+            if (moved := self.prices.moved.get(key)) is not None:
+                finite = finite & (np.eye(len(costs), dtype=np.bool_) != moved)
         if key in self.structure.before or key in self.structure.after:
             # A movement parts the kernel: what is computed on one side of it is read and written by one of its own.
             codes = node.group.root().codes
@@ -129,7 +135,7 @@ class TimeSolver(Solver):
             np.fill_diagonal(parted, 0.0)
             costs = costs + parted * NANOSECONDS
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
-        return np.where(finite, costs, 16 * float(costs.max()) + 1e9)
+        return np.where(finite, costs, _NEVER)
 
     # ------------------------------------------------------------ kernels
 
@@ -170,8 +176,9 @@ class TimeSolver(Solver):
         memory, compute = memory_s / constants.memory_efficiency, compute_s / constants.compute_efficiency
         total = np.maximum(memory, compute) + constants.unoverlapped * np.minimum(memory, compute)
         total = total + constants.kernel_overhead_s
-        if self.prices.hidden and self.structure.bodies[id(statement)]:
-            total = total - self.prices.hidden * np.maximum(memory_s, compute_s) / constants.link_efficiency
+        seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0)
+        if seen and self.structure.bodies[id(statement)]:
+            total = total - seen * np.maximum(memory_s, compute_s) / constants.link_efficiency
         return total * trips * NANOSECONDS
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal
+
+from shardwright.ir.diagnostics import DiagnosticError
 
 if TYPE_CHECKING:
     from shardwright.cost.chips import Chip
@@ -16,10 +21,12 @@ if TYPE_CHECKING:
     from shardwright.cost.placement import Placement
     from shardwright.cost.program_cost import Cost
     from shardwright.cost.time_placement import Prices
-    from shardwright.ir.diagnostics import DiagnosticError
     from shardwright.ir.program import Func, Program
 
 Minimize = Literal["latency", "cost"]
+
+_ENOUGH = 1e-4
+"""Of the least time: bounds and rounding may differ by so much."""
 
 _ROUNDS = 24
 """Of prices for memory, each half as far from the best as the one before."""
@@ -97,25 +104,85 @@ class _Search:
     def run(self) -> Found:
         from shardwright.cost.time_placement import Prices
 
-        for hidden in self.shares():
-            self.attempt(Prices(hidden=hidden))
+        for stay in self.stationary():
+            self.attempt(Prices(moved=stay))
+        self.branch(Prices())
         if not self.fitting():
             self.under_the_limit()
         best = min(self.fitting(), key=lambda found: found.objective_s)
         return self.proved(best)
 
-    def shares(self) -> Sequence[float]:
-        """How much of the movements of weights in loops is counted: where nothing can be hidden it does not matter."""
+    def gathered_weights(self, func: Func) -> list[str]:
+        """The weights that a function's loops take."""
+        from shardwright.cost.fusion import mentioned
         from shardwright.ir.program import Loop
 
-        loops = any(isinstance(s, Loop) for func in self.program.funcs for s, _ in func.walk())
-        return (0.0, 1.0, 0.5) if loops and self.program.weights else (0.0,)
+        names = set[str]().union(*(mentioned(s) for s in func.body if isinstance(s, Loop)))
+        return [value.name for value in self.program.weights if value.name in names]
+
+    def stationary(self) -> Iterator[Mapping[tuple[str, str], bool]]:
+        """No weight is moved in the loops of some of the functions."""
+        looped = [func for func in self.program.funcs if self.gathered_weights(func)]
+        for count in range(1, len(looped) + 1):
+            for chosen in combinations(looped, count):
+                yield {(func.name, name): False for func in chosen for name in self.gathered_weights(func)}
+
+    def branch(self, root: Prices) -> None:
+        """Which weights loops gather: hidden behind kernels, as far as these take long enough.
+
+        Without counting what is hidden, the least time is a bound, and the answer where all is hidden. Where it is
+        not, the bound is that of a share of what is seen, and of either case of one weight more.
+        """
+        first = self.bounded(root)
+        queue = [(first.bound_ns, 0, first)]
+        closed = math.inf
+        count = 0
+        while queue and queue[0][0] < self.incumbent() * (1 - _ENOUGH) and time.monotonic() < self.end:
+            _, _, case = heapq.heappop(queue)
+            weight = self.undecided(case)
+            if weight is None:
+                closed = min(closed, case.bound_ns)
+                continue
+            for moved in (False, True):
+                prices = replace(case.prices, moved={**case.prices.moved, weight: moved})
+                with suppress(DiagnosticError):
+                    found = self.bounded(prices)
+                    count += 1
+                    heapq.heappush(queue, (max(found.bound_ns, case.bound_ns), count, found))
+        self.bound_ns = min(closed, queue[0][0] if queue else math.inf, self.incumbent())
+
+    def incumbent(self) -> float:
+        from shardwright.cost.time_placement import NANOSECONDS
+
+        return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
+
+    def bounded(self, prices: Prices) -> _Case:
+        """A bound for what these prices leave open: nothing seen of what can be hidden, then a share of it."""
+        found = self.attempt(prices)
+        bound = found.placement.solution.bound
+        over = frozenset(cost.func for cost in found.costs if _seen(cost))
+        for share in (1.0, 0.5):
+            if over and bound < self.incumbent() * (1 - _ENOUGH):
+                again = self.attempt(replace(prices, seen=dict.fromkeys(over, share)))
+                bound = max(bound, again.placement.solution.bound)
+        return _Case(bound, prices, found, over)
+
+    def undecided(self, case: _Case) -> tuple[str, str] | None:
+        """Of the weights that may or may not be moved in a loop where moving is seen, the largest that is."""
+        best: tuple[tuple[bool, float], tuple[str, str]] | None = None
+        weights = {value.name for value in self.program.weights}
+        for node in case.found.placement.nodes:
+            key = (node.func or "", node.name)
+            if node.name in weights and node.loops and node.func in case.over and key not in case.prices.moved:
+                rank = (bool(case.found.placement.trees.get(id(node))), node.shape.elements * node.weight)
+                best = max(best, (rank, key)) if best is not None else (rank, key)
+        return None if best is None else best[1]
 
     def fitting(self) -> list[Found]:
         return [found for found in self.found if found.peak <= self.chip.memory_bytes]
 
     def attempt(self, prices: Prices) -> Found:
-        """The least time at these prices, and a bound on that of whatever fits."""
+        """What takes the least time at these prices."""
         from shardwright.cost.program_cost import cost_of
         from shardwright.cost.time_placement import NANOSECONDS, TimeSolve
         from shardwright.passes.place import place
@@ -125,8 +192,6 @@ class _Search:
         made = _explicit(placed)
         costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
         paid = prices.byte_ns * (costs[0].memory.weights + costs[0].memory.state)
-        room = prices.byte_ns * self.chip.memory_bytes
-        self.bound_ns = max(self.bound_ns, placement.solution.bound - room)
         model = (placement.solution.cost - paid) / NANOSECONDS
         found = Found("feasible", made, placement, costs, model, 0.0, 0.0)
         self.found.append(found)
@@ -134,12 +199,10 @@ class _Search:
 
     def under_the_limit(self) -> None:
         """Prices for the bytes of weights and state, dearer until everything fits, then as cheap as it still does."""
-        from shardwright.cost.time_placement import Prices
-
         low, high = 0.0, 1e-6
-        while not self.fitting():
-            found = self.attempt(Prices(byte_ns=high))
-            if self.fitting():
+        while True:
+            found = self.priced(high)
+            if found.peak <= self.chip.memory_bytes:
                 break
             if high > 1e9:
                 raise self.too_much(found)
@@ -148,16 +211,24 @@ class _Search:
             if time.monotonic() > self.end or high - low < 1e-3 * high:
                 break
             middle = math.sqrt(low * high) if low else high / 16
-            if self.attempt(Prices(byte_ns=middle)).peak <= self.chip.memory_bytes:
+            if self.priced(middle).peak <= self.chip.memory_bytes:
                 high = middle
             else:
                 low = middle
+
+    def priced(self, byte_ns: float) -> Found:
+        """The least time with the memory of weights and state at a price, and the bound that this gives."""
+        from shardwright.cost.time_placement import Prices
+
+        found = self.attempt(Prices(byte_ns=byte_ns))
+        self.bound_ns = max(self.bound_ns, found.placement.solution.bound - byte_ns * self.chip.memory_bytes)
+        return found
 
     def proved(self, best: Found) -> Found:
         from shardwright.cost.time_placement import NANOSECONDS
 
         bound = min(self.bound_ns / NANOSECONDS, best.objective_s)
-        closed = best.model_s - self.bound_ns / NANOSECONDS <= 1e-6 * best.model_s
+        closed = bound >= best.objective_s * (1 - _ENOUGH)
         return replace(
             best,
             status="optimal" if closed else "feasible",
@@ -197,6 +268,21 @@ class _Search:
         )
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What some prices gave, with the functions in which the movements of weights are seen."""
+
+    bound_ns: float
+    prices: Prices
+    found: Found
+    over: frozenset[str]
+
+
+def _seen(cost: Cost) -> bool:
+    """Whether a loop's kernels are too short for the weights that it gathers."""
+    return any(kernel.work.ahead and kernel.work.collective and kernel.exposed > 0 for kernel in cost.kernels)
+
+
 def _explicit(placed: Program) -> Program:
     """A placed program with its movements written down."""
     from shardwright.passes.choose_digit_order import ChooseDigitOrder
@@ -221,8 +307,6 @@ def search_shapes(
     A shape that no slice of the chip has, or that a demanded type does not fit, is left out; raises what the program's
     own shape raises where nothing is left. The bound is that of all shapes that were searched.
     """
-    from shardwright.ir.diagnostics import DiagnosticError
-
     began = time.monotonic()
     first: DiagnosticError | None = None
     found: list[Found] = []
@@ -257,7 +341,6 @@ def explain(program: Program, chip: Chip, constants: Constants, found: Found, se
     """
     from shardwright.cost.layout_problem import PlacementOptions
     from shardwright.cost.movements import duration_text
-    from shardwright.ir.diagnostics import DiagnosticError
     from shardwright.ir.types import OpenType
 
     began = time.monotonic()
