@@ -8,6 +8,7 @@ from shardwright.cli.options import add_json
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from shardwright.cli.options import Subparsers
     from shardwright.prediction.checks import Check
@@ -24,7 +25,8 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="TABLE|FILE.csv",
         nargs="?",
         default="all",
-        help="d2, d3, 2, 1, claims or chen, or a file with the columns of table D.2 or 2; all where not given",
+        help="d2, d3, 2, 1, claims, chen or flexgen-2, -8, -19, -21, -22, -23, or a file with the columns of table D.2 or 2, or "
+        "of FlexGen's table 2; all where not given",
     )
     parser.add_argument("--plots", metavar="FOLDER", help="also draw figures of Pope et al. with our curves, as SVG")
     add_json(parser)
@@ -122,9 +124,22 @@ def _checks_text(table: Reproduced) -> str:
     ]
     head = ("", "published", "predicted", "error", "allowed", "", "")
     held = [check for check in table.checks if check.tolerance is not None]
-    kept = sum(check.holds for check in held)
-    summary = f"{kept} of {len(held)} hold"
+    summary = f"{sum(check.holds for check in held)} of {len(held)} hold" if held else _errors_text(table.checks)
     return "\n".join([table.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
+
+
+def _errors_text(checks: Sequence[Check]) -> str:
+    """Of checks that are only reported: those fitted on, and the others."""
+    from shardwright.prediction.reproduction import median_error
+
+    lines: list[str] = []
+    for how, calibrated in (("fitted on", True), ("predicted", False)):
+        errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
+        if errors:
+            middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
+            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
+            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
+    return "\n".join(lines)
 
 
 def _rows_text(table: Reproduced) -> str:
