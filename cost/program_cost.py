@@ -48,34 +48,41 @@ class Cost:
     n_chips: int
     tokens: int
     parameters: int
+    stages: int = 1
+    micro_batches: int = 1
+    rounds: float = 1.0
+    between_stages_s: float = 0.0
 
     @property
     def time_s(self) -> float:
-        return sum(kernel.total_s for kernel in self.kernels)
+        return sum(kernel.total_s for kernel in self.kernels) * self.rounds + self.between_stages_s
 
     @property
     def exposed_communication_s(self) -> float:
-        return sum(kernel.times.communication * kernel.work.trips * kernel.exposed for kernel in self.kernels)
+        return self.rounds * sum(
+            kernel.times.communication * kernel.work.trips * kernel.exposed for kernel in self.kernels
+        )
 
     @property
     def compute_s(self) -> float:
-        return sum(kernel.times.compute * kernel.work.trips for kernel in self.kernels)
+        return self.rounds * sum(kernel.times.compute * kernel.work.trips for kernel in self.kernels)
 
     @property
     def memory_s(self) -> float:
-        return sum(kernel.times.memory * kernel.work.trips for kernel in self.kernels)
+        return self.rounds * sum(kernel.times.memory * kernel.work.trips for kernel in self.kernels)
 
     @property
     def communication_s(self) -> float:
-        return sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
+        return self.rounds * sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
 
     @property
     def flops_per_chip(self) -> int:
-        return sum(kernel.work.flops * kernel.work.trips for kernel in self.kernels)
+        return sum(k.work.flops * k.work.trips for k in self.kernels) * self.micro_batches // self.stages
 
     @property
     def bytes_received_per_chip(self) -> int:
-        return sum(k.work.collective.received * k.work.trips for k in self.kernels if k.work.collective is not None)
+        received = sum(k.work.collective.received * k.work.trips for k in self.kernels if k.work.collective is not None)
+        return received * self.micro_batches // self.stages
 
     @property
     def mfu(self) -> float:

@@ -38,6 +38,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run these passes in place of the compiler's; '' takes an explicit program as it is written",
     )
     add_sizes(parser)
+    parser.add_argument(
+        "--micro-batches", metavar="M", type=positive, default=1, help="of a program with pipeline stages (default: 1)"
+    )
     model = parser.add_argument_group("of a MODEL")
     model.add_argument("--chips", metavar="N", type=positive, default=1, help="how many chips (default: 1)")
     model.add_argument("--phase", choices=("prefill", "decode"), default="decode", help="default: decode")
@@ -119,21 +122,35 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> Cos
 
 
 def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[list[Cost], GenerationCost | None]:
+    from dataclasses import replace
+
     from shardwright.cli.draw import load_program
     from shardwright.cli.output import read_program
     from shardwright.cost.program_cost import cost_of
     from shardwright.ir.completion import complete
     from shardwright.ir.diagnostics import located
+    from shardwright.ir.format import format_module
+    from shardwright.ir.parser import parse
     from shardwright.ir.verifier import Level, verify
     from shardwright.prediction.generation import generation_cost
+    from shardwright.prediction.pipelines import one_stage, pipeline_cost
 
     source = read_program(args.file)
+    with located(source):
+        module, stages = one_stage(parse(source), args.mesh)
+    if stages is not None:
+        source = replace(source, text=format_module(module))
+        args.mesh = {axis: size for axis, size in args.mesh.items() if axis not in stages.axes}
     program = load_program(args, source)
     with located(source):
         if args.passes is not None:
             program = complete(program)
             verify(program, Level.EXPLICIT)
-        costs = [cost_of(program, func, chip, constants) for func in _chosen(program, args.func)]
+        chosen = _chosen(program, args.func)
+        if stages is None:
+            costs = [cost_of(program, func, chip, constants) for func in chosen]
+        else:
+            costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
         generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
     return costs, generated
 
@@ -188,6 +205,7 @@ def cost_json(cost: Cost) -> dict[str, Any]:
         "mfu": cost.mfu,
         "tokens": cost.tokens,
         "chip_seconds_per_token": cost.chip_seconds_per_token,
+        "stages": cost.stages,
         "ops": [_kernel_json(kernel) for kernel in cost.kernels],
     }
 
@@ -226,7 +244,7 @@ def _table(cost: Cost, constants: Constants) -> str:
             _sides(kernel),
             _moved(kernel),
             duration_text(kernel.total_s),
-            f"{100 * kernel.total_s / cost.time_s:.1f} %" if cost.time_s else "",
+            f"{100 * kernel.total_s * cost.rounds / cost.time_s:.1f} %" if cost.time_s else "",
             kernel.times.bound,
         )
         for kernel in cost.kernels
@@ -247,6 +265,7 @@ def _table(cost: Cost, constants: Constants) -> str:
             f"  memory       {duration_text(cost.memory_s)}",
             f"  links        {duration_text(cost.communication_s)},"
             f" {duration_text(cost.exposed_communication_s)} of it hidden by nothing",
+            *_pipeline_lines(cost),
             f"MFU            {100 * cost.mfu:.1f} %",
             f"chip-seconds   {cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens",
             f"memory         {bytes_text(memory.peak)} a chip at {memory.at or 'the start'}:"
@@ -254,6 +273,17 @@ def _table(cost: Cost, constants: Constants) -> str:
             f" values {bytes_text(memory.activations)}; {fits} in {bytes_text(room)}",
         ]
     )
+
+
+def _pipeline_lines(cost: Cost) -> list[str]:
+    """The stages, their passes with the bubbles, and the way between them."""
+    from shardwright.cost.movements import duration_text
+
+    if cost.stages == 1:
+        return []
+    busy = sum(kernel.total_s for kernel in cost.kernels) * cost.rounds
+    between = duration_text(cost.between_stages_s)
+    return [f"stages         {cost.stages}, {duration_text(busy)} of passes, {between} between stages"]
 
 
 def _sides(kernel: KernelCost) -> str:

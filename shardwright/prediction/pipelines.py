@@ -1,0 +1,161 @@
+"""Pipeline stages: a program whose loop over layers runs over chips (`N_p`) as the program of one stage, and its time.
+
+    mesh p=2 x=4                    mesh x=4
+    weights { w: N_pE_xF }   -->    weights { w: NE_xF }      2 stages, each with half of the layers
+
+The stages work one after the other on the same tokens, so one micro-batch takes the time of all layers, and M of them
+take (M + P - 1) / P of that: the pipeline fills and drains (Huang et al. 2019, section 2.3). In decode the next token
+of a sequence waits for this one, so a step takes max(M, P) / P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from shardwright.cost.chips import Chip
+from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.constants import Constants, Demand, times_of
+from shardwright.cost.memory import Memory, device_bytes
+from shardwright.cost.program_cost import Cost, cost_of
+from shardwright.cost.resizing import resized
+from shardwright.cost.topology import topology_of
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.program import Func, Loop, Program
+from shardwright.ir.syntax import (
+    Decl,
+    FuncItem,
+    Item,
+    LoopStmt,
+    MeshItem,
+    Module,
+    RowDim,
+    StateItem,
+    Stmt,
+    WeightsItem,
+)  # fmt: skip
+
+_BATCH = "B"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The axes that the loop's dimension `dim` is split over, with their sizes; P is their product."""
+
+    dim: str
+    axes: Mapping[str, int]
+
+    @property
+    def count(self) -> int:
+        return prod(self.axes.values())
+
+
+def one_stage(module: Module, mesh: Mapping[str, int]) -> tuple[Module, Stages | None]:
+    """The program without the axes that split a looped dimension of weights and state, and these; None where none do.
+
+    `mesh` has sizes in place of the file's own.
+    """
+    looped = {dim for item in module.items if isinstance(item, FuncItem) for dim in _looped(item.body)}
+    rows = [row for item in module.items for decl in _declared(item) for row in _dims(decl)]
+    split = {(row.name, axis) for row in rows if row.name in looped for axis in row.axes or ()}
+    if not split:
+        return module, None
+    dim = min(name for name, _ in split)
+    axes = {axis for name, axis in split if name == dim}
+    sizes = {axis.name: axis.size for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
+    items = tuple(_without(item, dim, axes) for item in module.items)
+    return replace(module, items=items), Stages(
+        dim, {axis: mesh.get(axis, sizes.get(axis, 1)) for axis in sorted(axes)}
+    )
+
+
+def _looped(body: tuple[Stmt, ...]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, LoopStmt):
+            yield statement.dim
+            yield from _looped(statement.body)
+
+
+def _declared(item: Item) -> tuple[Decl, ...]:
+    return item.decls if isinstance(item, WeightsItem | StateItem) else ()
+
+
+def _dims(decl: Decl) -> tuple[RowDim, ...]:
+    return decl.type.row.dims if decl.type.row is not None else ()
+
+
+def _without(item: Item, dim: str, axes: set[str]) -> Item:
+    if isinstance(item, MeshItem):
+        return replace(item, axes=tuple(axis for axis in item.axes if axis.name not in axes))
+    if isinstance(item, WeightsItem | StateItem):
+        return replace(item, decls=tuple(_bare(decl, dim, axes) for decl in item.decls))
+    return item
+
+
+def _bare(decl: Decl, dim: str, axes: set[str]) -> Decl:
+    if decl.type.row is None:
+        return decl
+    dims = tuple(
+        replace(row, axes=tuple(axis for axis in row.axes or () if axis not in axes)) if row.name == dim else row
+        for row in decl.type.row.dims
+    )
+    return replace(decl, type=replace(decl.type, row=replace(decl.type.row, dims=dims)))
+
+
+# ---------------------------------------------------------------- the time
+
+
+def pipeline_cost(
+    program: Program, func: Func, stages: Stages, micro_batches: int, chip: Chip, constants: Constants | None = None
+) -> Cost:
+    """The cost of one call on P stages, from the explicit program of one stage: B / M sequences at a time.
+
+    Raises where M does not divide the batch, or the mesh with its stages does not fit the chip's interconnect.
+    """
+    sizes, P, M = program.sizes(func), stages.count, micro_batches
+    if sizes[stages.dim] % P:
+        raise fault("not-divisible", f"{stages.dim}={sizes[stages.dim]} does not divide over {P} stages", NOWHERE)
+    if M > 1:
+        if sizes.get(_BATCH, 0) % M:
+            raise fault("not-divisible", f"{M} micro-batches do not divide {_BATCH}={sizes.get(_BATCH, 0)}", NOWHERE)
+        program = resized(program, {_BATCH: sizes[_BATCH] // M})
+        func = program.func(func.name)
+    cost = cost_of(program, func, chip, constants)
+    rounds = (max(M, P) if func.name == "decode" else M + P - 1) / P
+    between = times_of(_between(program, func, stages, chip), constants or chip.constants).total
+    memory = _memory(program, cost.memory, stages, M)
+    return replace(
+        cost,
+        memory=memory,
+        n_chips=cost.n_chips * P,
+        tokens=cost.tokens * M,
+        rounds=rounds,
+        stages=P,
+        micro_batches=M,
+        between_stages_s=(P - 1) * between * rounds,
+    )
+
+
+def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> Demand:
+    """What a stage's loop carries, from its chips to those of the next."""
+    topology = topology_of(chip, {**stages.axes, **program.mesh})
+    loops = [s for s, _ in func.walk() if isinstance(s, Loop) and s.dim == stages.dim]
+    nbytes = sum(carry.value.concrete.local_bytes(program.mesh) for loop in loops for carry in loop.carries)
+    latency, transfer = latency_and_transfer(CollectiveKind.PERMUTE, list(stages.axes), nbytes, topology)
+    return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
+
+
+def _memory(program: Program, whole: Memory, stages: Stages, micro_batches: int) -> Memory:
+    """A stage has its part of what carries the layers, and the state of all micro-batches."""
+    P = stages.count
+    weights = sum(
+        device_bytes(value, program.mesh) // (P if stages.dim in value.type.names else 1) for value in program.weights
+    )
+    state = sum(
+        device_bytes(value, program.mesh)
+        * (micro_batches if _BATCH in value.type.names else 1)
+        // (P if stages.dim in value.type.names else 1)
+        for value in program.state
+    )
+    return replace(whole, weights=weights, state=state)

@@ -1,0 +1,69 @@
+"""Pipeline stages by hand: the passes, the bubbles, the memory of a stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TEXT = """\
+mesh {mesh}
+dim N=8 B=64 E=512 F=2048
+weights {{
+  w: {N}EF_x
+  u: {N}F_xE
+  s: E
+}}
+func {name}(a: BE) -> BE {{
+  y: BE = loop[N](h: BE = a * s) {{
+    g = gelu(h @[E] w)
+    o: BE = g @[F] u
+    next h + o
+  }}
+  return y
+}}
+"""
+
+
+@pytest.fixture
+def cost(shardwright: Callable, tmp_path: Path) -> Callable:
+    """The JSON of a program on TPU v4, with two stages or whole."""
+
+    def run(*options: str, stages: int = 2, name: str = "f", batch: int = 64) -> dict:
+        file = tmp_path / "layers.shard"
+        text = TEXT.format(mesh="p=2 x=2" if stages == 2 else "x=2", N="N_p" if stages == 2 else "N", name=name)
+        file.write_text(text.replace("B=64", f"B={batch}"))
+        got = shardwright("cost", str(file), "--chip", "tpu-v4", "--json", *options)
+        assert got.err == ""
+        return json.loads(got.out)
+
+    return run
+
+
+def test_one_micro_batch_takes_as_long_as_on_one_stage(cost: Callable) -> None:
+    """It only has to cross: 64 x 512 bf16 over one link of 4.5e10 B/s, and a hop."""
+    piped, whole = cost(), cost(stages=1)
+    crossing = 2 * 64 * 512 / 4.5e10 / 0.8957 + 1.233e-6
+    assert piped["time_s"] == pytest.approx(whole["time_s"] + crossing)
+    assert (piped["n_chips"], piped["stages"], whole["n_chips"]) == (4, 2, 2)
+    assert piped["flops_per_chip"] == whole["flops_per_chip"] / 2
+    assert piped["weight_bytes_per_chip"] == (whole["weight_bytes_per_chip"] - 1024) / 2 + 1024
+
+
+def test_micro_batches_fill_and_drain_the_pipeline(cost: Callable) -> None:
+    """Four of 16 rows on two stages take 5 / 2 passes; in decode, where the next token waits, 4 / 2."""
+    part = cost(batch=16, stages=1)["time_s"]
+    crossing = 2 * 16 * 512 / 4.5e10 / 0.8957 + 1.233e-6
+    assert cost("--micro-batches", "4")["time_s"] == pytest.approx(5 / 2 * (part + crossing))
+    assert cost("--micro-batches", "4", name="decode")["time_s"] == pytest.approx(4 / 2 * (part + crossing))
+    assert cost("--micro-batches", "4")["tokens"] == 64
+
+
+def test_micro_batches_divide_the_batch(shardwright: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "layers.shard"
+    file.write_text(TEXT.format(mesh="p=2 x=2", N="N_p", name="f"))
+    got = shardwright("cost", str(file), "--chip", "tpu-v4", "--micro-batches", "3")
+    assert got.status == 1
+    assert "3 micro-batches do not divide B=64 [not-divisible]" in got.err
