@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 
 class Served(Protocol):
@@ -19,6 +19,9 @@ class Served(Protocol):
 
     @property
     def after(self) -> Sequence[int]: ...
+
+
+E = TypeVar("E", bound=Served)
 
 
 class Span(NamedTuple):
@@ -36,9 +39,7 @@ class Bound(NamedTuple):
     resource: str
 
 
-def simulate[E: Served](
-    events: Sequence[E], seconds: Callable[[E], float], shared: Mapping[str, str] | None = None
-) -> list[Span]:
+def simulate(events: Sequence[E], seconds: Callable[[E], float], shared: Mapping[str, str] | None = None) -> list[Span]:
     """The span of each event, where each starts as soon as it can.
 
     `shared` names what resources have in common, as reads and writes have a disk: it serves one event at a time, the
@@ -115,9 +116,8 @@ def bounds(events: Sequence[Served], spans: Sequence[Span]) -> list[Bound]:
         for piece in (Bound(now, start, ""), Bound(max(now, start), end, resource)):
             if piece.end <= piece.start:
                 continue
-            if made and made[-1].resource == piece.resource:
-                piece = Bound(made.pop().start, piece.end, piece.resource)
-            made.append(piece)
+            joined = made.pop().start if made and made[-1].resource == piece.resource else piece.start
+            made.append(Bound(joined, piece.end, piece.resource))
             now = piece.end
     return made
 

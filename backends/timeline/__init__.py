@@ -1,0 +1,8 @@
+"""Timelines of schedules: copies and computation per resource, predicted and measured, as files and as pictures."""
+
+from __future__ import annotations
+
+from shardwright.backends.timeline.occupancy import memory_over_time
+from shardwright.backends.timeline.record import Course, Entry, Timeline, course_of, read_timeline, write_timeline
+
+__all__ = ["Course", "Entry", "Timeline", "course_of", "memory_over_time", "read_timeline", "write_timeline"]

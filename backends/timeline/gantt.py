@@ -1,0 +1,237 @@
+"""A picture of a timeline: each resource's copies and computation, what bounds each step, and the memory of each tier.
+
+Courses stand one above the other on one scale of time.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardwright.backends.timeline.record import Course, Timeline
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.types import Tier
+
+FORMATS = ("svg", "png", "pdf")
+
+_COLOURS = {"weights": "#b58a2b", "cache": "#17838f", "hidden": "#8a4fc7", "compute": "#3b82c4", "other": "#7b8794"}
+_NAMES = {"cache": "KV cache", "hidden": "hidden states", "compute": "computation"}
+_UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
+_BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+_BOUND = ("#3b82c4", "#e8891c", "#3f8f4f", "#d64545", "#8a4fc7", "#7b8794", "#b58a2b", "#17838f")
+_INK = "#1f2933"
+_LINES = {"predicted": ("#c2410c", "--"), "measured": ("#1f2933", "-")}
+
+_FINEST = 1 / 3000
+"""Of the width: bars that are closer together than this, and no longer, are drawn as one."""
+
+_GAP = 1 / 1500
+"""Of the width: what keeps neighbours apart, and the least width of a bar."""
+
+_CHARACTER = 1 / 150
+"""Of the width: what a character of a label takes."""
+
+
+def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None) -> bytes:
+    """The picture in one of `FORMATS`, of the seconds of `window` or of everything.
+
+    Raises a `DiagnosticError` where nothing happens in the window, ModuleNotFoundError without matplotlib.
+    """
+    from importlib import import_module
+
+    whole = max(course.seconds for _, course in timeline.courses)
+    begin, end = window or (0.0, whole)
+    if begin >= whole:
+        message = f"nothing happens from {begin:g} s on: the timeline ends at {whole:.4g} s"
+        raise fault("timeline-window", message, NOWHERE, "give a --window that begins earlier")
+    end = min(end, whole) if whole else 1.0
+    mpl: Any = import_module("matplotlib")
+    # Text stays text and nothing depends on the day, so that the same timeline is the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline", "font.size": 8}):
+        figure = _figure(timeline, begin, end)
+        made = io.BytesIO()
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(fmt)
+        figure.savefig(made, format=fmt, dpi=144, metadata=metadata)
+    return made.getvalue()
+
+
+def _figure(timeline: Timeline, begin: float, end: float) -> Any:
+    from importlib import import_module
+
+    resources = _ordered(timeline)
+    tiers = [tier for tier in map(str, Tier) if any(tier in course.memory for _, course in timeline.courses)]
+    bounding = list(dict.fromkeys(step.resource for _, course in timeline.courses for step in course.steps))
+    rows = [0.32 * (len(resources) + 1) + 0.25 for _ in timeline.courses] + [0.9 for _ in tiers]
+    figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, sum(rows) + 1.3), layout="constrained")
+    grid: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": rows})
+    axes = [row[0] for row in grid]
+    unit, scale = _unit(end - begin)
+    for axis, (name, course) in zip(axes, timeline.courses, strict=False):
+        _lanes(axis, name, course, resources, bounding, (begin, end, scale))
+    for axis, tier in zip(axes[len(timeline.courses) :], tiers, strict=True):
+        _memory(axis, tier, timeline, scale)
+    axes[-1].set_xlim(begin * scale, end * scale)
+    axes[-1].set_xlabel(f"time, {unit}")
+    figure.suptitle(timeline.title, color=_INK, fontsize=10)
+    _legend(figure, timeline, bounding)
+    return figure
+
+
+def _ordered(timeline: Timeline) -> list[str]:
+    """The resources of all courses: along the way of what is loaded, then back."""
+    known = ["disk read", "disk", "host to device", "to device", "device", "host", "from device", "disk write"]
+    found = list(dict.fromkeys(resource for _, course in timeline.courses for resource in course.resources))
+    return sorted(found, key=lambda resource: known.index(resource) if resource in known else len(known))
+
+
+def _lanes(
+    axis: Any, name: str, course: Course, resources: Sequence[str], bounding: Sequence[str],
+    shown: tuple[float, float, float],
+) -> None:  # fmt: skip
+    begin, end, _ = shown
+    finest = (end - begin) * _FINEST
+    for row, resource in enumerate(resources):
+        inside = sorted(
+            (entry.start, entry.end, _kind(entry.name, resource), entry.name)
+            for entry in course.entries
+            if entry.resource == resource and entry.end > begin and entry.start < end
+        )
+        for colour, bars in _merged(inside, finest).items():
+            _bars(axis, bars, (row - 0.4, 0.8), _COLOURS[colour], shown)
+            for start, stop, label in bars:
+                _label(axis, row, max(start, begin), min(stop, end), label, shown)
+    steps = [step for step in course.steps if step.end > begin and step.start < end]
+    for resource in bounding:
+        found = [(step.start, step.end, "bound", "") for step in steps if step.resource == resource]
+        bars = _merged(found, finest).get("bound", [])
+        _bars(axis, bars, (-1.3, 0.6), _bound_colour(resource, bounding), shown)
+    labels = [f"{resource}  {_percent(course.busy(resource), course.seconds)}" for resource in resources]
+    axis.set_yticks([-1, *range(len(resources))] if course.steps else list(range(len(resources))))
+    axis.set_yticklabels(["step bound by", *labels] if course.steps else labels)
+    axis.set_ylim(len(resources) - 0.5, -1.5)
+    axis.set_title(f"{name}: {_seconds(course.seconds)}{_bounded(course)}", loc="left", fontsize=8, color=_INK)
+    axis.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+
+
+def _bars(
+    axis: Any, bars: Sequence[tuple[float, float, str]], height: tuple[float, float], colour: str,
+    shown: tuple[float, float, float],
+) -> None:  # fmt: skip
+    """Rectangles with a gap between neighbours, where they are wide enough to have one."""
+    begin, end, scale = shown
+    gap = (end - begin) * _GAP
+    pieces: list[tuple[float, float]] = []
+    for start, stop, _ in bars:
+        width = stop - start
+        pieces.append((scale * start, scale * (width - gap if width > 4 * gap else max(width, gap))))
+    axis.broken_barh(pieces, height, facecolors=colour, linewidth=0)
+
+
+def _merged(spans: Sequence[tuple[float, float, str, str]], finest: float) -> dict[str, list[tuple[float, float, str]]]:
+    """Bars of each colour. What would be too fine to be seen is joined with the neighbour, without a label."""
+    made: dict[str, list[tuple[float, float, str]]] = {}
+    for start, end, colour, label in spans:
+        bars = made.setdefault(colour, [])
+        if bars and start - bars[-1][1] < finest and min(end - start, bars[-1][1] - bars[-1][0]) < 4 * finest:
+            bars[-1] = (bars[-1][0], max(end, bars[-1][1]), "")
+        elif end > start:
+            bars.append((start, end, label))
+    return made
+
+
+def _label(axis: Any, row: int, start: float, end: float, name: str, shown: tuple[float, float, float]) -> None:
+    """As much of the name as there is room for: all of it, or its numbers, as in `s3 b0 t1`."""
+    begin, stop, scale = shown
+    room = (end - start) / (stop - begin) / _CHARACTER
+    for text in (name, " ".join(letter + n for letter, n in re.findall(r"\b([a-z])[a-z]* (\d+)", name))):
+        if text and len(text) + 1 < room:
+            middle = scale * (start + end) / 2
+            axis.text(middle, row, text, ha="center", va="center", color="white", fontsize=6.5, clip_on=True)
+            return
+
+
+def _memory(axis: Any, tier: str, timeline: Timeline, scale: float) -> None:
+    highest = max(n for _, course in timeline.courses for _, n in course.memory.get(tier, ((0.0, 0.0),)))
+    unit, power = next(((unit, power) for unit, power in _BYTES if highest >= power), _BYTES[-1])
+    for name, course in timeline.courses:
+        points = course.memory.get(tier)
+        if not points:
+            continue
+        times = [scale * time for time, _ in points] + [scale * course.seconds]
+        values = [nbytes / power for _, nbytes in points] + [points[-1][1] / power]
+        solid = name == "measured" or timeline.measured is None
+        colour, style = _LINES[name]
+        axis.plot(times, values, style if not solid else "-", drawstyle="steps-post", color=colour, linewidth=1.0)
+        if solid:
+            axis.fill_between(times, values, step="post", color="#dbe4ee", linewidth=0)
+    capacity = timeline.capacity.get(tier)
+    if capacity and capacity < 3 * highest:
+        axis.axhline(capacity / power, color="#d64545", linewidth=0.8, linestyle=":")
+        axis.text(1.0, capacity / power, "capacity ", color="#d64545", fontsize=6.5, ha="right", va="bottom",
+                  transform=axis.get_yaxis_transform())  # fmt: skip
+    axis.set_ylim(0, 1.15 * max(highest, capacity if capacity and capacity < 3 * highest else 0.0) / power or 1.0)
+    axis.set_ylabel(f"{tier}, {unit}")
+    axis.grid(visible=True, axis="y", alpha=0.25)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:
+    from importlib import import_module
+
+    patch: Any = import_module("matplotlib.patches").Patch
+    kinds = {_kind(entry.name, entry.resource) for _, course in timeline.courses for entry in course.entries}
+    handles = [patch(color=colour, label=_NAMES.get(kind, kind)) for kind, colour in _COLOURS.items() if kind in kinds]
+    if len(timeline.courses) > 1 and any(course.memory for _, course in timeline.courses):
+        line: Any = import_module("matplotlib.lines").Line2D
+        handles += [
+            line([], [], color=_LINES[name][0], linestyle=_LINES[name][1], linewidth=1.0, label=f"memory {name}")
+            for name, _ in timeline.courses
+        ]
+    handles += [patch(color=_bound_colour(name, bounding), label=f"bound by {name or 'nothing'}") for name in bounding]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), frameon=False, fontsize=7)
+
+
+def _bound_colour(resource: str, bounding: Sequence[str]) -> str:
+    return _BOUND[bounding.index(resource) % len(_BOUND)]
+
+
+def _kind(name: str, resource: str) -> str:
+    if resource in {"device", "host"}:
+        return "compute"
+    return next((kind for kind in ("weights", "cache", "hidden") if kind in name), "other")
+
+
+def _bounded(course: Course) -> str:
+    """The share of the time that each resource bounds, the largest first."""
+    if not course.seconds:
+        return ""
+    shares: dict[str, float] = {}
+    for piece in course.bounds:
+        shares[piece.resource] = shares.get(piece.resource, 0.0) + piece.end - piece.start
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return "; bound by " + ", ".join(_shares(largest, course.seconds))
+
+
+def _shares(largest: Sequence[tuple[str, float]], whole: float) -> Iterator[str]:
+    for resource, seconds in largest:
+        if seconds >= 0.005 * whole:
+            yield f"{resource or 'nothing'} {_percent(seconds, whole)}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else ""
+
+
+def _seconds(seconds: float) -> str:
+    unit, scale = _unit(seconds)
+    return f"{seconds * scale:.4g} {unit}"
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """In which such a time is written, and how many of it a second has."""
+    return next(((unit, scale) for unit, scale in _UNITS if seconds * scale >= 1), _UNITS[-1])

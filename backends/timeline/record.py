@@ -1,0 +1,220 @@
+"""A schedule's course, predicted and measured, and the JSON file that holds it.
+
+    {"format": "shardwright-timeline", "title": "opt-30b on t4", "capacity_bytes": {"device": 16e9},
+     "predicted": {"events": [{"resource": "to device", "name": "copy weights layer 1", "start": 0.0, "end": 0.25,
+                               "bytes": 600, "after": [], "step": null}, ...],
+                   "memory_bytes": {"device": [[0.0, 600], [0.5, 0]]}},
+     "measured": {...}}
+
+Times are seconds since the course began. Events stand in the order of the schedule, `after` are the places of those
+that an event waits for, and `step` is the number of the step that a computation belongs to. Memory is the bytes from
+each time on. `capacity_bytes`, `predicted` or `measured`, `memory_bytes`, `bytes`, `after` and `step` may be left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwright.cost.offloading.simulation import Bound, Span, bounds, step_bounds
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+
+if TYPE_CHECKING:
+    from shardwright.backends.torch.schedule import Event, Schedule
+
+FORMAT = "shardwright-timeline"
+
+Memory = Mapping[str, Sequence[tuple[float, float]]]
+"""Of each tier: from this second on, so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event with its span. `number` is its place in the course."""
+
+    number: int
+    resource: str
+    name: str
+    start: float
+    end: float
+    bytes: int = 0
+    after: tuple[int, ...] = ()
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happened, or would happen: events in the order of the schedule, and the memory of each tier."""
+
+    entries: tuple[Entry, ...]
+    memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
+
+    @property
+    def seconds(self) -> float:
+        return max((entry.end for entry in self.entries), default=0.0)
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """In the order in which they are first used."""
+        return tuple(dict.fromkeys(entry.resource for entry in self.entries))
+
+    def busy(self, resource: str) -> float:
+        """Seconds in which the resource serves events."""
+        return sum(entry.end - entry.start for entry in self.entries if entry.resource == resource)
+
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What each moment waits for."""
+        return tuple(bounds(self.entries, [Span(entry.start, entry.end) for entry in self.entries]))
+
+    @cached_property
+    def steps(self) -> tuple[Bound, ...]:
+        """The steps, each from the end of the one before to the end of its computation, with what bounds it."""
+        ends: dict[int, float] = {}
+        for entry in self.entries:
+            if entry.step is not None:
+                ends[entry.step] = max(entry.end, ends.get(entry.step, 0.0))
+        return tuple(step_bounds(sorted(ends.values()), self.bounds))
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Courses of the same schedule."""
+
+    title: str
+    predicted: Course | None = None
+    measured: Course | None = None
+    capacity: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def courses(self) -> tuple[tuple[str, Course], ...]:
+        """Those there are, with what they are called."""
+        named = (("predicted", self.predicted), ("measured", self.measured))
+        return tuple((name, course) for name, course in named if course is not None)
+
+
+def course_of(schedule: Schedule, spans: Sequence[Span], memory: Memory | None = None) -> Course:
+    """The course of a schedule of the PyTorch runtime whose events had these spans, in its order."""
+    steps: dict[tuple[int, int, int], int] = {}
+    made: list[Entry] = []
+    for event, (start, end) in zip(schedule.events, spans, strict=True):
+        step = steps.setdefault((event.run, event.stage, event.batch), len(steps)) if event.kind == "compute" else None
+        resource = str(event.resource)
+        made.append(Entry(event.number, resource, _name(event), start, end, event.nbytes, event.after, step))
+    return Course(tuple(made), memory or {})
+
+
+def _name(event: Event) -> str:
+    batch = "" if event.batch < 0 else f" batch {event.batch} token {event.token}"
+    return f"{event.kind} stage {event.stage}{batch}"
+
+
+# ---------------------------------------------------------------- the file
+
+
+def write_timeline(timeline: Timeline) -> str:
+    """The text of the JSON file."""
+    made: dict[str, object] = {"format": FORMAT, "title": timeline.title, "capacity_bytes": dict(timeline.capacity)}
+    for name, course in timeline.courses:
+        made[name] = {
+            "events": [
+                {"resource": entry.resource, "name": entry.name, "start": entry.start, "end": entry.end,
+                 "bytes": entry.bytes, "after": entry.after, "step": entry.step}
+                for entry in course.entries
+            ],
+            "memory_bytes": {tier: list(points) for tier, points in course.memory.items()},
+        }  # fmt: skip
+    return json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def read_timeline(source: Source) -> Timeline:
+    """The timeline of a JSON file. Raises a `DiagnosticError` that says where it is not one."""
+    with located(source):
+        try:
+            value: Any = json.loads(source.text)
+        except (ValueError, RecursionError) as error:
+            reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise fault("timeline-file", f"this is not JSON: {reason}", NOWHERE) from None
+        if not isinstance(value, dict) or cast("dict[str, Any]", value).get("format") != FORMAT:
+            raise fault(
+                "timeline-file",
+                f'this is not a timeline: it lacks "format": "{FORMAT}"',
+                NOWHERE,
+                "`shardwright offload ... --timeline OUT.json` writes one",
+            )
+        table = cast("dict[str, Any]", value)
+        courses = {name: _course(name, table[name]) for name in ("predicted", "measured") if table.get(name)}
+        if not courses:
+            raise _wrong("there is neither a predicted nor a measured course")
+        capacity = {tier: _number(n, f"capacity of {tier}") for tier, n in _object(table.get("capacity_bytes")).items()}
+        return Timeline(str(table.get("title", "")), courses.get("predicted"), courses.get("measured"), capacity)
+
+
+def _course(name: str, value: object) -> Course:
+    table = _object(value)
+    events = table.get("events")
+    if not isinstance(events, list) or not events:
+        raise _wrong(f"the {name} course has no events")
+    listed = cast("list[object]", events)
+    entries = tuple(_entry(at, event, len(listed), name) for at, event in enumerate(listed))
+    memory = {
+        tier: _points(points, f"{name} memory of {tier}") for tier, points in _object(table.get("memory_bytes")).items()
+    }
+    return Course(entries, memory)
+
+
+def _entry(at: int, value: object, count: int, course: str) -> Entry:
+    where, table = f"{course} event {at}", _object(value)
+    missing = [key for key in ("resource", "name", "start", "end") if key not in table]
+    if missing:
+        raise _wrong(f"{where} lacks {', '.join(missing)}")
+    start, end = _number(table["start"], f"start of {where}"), _number(table["end"], f"end of {where}")
+    if end < start:
+        raise _wrong(f"{where} ends at {end:g} s, before it starts at {start:g} s")
+    after = table.get("after") or ()
+    if not isinstance(after, list | tuple) or not all(_is_place(n, at) for n in cast("Sequence[object]", after)):
+        raise _wrong(f"{where} has an after that is not a list of events before it")
+    step = table.get("step")
+    if step is not None and not _is_place(step, count):
+        raise _wrong(f"{where} has the step {step!r}, which is not a whole number below {count}")
+    moved = int(_number(table.get("bytes", 0), f"bytes of {where}"))
+    resource, name = str(table["resource"]), str(table["name"])
+    return Entry(at, resource, name, start, end, moved, tuple(cast("Sequence[int]", after)), cast("int | None", step))
+
+
+def _is_place(value: object, below: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+
+
+def _points(value: object, where: str) -> tuple[tuple[float, float], ...]:
+    points: list[tuple[float, float]] = []
+    for point in cast("list[object]", value) if isinstance(value, list) else [None]:
+        pair = cast("list[object]", point) if isinstance(point, list) else []
+        if len(pair) != 2:
+            raise _wrong(f"the {where} is not a list of [second, bytes]")
+        points.append((_number(pair[0], where), _number(pair[1], where)))
+    if points != sorted(points, key=lambda point: point[0]):
+        raise _wrong(f"the {where} is not in the order of time")
+    return tuple(points)
+
+
+def _object(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong(f"an object was expected where there is {json.dumps(value)[:40]}")
+    return cast("dict[str, Any]", value)
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise _wrong(f"the {what} is not a number from 0 up")
+    return float(value)
+
+
+def _wrong(message: str) -> DiagnosticError:
+    return fault("timeline-file", message, NOWHERE)
