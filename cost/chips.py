@@ -179,7 +179,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device with its host and its disk. In a file, `chip` is a name or a path from the file's own folder."""
+    """One device with its host and its disk. In a file, `chip` is a name or a path from the file's own folder.
+
+    `sustained_matmul` is the share of the chip's rate that its power lets it keep up in this machine.
+    """
 
     name: str
     chip: Chip
@@ -189,6 +192,7 @@ class Machine:
     measured: Measured = Measured()
     usd_per_hour: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    sustained_matmul: float = 1.0
 
 
 def chip_names() -> tuple[str, ...]:
@@ -425,4 +429,9 @@ def _machine(table: Table) -> Machine:
             if key not in known:
                 raise rows.unknown(key, known)
         measured = Measured(**{key: rows.rate(key) for key in rows})
-    return Machine(name, chip, host, host_link, disk, measured, _price(table), _sources(table))
+    price, sources = _price(table), _sources(table)
+    table.offer("sustained_matmul")
+    sustained = table.positive("sustained_matmul") if "sustained_matmul" in table else 1.0
+    if sustained > 1:
+        raise table.bad("sustained_matmul", "must be a share of the chip's rate, above 0 and at most 1")
+    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained)

@@ -18,13 +18,13 @@ _FOLDER = Path(__file__).parent / "runtimes"
 class Constants:
     """What of a machine's datasheet a runtime gets; `calibration` fits them on measurements. Shares are at most 1.
 
-    `matmul` of the chip's rate of products in 16 bits, `memory` of its memory's rate, `link` of the host link from
-    pinned memory, `unpinned` of it from memory that is not, `host_attention` of the host memory's rate, counted in
-    bytes of a cache in 16 bits, `disk_read` of the rate of the disk: of its limit for several readers where the
-    operating system's page cache reads ahead, of its nominal rate where the page cache is off, when a step that
-    uses files takes `uncached_step_s` more. `quantization_bytes` of device memory traffic are spent on an element that
-    is brought from 4 bits to 16 or back. `contention` is the part of the shorter of two streams through host memory,
-    the attention there and copies to the device, that is not hidden behind the longer.
+    `matmul` of the rate of products in 16 bits that the chip sustains, `link` of the host link from pinned memory,
+    `unpinned` of it from memory that is not, `host_attention` of the host memory's rate, counted in bytes of a cache in
+    16 bits, `disk_read` of the disk's: of its limit for several readers where the operating system's page cache reads
+    ahead, of its nominal rate where the page cache is off, when a step that uses files takes `uncached_step_s` more.
+    `quantization_bytes` of device memory traffic are spent on an element that is brought from 4 bits to 16 or back.
+    `contention` is the part of the shorter of two streams through host memory, the attention there and copies to the
+    device, that is not hidden behind the longer.
     """
 
     matmul: float
@@ -164,7 +164,7 @@ def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> 
         read = constants.disk_read * (ahead if page_cache else disk.read_bytes_per_s)
         write = runtime.disk_write * disk.write_bytes_per_s
     return Rates(
-        constants.matmul * machine.chip.rate("f16"),
+        constants.matmul * machine.sustained_matmul * machine.chip.rate("f16"),
         runtime.memory * machine.chip.memory_bytes_per_s,
         constants.link * link.to_device_bytes_per_s,
         constants.unpinned * link.to_device_bytes_per_s,

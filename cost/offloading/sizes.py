@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.cost.memory import memory_of
-from shardwright.cost.work import Work, work_of
+from shardwright.cost.work import Matmul, Work, work_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
@@ -159,7 +159,7 @@ def _layer_parts(
     flops = dict.fromkeys(tensors, 0.0)
     waiting: dict[str, Tensor] = {}
     for work in works:
-        read = {name: _tensor(weights[name], layer_dim) for name, _ in work.reads if name in weights}
+        read = {name: _tensor(weights[name], layer_dim, work.matmul) for name, _ in work.reads if name in weights}
         waiting |= read
         matrices = [name for name, tensor in read.items() if tensor.matrix]
         if work.matmul is None or not matrices:
@@ -180,7 +180,7 @@ def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Par
     after: dict[str, Tensor] = {}
     flops = 0.0
     for work in works:
-        read = {name: _tensor(weights[name], None) for name, _ in work.reads if name in weights}
+        read = {name: _table(weights[name]) for name, _ in work.reads if name in weights}
         if work.operation == "lookup":
             before |= read
         else:
@@ -189,8 +189,15 @@ def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Par
     return Part("embedding", tuple(before.values()), 0.0), Part("unembedding", tuple(after.values()), flops)
 
 
-def _tensor(value: Value, layer_dim: str | None) -> Tensor:
+def _tensor(value: Value, layer_dim: str | None, product: Matmul | None) -> Tensor:
+    """A weight; it is a matrix where the product sums over it, which its bias, of two dimensions maybe, is not."""
     kind = value.concrete
-    dims = [dim.size for dim in kind.dims if dim.name != layer_dim]
-    elements = math.prod(dims)
-    return Tensor(value.name, elements, -(-elements * kind.dtype.bits // 8), len(dims) > 1)
+    elements = math.prod(dim.size for dim in kind.dims if dim.name != layer_dim)
+    matrix = product is not None and elements == product.count * product.k * max(product.m, product.n)
+    return Tensor(value.name, elements, -(-elements * kind.dtype.bits // 8), matrix)
+
+
+def _table(value: Value) -> Tensor:
+    """A weight outside the layers; tables are matrices, looked up or multiplied with."""
+    own = _tensor(value, None, None)
+    return replace(own, matrix=len(value.concrete.dims) > 1)

@@ -117,16 +117,16 @@ class _Model:
             for repeat, step in loads:
                 times = count * repeat
                 load = step + Load(disk=self.rates.disk_step_s) if step.disk else step
-                own = self._seconds(load)
+                own = self.seconds(load)
                 seconds += times * own
                 busy += load.times(times)
                 bounding += _bound(load).times(times * own)
         if not self.runtime.synchronised and self.runtime.overlapped:
-            seconds = self._seconds(busy)
+            seconds = self.seconds(busy)
             bounding = _bound(busy).times(seconds)
         return Phase(seconds, busy, bounding)
 
-    def _seconds(self, load: Load) -> float:
+    def seconds(self, load: Load) -> float:
         """Of a step, or of everything where copies run ahead of the computation as far as they like."""
         runtime = self.runtime
         if not runtime.overlapped:
@@ -152,14 +152,14 @@ class _Model:
             (unembedding, embedding, 1),
         ):
             if count:
-                yield count, self._steps(part, following, tokens, context)
+                yield count, self.steps(part, following, tokens, context)
 
-    def _steps(self, part: Part, following: Part, tokens: int, context: float) -> list[tuple[int, Load]]:
+    def steps(self, part: Part, following: Part, tokens: int, context: float) -> list[tuple[int, Load]]:
         """The steps of one part: the first fetches the next part's weights. The cache of a batch is fetched during
         the step before the batch's attention, and stored during the step after it."""
         batches = self.policy.n_gpu_batches
         weights = self._weights(following)
-        own = self._compute(part, tokens, context) + self._hidden(tokens)
+        own = self.computation(part, tokens, context) + self._hidden(tokens)
         fetched = self._cache_fetched(context) if tokens == 1 else Load()
         stored = self._cache_stored(tokens)
         attends, precedes = part is self.sizes.attention, following is self.sizes.attention
@@ -220,7 +220,7 @@ class _Model:
             disk=_divide(cache.disk * nbytes, self.rates.disk_write),
         )
 
-    def _compute(self, part: Part, tokens: int, context: float) -> Load:
+    def computation(self, part: Part, tokens: int, context: float) -> Load:
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
         if part is sizes.embedding:
@@ -259,3 +259,37 @@ def _bound(load: Load) -> Load:
 def _divide(nbytes: float, rate: float) -> float:
     """Seconds; nothing to move takes none, whatever the rate."""
     return nbytes / rate if nbytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a layer for one batch at one token; token 0 is prefill. `seconds` where it waits for all copies."""
+
+    token: int
+    part: str
+    batch: int
+    load: Load
+    seconds: float
+
+
+def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> Iterator[Step]:
+    """The steps of a block in order. Where `times_of` takes the cache of decode at its mean length, here it grows."""
+    model = _Model(sizes, policy, runtime, rates)
+    layer = (sizes.attention, sizes.feedforward)
+    parts = (sizes.embedding, *(part for _ in range(sizes.layers) for part in layer), sizes.unembedding)
+    for token in range(sizes.generated):
+        tokens, context = (1, sizes.prompt + token) if token else (sizes.prompt, sizes.prompt)
+        for part, following in zip(parts, (*parts[1:], parts[0]), strict=True):
+            batch = 0
+            for repeat, step in model.steps(part, following, tokens, context):
+                load = step + Load(disk=rates.disk_step_s) if step.disk else step
+                for _ in range(repeat):
+                    yield Step(token, part.name, batch, load, model.seconds(load))
+                    batch += 1
+
+
+def computation(
+    sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates, part: Part, tokens: int, context: float
+) -> Load:
+    """What a step of this part keeps busy on the device and on the host, without any copy."""
+    return _Model(sizes, policy, runtime, rates).computation(part, tokens, context)

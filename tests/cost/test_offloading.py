@@ -1,0 +1,319 @@
+"""Sizes from types, placement, memory and time of a policy by hand; the linear program bounds what policies cost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from shardwright.cost.chips import load_machine
+from shardwright.cost.offloading.calibration import Measurement, calibrate
+from shardwright.cost.offloading.linear_program import Blocks, best_shares
+from shardwright.cost.offloading.memory import attends_on_host, peaks_of
+from shardwright.cost.offloading.placement import place
+from shardwright.cost.offloading.policy import Policy, Shares, parse_policy, policy_of_json, shares
+from shardwright.cost.offloading.pricing import Setting
+from shardwright.cost.offloading.runtimes import NAMES, load_runtime, rates_of, runtime_names
+from shardwright.cost.offloading.search import improved, search
+from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
+from shardwright.cost.offloading.times import times_of
+from shardwright.ir.diagnostics import DiagnosticError
+
+GIB = 2**30
+E, F, N = 1024, 4096, 4  # a small OPT without vectors
+
+
+def small(prompt: int = 64, generated: int = 8) -> Sizes:
+    square = [Tensor(name, E * E, 2 * E * E, True) for name in ("wq", "wk", "wv", "wo")]
+    wide = [Tensor(name, E * F, 2 * E * F, True) for name in ("w_up", "w_down")]
+    nothing = Part("embedding", (), 0.0)
+    return Sizes(
+        layers=N,
+        attention=Part("attention", tuple(square), 8.0 * E * E),
+        feedforward=Part("feedforward", tuple(wide), 4.0 * E * F),
+        embedding=nothing,
+        unembedding=replace(nothing, name="unembedding"),
+        cache_elements=2 * E,
+        cache_element_bytes=2,
+        hidden_bytes=2 * E,
+        attention_flops=4.0 * E,
+        scores=8,
+        prefill_working=1_000_000,
+        decode_working=10_000,
+        prompt=prompt,
+        generated=generated,
+    )
+
+
+T4 = load_machine("t4")
+FLEXGEN, OURS = load_runtime("flexgen"), load_runtime("ours")
+LAYER = 8 * E * E + 4 * E * F  # bytes, as in the paper
+
+
+# ---------------------------------------------------------------- policies
+
+
+def test_a_policy_reads_and_writes_in_the_order_of_the_paper() -> None:
+    policy = parse_policy("48,3,20,80,0,100,0,70")
+    assert policy == Policy(48, 3, shares(20, 80), shares(0, 100), shares(0, 70))
+    assert policy.hidden == Shares(0.0, 0.7, 0.3)
+    assert policy.block == 144
+    assert str(policy) == "48 x 3, 20, 80, 0, 100, 0, 70"
+    made = policy.as_json()
+    assert made == {
+        "gpu_batch": 48, "n_gpu_batches": 3,
+        "wg": 20, "wc": 80, "wd": 0, "cg": 0, "cc": 100, "cd": 0, "hg": 0, "hc": 70, "hd": 30,
+    }  # fmt: skip
+    assert policy_of_json(made) == policy
+
+
+ORDER = "the order is gbs,ngb,wg,wc,cg,cc,hg,hc, as in 48,3,20,80,0,100,0,100"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "note"),
+    [
+        ("48,3,20", "a policy has 8 numbers, gbs,ngb,wg,wc,cg,cc,hg,hc; '48,3,20' has 3", ORDER),
+        ("48,3,20,x,0,100,0,100", "'x' in the policy 48,3,20,x,0,100,0,100 is not a number", ORDER),
+        (
+            "0,3,20,80,0,100,0,100",
+            "the policy 0,3,20,80,0,100,0,100 begins with two whole numbers from 1 up, the batch and how many make a"
+            " block",
+            ORDER,
+        ),
+        (
+            "4,3,-1,80,0,100,0,100",
+            "the shares of the policy 4,3,-1,80,0,100,0,100 are percentages, from 0 to 100",
+            ORDER,
+        ),
+        (
+            "4,3,20,80,30,80,0,100",
+            "the policy 4,3,20,80,30,80,0,100 places 110 % of the cache: 30 on the device, 80 on the host",
+            "device and host together are at most 100; the rest is on disk",
+        ),
+    ],
+)
+def test_policies_that_do_not_add_up(text: str, message: str, note: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        parse_policy(text)
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.message) == ("bad-policy", message)
+    assert [str(each.message) for each in diagnostic.notes] == [note]
+
+
+# ---------------------------------------------------------------- placement
+
+
+def test_whole_tensors_make_20_percent_8() -> None:
+    """wo is the last quarter of attention; the middle of w_down is at 75 %."""
+    sizes = small()
+    placed = [place(part, shares(20, 80), FLEXGEN, quantized=False) for part in (sizes.attention, sizes.feedforward)]
+    assert [each.device for each in placed] == [2 * E * E, 0]
+    assert sum(each.device for each in placed) / LAYER == pytest.approx(1 / 12)
+    assert place(sizes.attention, shares(20, 80), OURS, quantized=False).device == pytest.approx(0.2 * 8 * E * E)
+
+
+def test_the_disk_comes_first() -> None:
+    placed = place(small().attention, shares(0, 50), FLEXGEN, quantized=False)
+    assert (placed.disk, placed.host, placed.device) == (4 * E * E, 4 * E * E, 0)
+
+
+def test_an_element_in_4_bits_takes_its_part_of_scale_and_least_value() -> None:
+    assert place(small().attention, shares(100, 0), OURS, quantized=True).device == 4 * E * E * (0.5 + 4 / 64)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_memory_is_that_of_the_five_constraints() -> None:
+    """Appendix A.3 with its slips corrected: working memory of attention in prefill whole, hidden states of one token
+    in flight in decode."""
+    sizes, policy = small(), Policy(4, 2, Shares(0.25, 0.5, 0.25), Shares(0.5, 0.25, 0.25), Shares(0.0, 0.5, 0.5))
+    peaks = peaks_of(sizes, policy, OURS)
+    s, n, bls, gbs = 64, 8, 8, 4
+    cache = 4 * (s + n) * E * bls * N
+    fetched = 2 * 0.75 * LAYER
+    device = 0.25 * LAYER * N + 0.5 * cache + fetched
+    assert peaks.device_prefill == pytest.approx(device + 2 * gbs * 2 * s * E + gbs * sizes.prefill_working)
+    assert peaks.device_decode == pytest.approx(device + 2 * gbs * 2 * E + gbs * sizes.decode_working)
+    host = 0.5 * LAYER * N + 0.25 * cache + 0.25 * LAYER
+    assert peaks.host_prefill == pytest.approx(host + 0.5 * bls * 2 * s * E + 2 * 0.5 * gbs * 2 * s * E)
+    attention = gbs * 0.5 * 2 * E * (s + n) * 4  # f32
+    assert peaks.host_decode == pytest.approx(host + 0.5 * bls * 2 * E + 2 * 0.5 * gbs * 2 * E + attention)
+    assert peaks.disk == pytest.approx(0.25 * LAYER * N + 0.25 * cache + 0.5 * bls * 2 * s * E)
+    assert peaks.as_json() == {
+        "device": round(peaks.device_prefill), "host": round(peaks.host_decode), "disk": round(peaks.disk)
+    }  # fmt: skip
+
+
+def test_a_cache_in_4_bits_is_attended_on_the_device() -> None:
+    policy = parse_policy("4,2,0,100,0,100,0,100")
+    assert attends_on_host(policy, FLEXGEN)
+    assert not attends_on_host(replace(policy, quantized_cache=True), FLEXGEN)
+    assert not attends_on_host(policy, load_runtime("accelerate"))
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_decode_from_disk_takes_what_reading_takes() -> None:
+    """7 steps, 4 layers, all weights from disk, which is far slower than everything else."""
+    rates = rates_of(T4, OURS)
+    times = times_of(small(), parse_policy("1,1,0,0,100,0,100,0"), OURS, rates)
+    assert times.decode.seconds == pytest.approx(7 * N * LAYER / rates.disk_read)
+    assert times.bound_by == "disk"
+    assert times.tokens_per_s == pytest.approx(8 / times.seconds)
+
+
+def test_a_synchronised_runtime_waits_at_every_step() -> None:
+    """Fetching two thirds of a layer during attention, a third during the feedforward: each step takes the longer of
+    that and its computation, and nothing runs ahead."""
+    runtime = replace(FLEXGEN, whole_tensors=False)
+    sizes, policy = small(), parse_policy("2,2,0,100,100,0,100,0")
+    rates = rates_of(T4, runtime)
+    attention, feedforward = 8 * E * E, 4 * E * F
+    cache = 2 * 2 * E * (64 + 4) * 2 * runtime.cache_passes / rates.memory  # 2 sequences, mean length of the cache
+    own = (attention / rates.memory + cache, feedforward / rates.memory)
+    copy = (feedforward / rates.to_device, attention / rates.to_device)
+    attends, feeds = (max(computed, copied) + computed for computed, copied in zip(own, copy, strict=True))
+    # The last feedforward fetches nothing, and the embedding, which computes nothing, the first attention.
+    token = N * attends + (N - 1) * feeds + 2 * own[1] + copy[1]
+    assert times_of(sizes, policy, runtime, rates).decode.seconds == pytest.approx(7 * token)
+
+
+def test_without_overlap_everything_adds_up() -> None:
+    sizes, policy = small(), parse_policy("4,2,0,50,0,50,0,100")
+    runtime = replace(FLEXGEN, overlapped=False)
+    times = times_of(sizes, policy, runtime, rates_of(T4, runtime))
+    busy = times.decode.busy
+    total = busy.device + busy.host + busy.to_device + busy.from_device + busy.disk
+    assert times.decode.seconds == pytest.approx(total)
+    assert times.seconds > times_of(sizes, policy, FLEXGEN, rates_of(T4, FLEXGEN)).seconds
+
+
+def test_the_hosts_attention_is_beside_the_devices_or_after_it() -> None:
+    sizes, policy = small(512), parse_policy("64,4,100,0,50,50,100,0")
+    serial = replace(OURS, host_attention="serial")
+    rates = rates_of(T4, OURS)
+    together, one_by_one = (times_of(sizes, policy, runtime, rates).decode for runtime in (OURS, serial))
+    assert together.seconds == pytest.approx(max(together.busy.device, together.busy.host), rel=0.05)
+    assert one_by_one.seconds == pytest.approx(one_by_one.busy.device + one_by_one.busy.host, rel=0.05)
+
+
+def test_files_outside_the_page_cache_cost_every_step_a_time() -> None:
+    cached, uncached = rates_of(T4, FLEXGEN), rates_of(T4, FLEXGEN, page_cache=False)
+    assert cached.disk_read == pytest.approx(FLEXGEN.constants.disk_read * 2.65e9)
+    assert uncached.disk_read == pytest.approx(FLEXGEN.constants.disk_read * 2 * GIB)
+    assert (cached.disk_step_s, uncached.disk_step_s) == (0.0, FLEXGEN.constants.uncached_step_s)
+
+
+def test_a_pipeline_fills_in_prefill_and_waits_in_decode() -> None:
+    """4 stages of one layer: prefill of 2 batches takes 2 + 3 rounds, a token 4 rounds where 2 have work."""
+    one = Setting(replace(small(), layers=1), T4, OURS)
+    four = Setting(small(), T4, OURS, devices=4)
+    policy = parse_policy("2,2,100,0,100,0,100,0")
+    assert four.price(policy).prefill_s == pytest.approx(one.price(policy).prefill_s * 5 / 2)
+    assert four.price(policy).decode_s == pytest.approx(one.price(policy).decode_s * 2)
+    assert four.peaks(policy) == one.peaks(policy)
+
+
+# ---------------------------------------------------------------- search
+
+
+def tight(runtime: str = "flexgen") -> Setting:
+    """A machine on which neither weights nor the cache of a large block fit on the device or the host."""
+    machine = replace(T4, chip=replace(T4.chip, memory_bytes=120e6), host=replace(T4.host, memory_bytes=150e6))
+    return Setting(small(), machine, load_runtime(runtime))
+
+
+@pytest.mark.parametrize("runtime", ["flexgen", "ours", "accelerate"])
+def test_no_policy_beats_the_bound_of_the_linear_program(runtime: str) -> None:
+    setting, draw = tight(runtime), random.Random(7)
+    whole = shares(100, 0)
+    kinds = [Policy(1, 1, whole, whole, whole, False, *choice) for choice in product((False, True), repeat=2)]
+    bounds = {kind: best_shares(setting, Blocks((2, 1), (12, 5)), kind) for kind in kinds}
+    seen = 0
+    for _ in range(400):
+        kind = draw.choice(kinds)
+        policy = replace(kind, gpu_batch=draw.randint(2, 12), n_gpu_batches=draw.randint(1, 5), weights=drawn(draw),
+                         cache=drawn(draw), hidden=drawn(draw))  # fmt: skip
+        if not setting.excess(policy):
+            bound = bounds[kind]
+            assert bound is not None
+            assert setting.price(policy).seconds / policy.block >= bound.seconds * (1 - 1e-6)
+            seen += 1
+    assert seen > 50
+
+
+def drawn(draw: random.Random) -> Shares:
+    device = draw.randint(0, 100) * draw.choice((0, 1))
+    return shares(device, draw.randint(0, 100 - device))
+
+
+def test_what_is_found_fits_and_cannot_be_improved() -> None:
+    setting = tight("ours")
+    found = search(setting, ((False, False),))
+    assert found is not None
+    plan = found.plan
+    assert not setting.excess(plan.policy)
+    assert improved(setting, plan).tokens_per_s == plan.tokens_per_s
+    assert found.most_tokens_per_s >= plan.tokens_per_s
+    assert setting.price(parse_policy(str(plan.policy).replace(" x ", ","))).tokens_per_s == pytest.approx(
+        plan.tokens_per_s, rel=1e-9
+    )
+
+
+def test_a_bound_on_the_time_of_a_block_is_kept() -> None:
+    setting = tight()
+    free = search(setting, ((False, False),))
+    assert free is not None
+    bounded = search(setting, ((False, False),), 0.9 * free.plan.seconds)
+    assert bounded is not None
+    assert bounded.plan.seconds <= 0.9 * free.plan.seconds
+    assert bounded.plan.tokens_per_s <= free.plan.tokens_per_s
+    assert search(setting, ((False, False),), 1e-6) is None
+
+
+# ---------------------------------------------------------------- runtimes and calibration
+
+
+def test_every_runtime_keeps_to_the_datasheet() -> None:
+    assert runtime_names() == ("accelerate", "deepspeed", "flexgen", "ours")
+    for name in runtime_names():
+        rates = rates_of(T4, load_runtime(name))
+        assert rates.matmul <= T4.chip.rate("f16")
+        assert rates.memory <= T4.chip.memory_bytes_per_s
+        assert max(rates.to_device, rates.unpinned_to_device) <= T4.host_link.to_device_bytes_per_s
+        assert max(rates.store_cache, rates.store_hidden) <= T4.host_link.from_device_bytes_per_s
+        assert rates.host_attention <= T4.host.memory_rate
+        assert T4.disk is not None
+        assert rates.disk_write <= T4.disk.write_bytes_per_s
+        assert rates.disk_read <= (T4.disk.read_limit_bytes_per_s or 0)
+        assert rates_of(T4, load_runtime(name), page_cache=False).disk_read <= T4.disk.read_bytes_per_s
+    assert len(NAMES) == 8
+
+
+def test_an_unknown_runtime() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_runtime("flexgn")
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.message) == ("unknown-runtime", "there is no runtime flexgn")
+    assert [str(note.message) for note in diagnostic.notes] == [
+        "did you mean flexgen?", "the runtimes are accelerate, deepspeed, flexgen, ours"
+    ]  # fmt: skip
+
+
+def test_calibration_finds_the_constants_that_made_the_times() -> None:
+    true = replace(FLEXGEN.constants, link=0.7, host_attention=0.13, disk_read=0.8)
+    made = FLEXGEN.with_constants(true)
+    sizes = small(512, 32)
+    texts = ("8,1,0,100,100,0,100,0", "1,1,0,100,100,0,100,0", "64,4,0,100,0,100,0,100", "32,4,100,0,0,100,100,0",
+             "1,1,0,0,100,0,100,0", "8,8,100,0,0,0,100,0", "64,8,100,0,100,0,100,0")  # fmt: skip
+    rows = [Measurement(text, sizes, parse_policy(text), T4, 1.0) for text in texts] * 4
+    rows = [replace(row, seconds=row.predicted_s(made)) for row in rows]
+    found = calibrate(rows, FLEXGEN)
+    assert found.link == pytest.approx(true.link, rel=0.03)
+    assert found.host_attention == pytest.approx(true.host_attention, rel=0.05)
+    assert found.disk_read == pytest.approx(true.disk_read, rel=0.05)
