@@ -38,6 +38,9 @@ NANOSECONDS = 1e9
 _HELD = 1e-9
 """Nanoseconds for each byte of weights, state and arguments on a chip: of equal times, the least memory."""
 
+_ENOUGH = 2e-4
+"""Of the time of all kernels: within it layouts are proved best."""
+
 _NEVER = 1e20
 """What a movement costs that may not be."""
 
@@ -49,12 +52,16 @@ _STEP = 1e-3
 class Prices:
     """Of what the times of operations and movements do not say, each a lower bound whatever it is.
 
-    `byte_ns` is for each byte of weights and state on a chip. `seen` is for a function the share, from 0 (also where it
-    is not named) to 1, that movements of weights in its loops count with, and their kernels count less by. `moved` says
-    of a weight in the loops of a function that it is moved there, or that it is not.
+    `byte_ns` is for each byte of weights and state on a chip. `live_ns` is for each byte of any other value, though not
+    all are live at once: what is found with it is a choice that takes less memory, and no bound.
+
+    `seen` is for a function the share, from 0 (also where it is not named) to 1, that movements of weights in its loops
+    count with, and their kernels count less by. `moved` says of a weight in the loops of a function that it is moved
+    there, or that it is not.
     """
 
     byte_ns: float = 0.0
+    live_ns: float = 0.0
     seen: Mapping[str, float] = field(default_factory=dict[str, float])
     moved: Mapping[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
 
@@ -74,13 +81,16 @@ class TimeSolver(Solver):
         self.chip, self.constants, self.structure, self.prices = chip, constants, structure, prices
         self.topology = topology_of(chip, problem.program.mesh)
         self.links = links_of(self.topology, constants)
+        self.globals = set(problem.program.globals)
         self.weights = {value.name for value in problem.program.weights}
         self.table_times: dict[int, Floats] = {}
 
     # ------------------------------------------------------------ what Solver asks
 
     def tolerance(self, quantum: float) -> float:
-        return quantum
+        """A share of what kernels take at least: chips in a torus have many layouts that are equal but for names."""
+        tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
+        return max(quantum, _ENOUGH * sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables))
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
@@ -97,11 +107,15 @@ class TimeSolver(Solver):
         made: list[TableFactor] = []
         params = {id(self.problem.defined[id(f), v.name]) for f in self.problem.program.funcs for v in f.params}
         for node in self.problem.nodes:
+            price = self.prices.byte_ns if node.func is None else self.prices.live_ns
             if node.func is None or id(node) in params:
-                domain = domains[node.home]
-                price = _HELD + (self.prices.byte_ns if node.func is None else 0.0)
-                taken = self.device_bytes(node)[domain] * price
-                made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], taken))
+                price += _HELD
+            own = node.home >= 0 and node.name not in self.globals
+            for variable in {node.home, node.made, *(v for _, v, _ in node.uses)} if own or node.func is None else ():
+                if variable >= 0 and price and (variable == node.home or self.prices.live_ns):
+                    domain = domains[variable]
+                    taken = self.device_bytes(node)[domain] * price
+                    made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
         return made
 
     def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 Minimize = Literal["latency", "cost"]
 
-_ENOUGH = 1e-4
-"""Of the least time: bounds and rounding may differ by so much."""
+_ENOUGH = 1e-3
+"""Of the least time: what the search counts may differ from the price of the finished program by so much."""
 
-_ROUNDS = 24
+_ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
 
 
@@ -99,16 +99,21 @@ class _Search:
         self.structure: Structure = structure_of(self.program)
         self.options = options or Options()
         self.found: list[Found] = []
+        self.known: dict[str, Found] = {}
         self.bound_ns = -math.inf
 
     def run(self) -> Found:
         from shardwright.cost.time_placement import Prices
 
-        for stay in self.stationary():
-            self.attempt(Prices(moved=stay))
-        self.branch(Prices())
+        self.root = Prices()
+        free: Mapping[tuple[str, str], bool] = {}
+        for stay in (free, *self.stationary()):
+            found = self.attempt(Prices(moved=stay))
+            if found.peak > self.chip.memory_bytes and (stay or not self.root.byte_ns):
+                self.price_memory(Prices(moved=stay))
         if not self.fitting():
-            self.under_the_limit()
+            raise self.too_much(min(self.found, key=lambda found: found.peak))
+        self.branch(self.root)
         best = min(self.fitting(), key=lambda found: found.objective_s)
         return self.proved(best)
 
@@ -159,12 +164,13 @@ class _Search:
     def bounded(self, prices: Prices) -> _Case:
         """A bound for what these prices leave open: nothing seen of what can be hidden, then a share of it."""
         found = self.attempt(prices)
-        bound = found.placement.solution.bound
+        room = prices.byte_ns * self.chip.memory_bytes
+        bound = found.placement.solution.bound - room
         over = frozenset(cost.func for cost in found.costs if _seen(cost))
         for share in (1.0, 0.5):
             if over and bound < self.incumbent() * (1 - _ENOUGH):
                 again = self.attempt(replace(prices, seen=dict.fromkeys(over, share)))
-                bound = max(bound, again.placement.solution.bound)
+                bound = max(bound, again.placement.solution.bound - room)
         return _Case(bound, prices, found, over)
 
     def undecided(self, case: _Case) -> tuple[str, str] | None:
@@ -187,6 +193,9 @@ class _Search:
         from shardwright.cost.time_placement import NANOSECONDS, TimeSolve
         from shardwright.passes.place import place
 
+        known = repr(prices)
+        if known in self.known:
+            return self.known[known]
         solve = TimeSolve(self.chip, self.constants, self.structure, prices)
         placed, placement = place(self.program, self.options, solve)
         made = _explicit(placed)
@@ -195,34 +204,37 @@ class _Search:
         model = (placement.solution.cost - paid) / NANOSECONDS
         found = Found("feasible", made, placement, costs, model, 0.0, 0.0)
         self.found.append(found)
+        self.known[known] = found
         return found
 
-    def under_the_limit(self) -> None:
-        """Prices for the bytes of weights and state, dearer until everything fits, then as cheap as it still does."""
-        low, high = 0.0, 1e-6
+    def price_memory(self, prices: Prices) -> None:
+        """Prices for the bytes of weights and state, dearer until everything fits, then as cheap as it still does.
+
+        Where weights and state are not enough, all other values are priced too. The last price for which nothing was
+        too much is the one that bounds are proved with.
+        """
+        limit = self.chip.memory_bytes
+        scale = self.found[-1].objective_s * 1e9 / limit
+        low, high, live = 0.0, scale, False
         while True:
-            found = self.priced(high)
-            if found.peak <= self.chip.memory_bytes:
+            dearer = replace(prices, byte_ns=high, live_ns=high if live else 0.0)
+            found = self.attempt(dearer)
+            if found.peak <= limit:
                 break
-            if high > 1e9:
-                raise self.too_much(found)
-            low, high = high, high * 16
+            memory = max(found.costs, key=lambda cost: cost.memory.peak).memory
+            if memory.weights + memory.state <= limit and not live:
+                live = True
+                continue
+            if high > 1e6 * scale:
+                return
+            low, high = high, high * 8
         for _ in range(_ROUNDS):
-            if time.monotonic() > self.end or high - low < 1e-3 * high:
+            if time.monotonic() > self.end:
                 break
-            middle = math.sqrt(low * high) if low else high / 16
-            if self.priced(middle).peak <= self.chip.memory_bytes:
-                high = middle
-            else:
-                low = middle
-
-    def priced(self, byte_ns: float) -> Found:
-        """The least time with the memory of weights and state at a price, and the bound that this gives."""
-        from shardwright.cost.time_placement import Prices
-
-        found = self.attempt(Prices(byte_ns=byte_ns))
-        self.bound_ns = max(self.bound_ns, found.placement.solution.bound - byte_ns * self.chip.memory_bytes)
-        return found
+            middle = math.sqrt(low * high) if low else high / 8
+            found = self.attempt(replace(prices, byte_ns=middle, live_ns=middle if live else 0.0))
+            low, high = (low, middle) if found.peak <= limit else (middle, high)
+        self.root = replace(self.root, byte_ns=0.0 if live else high)
 
     def proved(self, best: Found) -> Found:
         from shardwright.cost.time_placement import NANOSECONDS
@@ -247,6 +259,8 @@ class _Search:
         notes = [f"a chip would hold {listed}"]
         if memory.live:
             notes.append(f"the largest activation is {memory.live[0].name}, {_bytes(memory.live[0].bytes)}")
+        least = min(found.costs[0].memory.weights + found.costs[0].memory.state for found in self.found)
+        which = "whatever the layouts" if least > room else "in the layouts that take least of those tried"
         chips = cost.n_chips * math.ceil(memory.peak / room)
         notes.append(f"about {chips} chips would hold it, split as far as it is now")
         wide = sum(
@@ -262,7 +276,7 @@ class _Search:
         return fault(
             "does-not-fit",
             f"{cost.func} needs {_bytes(memory.peak)} on each chip, {_bytes(memory.peak - room)} more than the"
-            f" {_bytes(room)} of {self.chip.name}, whatever the layouts",
+            f" {_bytes(room)} of {self.chip.name}, {which}",
             NOWHERE,
             *notes,
         )

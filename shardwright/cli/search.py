@@ -135,11 +135,11 @@ def _found_text(found: Found) -> str:
     mesh = " ".join(f"{axis}={size}" for axis, size in found.program.mesh.items())
     proof = "proved least" if found.status == "optimal" else f"at most {100 * found.gap:.3g} % above the least"
     lines = [
-        f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}"
-        f" (bound {duration_text(found.bound_s)}, {found.seconds:.2f} s)",
+        f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}",
         f"{bytes_text(found.peak)} of {bytes_text(cost.chip.memory_bytes)} on each chip,"
         f" {found.chip_seconds_per_token:.4g} chip-seconds per token",
     ]
+    lines.append(f"bound {duration_text(found.bound_s)}, counted {duration_text(found.model_s)}, {found.seconds:.2f} s")
     if len(found.costs) > 1:
         lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in found.costs]
     return "\n".join(lines)
