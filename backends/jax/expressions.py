@@ -69,6 +69,11 @@ def _contract(_operation: ops.Contract, terms: Sequence[Term], result: TensorTyp
         if left.dtype is not DType.INT8:
             codes = [cast(code, left.dtype, DType.INT8 if left.dtype is DType.INT4 else wide) for code in codes]
             options = options if left.dtype is DType.INT4 else ""
+    batched = set(left.names) & set(right.names) & set(result.names)
+    if left.dtype is DType.BF16 and batched and result.names[0] in set(left.names) - batched:
+        # XLA cannot run some such products of bf16 on CPU, and can with the operands the other way round.
+        spec = f"'{subscripts[1]},{subscripts[0]}->{subscripts[2]}'"
+        codes.reverse()
     call = ", ".join([spec, *codes, *([options] if options else [])])
     if result.dtype is DType.BOOL:
         return f"jnp.einsum({call}) != 0"

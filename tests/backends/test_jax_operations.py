@@ -20,6 +20,7 @@ CONTRACTIONS = {
     "outer": body("(a: f32 B_x, b: f32 F_y) -> f32 F_yB_x", "r: f32 F_yB_x = a @ b", "return r"),
     "letters that meet": body("(a: f32 EE2_x, b: f32 E2_xF) -> f32 EF(partialsum-x)", "r = a @[E2] b", "return r"),
     "rounded": body("(a: bf16 B_xE, b: bf16 EF_y) -> bf16 B_xF_y", "r = a @[E] b", "return r"),
+    "batched within": body("(a: bf16 LTB_xE, b: bf16 B_xEF) -> bf16 LTB_xF", "r = a @[E] b", "return r"),
     "kept wide": body("(a: f16 B_xE, b: f16 EF_y) -> f32 B_xF_y", "r: f32 B_xF_y = a @[E] b", "return r"),
     "int8": body("(a: int8 B_xE, b: int8 EF_y) -> int32 B_xF_y", "r = a @[E] b", "return r"),
     "int4": body("(a: int4 B_xE, b: int4 EF_y) -> int32 B_xF_y", "r = a @[E] b", "return r"),
