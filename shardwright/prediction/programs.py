@@ -30,7 +30,8 @@ CONTEXT = 2048
 SHIPPED = Path(__file__).parent / "compiled"
 """Explicit programs of the published rows; `bench/compile_published.py` writes them."""
 
-PASSES = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
+_FUSED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
+_APART = {"bf16": "cleanup", "int8": "quantize-weights"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,15 @@ def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int,
 
     Layouts are chosen once for all batches that the same axes divide, at the least of them.
     """
-    text, passes = surface_text(deployment, phase, batch, length), PASSES[deployment.weights]
+    text, passes = surface_text(deployment, phase, batch, length), _passes(deployment, batch)
     return resized(compiled(text, passes), {"B": batch, "T": context})
+
+
+def _passes(deployment: Deployment, batch: int) -> str:
+    """Projections are packed, save where weights are gathered over axes that the batch does not fill: the digits of
+    packed parts then conflict in so many ways that the choice of layouts takes minutes."""
+    gathered = deployment.layout.startswith("wg") and _representative(deployment.mesh, batch) < deployment.mesh.n_chips
+    return (_APART if gathered else _FUSED)[deployment.weights]
 
 
 def surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
