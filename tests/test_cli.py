@@ -82,7 +82,7 @@ def test_version(shardwright: Callable) -> None:
         (
             ["draw", "a.shard", "-o", "a.gif"],
             "shardwright draw: error: argument -o/--output: 'a.gif' does not say which picture; "
-            "end it in .svg, .png, .pdf, .dot, .html",
+            "end it in .svg, .png, .pdf, .dot, .html, .trace.json",
         ),
         (["draw", "a.shard"], "shardwright draw: error: the following arguments are required: -o/--output"),
         (

@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from shardwright.backends.timeline.occupancy import memory_over_time
 from shardwright.backends.timeline.record import Course, Entry, Timeline, course_of, read_timeline, write_timeline
+from shardwright.backends.timeline.recorder import Recorder
 
-__all__ = ["Course", "Entry", "Timeline", "course_of", "memory_over_time", "read_timeline", "write_timeline"]
+__all__ = [
+    "Course",
+    "Entry",
+    "Recorder",
+    "Timeline",
+    "course_of",
+    "memory_over_time",
+    "read_timeline",
+    "write_timeline",
+]

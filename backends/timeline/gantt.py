@@ -16,11 +16,26 @@ from shardwright.ir.types import Tier
 
 FORMATS = ("svg", "png", "pdf")
 
-_COLOURS = {"weights": "#b58a2b", "cache": "#17838f", "hidden": "#8a4fc7", "compute": "#3b82c4", "other": "#7b8794"}
-_NAMES = {"cache": "KV cache", "hidden": "hidden states", "compute": "computation"}
+_COLOURS = {
+    "weights": "#b58a2b",
+    "cache": "#17838f",
+    "hidden": "#8a4fc7",
+    "copies": "#7b8794",
+    "compute": "#3b82c4",
+    "wait": "#dbe1e8",
+}
+_NAMES = {"cache": "KV cache", "hidden": "hidden states", "compute": "computation", "wait": "waiting"}
+_BOUND = {
+    "device": "#3b82c4",
+    "to device": "#e8891c",
+    "disk read": "#d64545",
+    "disk": "#d64545",
+    "host": "#3f8f4f",
+    "from device": "#8a4fc7",
+    "disk write": "#17838f",
+}
 _UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
-_BOUND = ("#3b82c4", "#e8891c", "#3f8f4f", "#d64545", "#8a4fc7", "#7b8794", "#b58a2b", "#17838f")
 _INK = "#1f2933"
 _LINES = {"predicted": ("#c2410c", "--"), "measured": ("#1f2933", "-")}
 
@@ -81,7 +96,7 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
 
 def _ordered(timeline: Timeline) -> list[str]:
     """The resources of all courses: along the way of what is loaded, then back."""
-    known = ["disk read", "disk", "host to device", "to device", "device", "host", "from device", "disk write"]
+    known = ["disk read", "disk", "to device", "device", "host", "from device", "disk write"]
     found = list(dict.fromkeys(resource for _, course in timeline.courses for resource in course.resources))
     return sorted(found, key=lambda resource: known.index(resource) if resource in known else len(known))
 
@@ -106,7 +121,7 @@ def _lanes(
     for resource in bounding:
         found = [(step.start, step.end, "bound", "") for step in steps if step.resource == resource]
         bars = _merged(found, finest).get("bound", [])
-        _bars(axis, bars, (-1.3, 0.6), _bound_colour(resource, bounding), shown)
+        _bars(axis, bars, (-1.3, 0.6), _BOUND.get(resource, _COLOURS["copies"]), shown)
     labels = [f"{resource}  {_percent(course.busy(resource), course.seconds)}" for resource in resources]
     axis.set_yticks([-1, *range(len(resources))] if course.steps else list(range(len(resources))))
     axis.set_yticklabels(["step bound by", *labels] if course.steps else labels)
@@ -192,18 +207,18 @@ def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:
             line([], [], color=_LINES[name][0], linestyle=_LINES[name][1], linewidth=1.0, label=f"memory {name}")
             for name, _ in timeline.courses
         ]
-    handles += [patch(color=_bound_colour(name, bounding), label=f"bound by {name or 'nothing'}") for name in bounding]
+    handles += [
+        patch(color=_BOUND.get(name, _COLOURS["copies"]), label=f"bound by {name or 'nothing'}") for name in bounding
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), frameon=False, fontsize=7)
 
 
-def _bound_colour(resource: str, bounding: Sequence[str]) -> str:
-    return _BOUND[bounding.index(resource) % len(_BOUND)]
-
-
 def _kind(name: str, resource: str) -> str:
+    if name.startswith("wait"):
+        return "wait"
     if resource in {"device", "host"}:
         return "compute"
-    return next((kind for kind in ("weights", "cache", "hidden") if kind in name), "other")
+    return next((kind for kind in ("weights", "cache", "hidden") if kind in name), "copies")
 
 
 def _bounded(course: Course) -> str:

@@ -86,7 +86,8 @@ def _ready(event: Served, spans: Sequence[Span | None]) -> float | None:
 
 def critical_path(events: Sequence[Served], spans: Sequence[Span]) -> list[int]:
     """The numbers of the events that the end waits for, in order of time: each began when the one before it ended,
-    or, in spans that were measured, as soon after that as the runtime managed."""
+    or, in spans that were measured, as soon after that as the runtime managed. What shares a resource with an event
+    is known by ending just when that one starts."""
     if not events:
         return []
     previous: dict[str, int] = {}
@@ -94,15 +95,20 @@ def critical_path(events: Sequence[Served], spans: Sequence[Span]) -> list[int]:
     for event in events:
         before.append(previous.get(event.resource))
         previous[event.resource] = event.number
+    just_ended = {span.end: number for number, span in enumerate(spans) if span.end > span.start}
     at = max(range(len(events)), key=lambda number: spans[number].end)
     path = [at]
     while True:
         # The resource's own queue first: of two that end together, it is what a faster resource would shorten.
         own = before[at]
         candidates = ([own] if own is not None else []) + list(events[at].after)
-        if not candidates:
+        latest = max((spans[number].end for number in candidates), default=0.0)
+        if latest < spans[at].start and spans[at].start in just_ended:
+            at = just_ended[spans[at].start]
+        elif candidates:
+            at = next(number for number in candidates if spans[number].end == latest)
+        else:
             return path[::-1]
-        at = max(candidates, key=lambda number: spans[number].end)
         path.append(at)
 
 

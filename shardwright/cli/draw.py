@@ -1,11 +1,11 @@
-"""`shardwright draw`: a picture of the sharded graph."""
+"""`shardwright draw`: a picture of the sharded graph, or of a schedule's timeline."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from shardwright.cli.cost import add_chip
-from shardwright.cli.options import add_file, add_output, add_sizes, one_of
+from shardwright.cli.options import add_file, add_output, add_sizes, one_of, time_window
 
 if TYPE_CHECKING:
     import argparse
@@ -16,15 +16,22 @@ if TYPE_CHECKING:
     from shardwright.ir.program import Program
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
+OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost --chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim]."""
+    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost --chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim],
+    or TIMELINE.json -o OUT.{svg,png,pdf,trace.json} [--window BEGIN:END]."""
     parser = subparsers.add_parser(
-        "draw", description="Draw a program: its values with their layouts, its operations, and the collectives."
+        "draw",
+        description="Draw a program: its values with their layouts, its operations, and the collectives. Or, of a "
+        ".json file that offload --timeline wrote: copies and computation per resource, predicted and measured, what "
+        "bounds each step, and the memory of each tier; as .trace.json for Perfetto.",
     )
     add_file(parser)
-    add_output(parser, f"OUT.{{{','.join(FORMATS)}}}", required=True, kind=one_of("picture", *FORMATS))
+    formats = (*FORMATS, "trace.json")
+    add_output(parser, f"OUT.{{{','.join(formats)}}}", required=True, kind=one_of("picture", *formats))
+    parser.add_argument("--window", type=time_window, metavar="BEGIN:END", help="these seconds of a timeline")
     parser.add_argument("--func", metavar="NAME", help="draw this function alone")
     parser.add_argument(
         "--passes",
@@ -38,6 +45,22 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
     parser.check(lambda args: "--chip needs --cost" if args.chip and not args.cost else None)
     add_sizes(parser)
+    parser.check(_fits_the_file)
+
+
+def _fits_the_file(args: argparse.Namespace) -> str | None:
+    """What is asked for must be of a timeline or of a program, as FILE is."""
+    of_program = [f"--{name}" for name in ("func", "passes", "cost", "mesh", "dim") if getattr(args, name)]
+    if not args.file.endswith(".json"):
+        if args.output.endswith(".trace.json"):
+            return ".trace.json is of timelines; FILE is a program"
+        return "--window is of timelines; FILE is a program" if args.window else None
+    if of_program:
+        return f"{of_program[0]} is of programs; FILE is a timeline"
+    wanted = args.output.endswith(tuple(f".{suffix}" for suffix in OF_TIMELINES))
+    if args.window and args.output.endswith(".trace.json"):
+        return "--window is of pictures; a trace has everything"
+    return None if wanted else f"a timeline is drawn as .{', .'.join(OF_TIMELINES)}"
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -49,12 +72,28 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.ir.diagnostics import located
 
     source = read_program(args.file)
+    if args.file.endswith(".json"):
+        write_output(args.output, _timeline(args, source))
+        return 0
     program = load_program(args, source)
     with located(source):
         annotations = _costs(args, program) if args.cost else None
         dot = to_dot(program, source=source, func=args.func, annotations=annotations)
     write_output(args.output, render(dot, Path(args.output).suffix.removeprefix(".")))
     return 0
+
+
+def _timeline(args: argparse.Namespace, source: Source) -> str | bytes:
+    from shardwright.backends.timeline.gantt import draw
+    from shardwright.backends.timeline.perfetto import to_trace
+    from shardwright.backends.timeline.record import read_timeline
+    from shardwright.ir.diagnostics import located
+
+    timeline = read_timeline(source)
+    if args.output.endswith(".trace.json"):
+        return to_trace(timeline)
+    with located(source):
+        return draw(timeline, args.output.rpartition(".")[2], args.window)
 
 
 def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:

@@ -43,6 +43,12 @@ def add_planning(parser: Parser) -> None:
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
     add("--runtime", metavar="NAME", default="flexgen", help="whose behaviour is priced (default: flexgen)")
+    add(
+        "--timeline",
+        metavar="OUT.json",
+        type=one_of("format of timeline", "json"),
+        help="also write when each copy and computation happens, for draw",
+    )
     add("--no-page-cache", action="store_true", help="files are read from the disk each time")
     add("--gpus", type=positive, metavar="N", default=1, help="a pipeline over N such machines (default: 1)")
     add(
@@ -96,6 +102,8 @@ def execute(args: argparse.Namespace) -> int:
     except DiagnosticError as error:
         error.source = error.source or Source("offload", "")
         raise
+    if args.timeline:
+        _write_timeline(setting, plan, model.name, args.timeline)
     if args.frontier:
         from shardwright.prediction.frontier_plot import draw_frontier
 
@@ -108,6 +116,18 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print(_text(setting, plan, model.name, most))
     return 0
+
+
+def _write_timeline(setting: Setting, plan: Plan, model: str, path: str) -> None:
+    from shardwright.backends.timeline import write_timeline
+    from shardwright.cli.output import write_output
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.prediction.offload_timeline import predicted_timeline
+
+    title = f"{model} on {setting.machine.name}, {plan.policy}, runtime {setting.runtime.name}"
+    with located(Source("offload", "")):
+        timeline = predicted_timeline(setting, plan.policy, title)
+    write_output(path, write_timeline(timeline))
 
 
 def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:

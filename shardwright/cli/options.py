@@ -130,6 +130,18 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
     return read
 
 
+def time_window(text: str) -> tuple[float, float]:
+    """BEGIN:END in seconds, as in 0.5:2."""
+    begin, _, end = text.partition(":")
+    try:
+        window = float(begin), float(end)
+    except ValueError:
+        window = (0.0, 0.0)
+    if not 0 <= window[0] < window[1] < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not BEGIN:END in seconds, as in 0.5:2")
+    return window
+
+
 def size_in_bytes(text: str) -> int:
     """Bytes, as in 16GB (10^9) or 16GiB (2^30)."""
     found = _BYTES.fullmatch(text)
