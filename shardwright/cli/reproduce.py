@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="TABLE|FILE.csv",
         nargs="?",
         default="all",
-        help="d2, d3, 2, 1, claims, chen, or flexgen-2, -8, -19, -21, -22 and -23, or a file with the columns of "
+        help="d2, d3, 2, 1, claims, chen, or flexgen-2, -8, -13, -19, -21, -22 and -23, or a file with the columns of "
         "table D.2 or 2, or of FlexGen's table 2; all where not given",
     )
     parser.add_argument("--plots", metavar="FOLDER", help="also draw figures of Pope et al. with our curves, as SVG")

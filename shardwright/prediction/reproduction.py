@@ -10,7 +10,7 @@ from statistics import median
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
 from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault, located
-from shardwright.prediction import offload_rows
+from shardwright.prediction import offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
 from shardwright.prediction.phases import demands
@@ -73,6 +73,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
     "claims": ("Pope et al. 2022: what is said in sentences", claims),
     "chen": ("Chen 2022, Transformer Inference Arithmetic", chen),
     **{name: (title, partial(offload_rows.checks, name)) for name, (title, _) in offload_rows.TABLES.items()},
+    "flexgen-13": (swarm_rows.TITLE, swarm_rows.petals_checks),
 }
 """Published numbers that are no rows of times: a title, and what compares them."""
 

@@ -26,6 +26,7 @@ from shardwright.prediction.offload_rows import (
     table_23,
 )
 from shardwright.prediction.offloading import best_plan, frontier, model_sizes, setting_of
+from shardwright.prediction.swarm_rows import petals_checks
 
 FLEXGEN = load_runtime("flexgen")
 
@@ -123,6 +124,18 @@ def test_every_system_has_a_prediction_beside_its_figure() -> None:
     for system in ("accelerate", "deepspeed"):
         rows = [check for row, check in made.items() if system in row and check.published > 0.1]
         assert max(abs(check.relative_error) for check in rows) < 0.1
+
+
+def test_a_swarm_is_as_slow_as_its_slowest_resource() -> None:
+    """Section 6.3: the network tells where there are several servers, and hardly where there is one."""
+    made = [check for check in petals_checks() if check.published > 0.1]
+    assert median(abs(check.relative_error) for check in made) <= 0.1
+    rates = {check.row: check.predicted for check in made}
+    for prompt in (256, 512, 1024):
+        near, far = (rates[f"opt-30b petals {prompt}, {network} Mbit/s"] for network in ("5 ms, 1000", "100 ms, 100"))
+        assert far < 0.5 * near
+        near, far = (rates[f"opt-6.7b petals {prompt}, {network} Mbit/s"] for network in ("5 ms, 1000", "100 ms, 100"))
+        assert far > 0.8 * near
 
 
 # ---------------------------------------------------------------- plans
