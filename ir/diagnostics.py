@@ -65,11 +65,16 @@ class Diagnostic:
     severity: Severity = Severity.ERROR
 
     def render(self, source: Source) -> str:
-        """`file:line:column: error: message [code]`, the source line, carets, then the notes."""
-        head = f"{source.name}:{self.span.line}:{self.span.column}: " if self.span.line else f"{source.name}: "
+        """`file:line:column: error: message [code]`, the source line, carets, then the notes.
+
+        Without the place where the source has no text, as a checkpoint has none: the program made of it is not at hand.
+        """
+        shown = self.span.line and source.text
+        head = f"{source.name}:{self.span.line}:{self.span.column}: " if shown else f"{source.name}: "
         parts = [f"{head}{self.severity}: {self.message} [{self.code}]", *_excerpt(source, self.span)]
         for note in self.notes:
-            where = f"{source.name}:{note.span.line}:{note.span.column}: " if note.span and note.span.line else ""
+            placed = note.span if note.span and note.span.line and source.text else None
+            where = f"{source.name}:{placed.line}:{placed.column}: " if placed else ""
             parts.append(f"{where}note: {note.message}")
             if note.span is not None:
                 parts.extend(_excerpt(source, note.span))
@@ -91,7 +96,7 @@ _WIDEST_EXCERPT = 160
 
 
 def _excerpt(source: Source, span: Span) -> list[str]:
-    if not span.line:
+    if not span.line or not source.text:
         return []
     text = source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(text) + 1

@@ -11,6 +11,9 @@ from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 
+MOST_VIRTUAL = 1024
+"""Virtual devices of the CPU; each takes threads and memory of the one machine."""
+
 _FORCED = "xla_force_host_platform_device_count"
 
 
@@ -37,7 +40,7 @@ def arrange_devices(n: int) -> Devices:
     """
     jax = cast(Any, importlib.import_module("jax"))
 
-    if _FORCED not in os.environ.get("XLA_FLAGS", ""):
+    if _FORCED not in os.environ.get("XLA_FLAGS", "") and n <= MOST_VIRTUAL:
         with contextlib.suppress(RuntimeError):  # JAX runs already; what it has is looked at below.
             jax.config.update("jax_num_cpu_devices", n)
     own = jax.devices()
@@ -49,6 +52,13 @@ def arrange_devices(n: int) -> Devices:
     virtual = jax.devices("cpu")
     if len(virtual) >= n:
         return Devices(tuple(virtual[:n]), virtual=True)
+    if n > MOST_VIRTUAL:
+        raise fault(
+            "too-few-devices",
+            f"the mesh needs {n} devices, and there are {len(own)}",
+            NOWHERE,
+            f"make it smaller with --mesh; up to {MOST_VIRTUAL} can be virtual ones of the CPU",
+        )
     raise fault(
         "too-few-devices",
         f"the mesh needs {n} devices, and JAX was started with {max(len(own), len(virtual))}",

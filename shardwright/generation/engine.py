@@ -228,9 +228,7 @@ class _Run:
                 (logits,) = self.session.run("prefill", {"ids": ids, "length": length})
             yield _Read(tuple(row for row, end in ends.items() if at < end <= at + engine.chunk), logits)
 
-    def scored(
-        self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int
-    ) -> Any:
+    def scored(self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int) -> Any:
         from shardwright.backends.jax.session import fetch
 
         logits, found = self.session.run("score", {"ids": ids, "length": length, "target": target})
@@ -283,7 +281,7 @@ class _Run:
             "key": np.array(keys, np.uint32),
             "position": np.array(positions, np.int32),
             "temperature": np.full(rows, settings.temperature, np.float32),
-            "top_k": np.full(rows, settings.top_k, np.int32),
+            "top_k": np.full(rows, min(settings.top_k, self.engine.vocab), np.int32),
             "top_p": np.full(rows, settings.top_p, np.float32),
         }
         (tokens,) = self.session.call("sample", arguments)

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 from shardwright.generation.plan import WeightFormat
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType
+from shardwright.models.importing import DTYPES
 
 if TYPE_CHECKING:
     from shardwright.generation.engine import Completion, Observe
@@ -55,8 +59,6 @@ def generate(
     from shardwright.generation.stopping import stop_tokens as own_stop_tokens
     from shardwright.generation.tokenizer import read_tokenizer
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.ir.mesh import Mesh
-    from shardwright.ir.types import DType
     from shardwright.models.architectures import describe
     from shardwright.models.config import config_path, read_config
 
@@ -67,7 +69,7 @@ def generate(
     tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
     made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
     options = Options(
-        None if mesh is None else Mesh(tuple(mesh.items())),
+        None if mesh is None else _mesh(mesh),
         decode_layout,
         prefill_layout,
         attention,
@@ -75,7 +77,7 @@ def generate(
         prefill_batch,
         chunk,
         cache,
-        None if dtype is None else DType(dtype),
+        None if dtype is None else _dtype(dtype),
         weights,
         experts,
         expert_capacity,
@@ -88,3 +90,16 @@ def generate(
     with exhaustion(str(checkpoint)):
         done = list(load_engine(checkpoint, config.keys, plan).run(made, settings, observe))
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
+
+
+def _mesh(sizes: Mapping[str, int]) -> Mesh:
+    try:
+        return Mesh(tuple(sizes.items()))
+    except ValueError as error:
+        raise fault("bad-setting", str(error), NOWHERE) from None
+
+
+def _dtype(name: str) -> DType:
+    if name not in DTYPES:
+        raise fault("bad-setting", f"dtype is {name!r}, not one of {', '.join(DTYPES)}", NOWHERE)
+    return DType(name)

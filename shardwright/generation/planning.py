@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from shardwright.generation.plan import Plan, WeightFormat, default_mesh, is_file
 from shardwright.generation.prompts import Prompt
@@ -15,6 +15,7 @@ from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse, read_source
 from shardwright.ir.types import DType
+from shardwright.ir.verifier import Level
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
@@ -42,6 +43,19 @@ class Options:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     passes: tuple[Pass, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "prefill_batch", "chunk", "cache"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
+        if self.expert_capacity is not None and self.experts == "replicated":
+            raise fault("bad-setting", "expert_capacity needs experts='all-to-all'", NOWHERE)
+        named = (("attention", AttentionOver), ("weights", WeightFormat), ("experts", ExpertsForm))
+        for name, known in named:
+            value, names = getattr(self, name), get_args(known)
+            if value is not None and value not in names:
+                raise fault("bad-setting", f"{name} is {value!r}, not one of {', '.join(names)}", NOWHERE)
 
 
 def make_plan(
@@ -105,7 +119,16 @@ def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: Options
 def read_passes(text: str) -> tuple[Pass, ...]:
     """The passes of a text such as `fuse-parallel-block,loop-collectives`, none where it is empty."""
     with located(Source("--passes", text)):
-        return parse_pipeline(text) if text else ()
+        passes = parse_pipeline(text) if text else ()
+        for given in passes:
+            if given.takes is Level.SURFACE and given.leaves is Level.EXPLICIT:
+                raise fault(
+                    "bad-pipeline",
+                    f"{given.name} is part of every compilation, after all that is done to the program",
+                    NOWHERE,
+                    "leave it out",
+                )
+        return passes
 
 
 def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
@@ -149,8 +172,11 @@ def _of_files(options: Options) -> _Given:
     files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
     if not files:
         return _Given()
-    for name in ("attention", "prefill_batch", "dtype"):
-        if getattr(options, name) is not None:
+    of_presets = ["attention", "prefill_batch", "dtype"]
+    if is_file(options.decode_layout) and (options.prefill_layout is None or is_file(options.prefill_layout)):
+        of_presets += ["experts", "expert_capacity"]
+    for name in of_presets:
+        if getattr(options, name) not in {None, "replicated"}:
             raise fault(
                 "layout-file",
                 f"--{name.replace('_', '-')} is for presets, and {files[0]} says that itself",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,7 +70,8 @@ def surface_program(config: Mapping[str, Any], plan: Plan) -> Program:
 def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Plan) -> GenerationProgram:
     """The explicit program that the plan's passes make of its surface program."""
     mapping = weight_map(describe(Config(config)))
-    check_map(mapping, surface)
+    with located(_source(plan.decode_layout)) if is_file(plan.decode_layout) else nullcontext():
+        check_map(mapping, surface)
     steps: list[Trace] = []
     explicit = run_passes(surface, plan.pipeline, steps.append)
     return GenerationProgram(surface, explicit, mapping, tuple(steps))

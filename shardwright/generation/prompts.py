@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,16 +72,29 @@ def read_prompts(source: Source, vocab: int, encode: Encode | None) -> list[Prom
 
 def make_prompts(given: Sequence[str | Sequence[int]], vocab: int, encode: Encode | None) -> list[Prompt]:
     """Prompts of texts or lists of ids, which are named by their numbers, from 1 on, where one is at fault."""
+    if isinstance(given, str):
+        raise fault("bad-prompt", "prompts is a text, not a list of prompts", NOWHERE, "write it in brackets: [text]")
+    if not len(given):
+        raise fault("no-prompts", "there is no prompt", NOWHERE, "give at least one text or list of token ids")
     prompts: list[Prompt] = []
     for index, prompt in enumerate(given):
         source = Source(f"prompt {index + 1}", "")
-        keys: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"tokens": [*map(int, prompt)]}
         try:
+            keys = {"prompt": prompt} if isinstance(prompt, str) else {"tokens": _listed(prompt)}
             prompts.append(Prompt(index, _tokens(keys, NOWHERE, vocab, encode), keys, source))
         except DiagnosticError as error:
             error.source = source
             raise
     return prompts
+
+
+def _listed(prompt: object) -> list[int]:
+    """The ids of a list, a tuple or an array as numbers of Python."""
+    try:
+        return [operator.index(token) for token in cast("Sequence[Any]", prompt)]
+    except TypeError:
+        what = "the prompt is neither a text nor a list of token ids"
+        raise fault("bad-prompt", what, NOWHERE, 'prompts are like ["Once upon", [1, 2, 3]]') from None
 
 
 def read_text(path: str) -> Source:

@@ -52,6 +52,15 @@ def test_too_few_devices_here() -> None:
         arrange_devices(9)
 
 
+def test_more_devices_than_a_machine_can_play() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        arrange_devices(100_000)
+    assert caught.value.render() == (
+        "<program>: error: the mesh needs 100000 devices, and there are 8 [too-few-devices]\n"
+        "note: make it smaller with --mesh; up to 1024 can be virtual ones of the CPU"
+    )
+
+
 def test_arrays_that_do_not_fit() -> None:
     program = explicit(TEXT)
     with pytest.raises(ValueError, match=r"^a: an array of shape \(4,\) for f32 A_xy, whose shape is \(8,\)$"):

@@ -10,7 +10,7 @@ import pytest
 from models.checkpoints import config_of
 
 from shardwright.generation.plan import Plan
-from shardwright.generation.programs import surface_program
+from shardwright.generation.programs import compile_for_generation, surface_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.models.importing import import_model
@@ -47,6 +47,17 @@ def test_what_generation_wrote_is_taken_as_it_is(tmp_path: Path) -> None:
     again = surface_program(KEYS, plan(str(path), scores=True))
     assert [func.name for func in again.funcs] == ["score", "decode", "restart", "greedy", "sample", "logprob"]
     assert again == written
+
+
+def test_weights_of_another_checkpoint_are_placed_in_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.shard", "ws2d")
+    other = {**KEYS, "vocab_size": 80}
+    with pytest.raises(DiagnosticError) as caught:
+        compile_for_generation(surface_program(KEYS, plan(path)), other, plan(path))
+    place = next(n for n, line in enumerate(Path(path).read_text().splitlines(), 1) if line.startswith("  embed:"))
+    assert caught.value.render().startswith(
+        f"{path}:{place}:3: error: embed is V=96 E=32 in the program, and V=80 E=32 in the checkpoint [weight-map]\n"
+    )
 
 
 def test_prefill_of_one_file_and_decode_of_another(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +137,22 @@ def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
     assert str(caught.value) == f"{message} [bad-setting]"
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch": 0}, "batch is 0, not 1 or more"),
+        ({"chunk": -1}, "chunk is -1, not 1 or more"),
+        ({"attention": "heads"}, "attention is 'heads', not one of head, batch"),
+        ({"weights": "int3"}, "weights is 'int3', not one of int8, int4"),
+        ({"expert_capacity": 1.5}, "expert_capacity needs experts='all-to-all'"),
+    ],
+)
+def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        Options(**values)
+    assert str(caught.value) == f"{message} [bad-setting]"
+
+
 def test_a_prefix_is_shared_where_that_saves_calls() -> None:
     long = [(*range(20), 90 + i) for i in range(6)]
     assert shared_prefix(long, rows=2, chunk=5) == 19
@@ -172,14 +187,23 @@ def test_passes_on_explicit_programs_come_last() -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_passes("fuse")
     assert caught.value.render().startswith("--passes: error: there is no pass fuse [unknown-pass]\nnote: ")
+    with pytest.raises(DiagnosticError) as caught:
+        read_passes("place,insert-moves")
+    assert caught.value.render() == (
+        "--passes: error: insert-moves is part of every compilation, after all that is done to the program"
+        " [bad-pipeline]\nnote: leave it out"
+    )
 
 
-def test_what_a_file_says_cannot_be_said_otherwise(tmp_path: Path, shardwright: Callable) -> None:
+def test_what_a_file_says_cannot_be_said_otherwise(tmp_path: Path) -> None:
     (tmp_path / "f.shard").write_text("dim B=2 L=2\nfunc f(x: f32 B) -> f32 B {\n  return x\n}\n")
     path = str(tmp_path / "f.shard")
     with pytest.raises(DiagnosticError) as caught:
         plan((3,), decode_layout=path, attention="batch")
     assert str(caught.value) == f"--attention is for presets, and {path} says that itself [layout-file]"
+    with pytest.raises(DiagnosticError) as caught:
+        plan((3,), decode_layout=path, experts="all-to-all")
+    assert str(caught.value) == f"--experts is for presets, and {path} says that itself [layout-file]"
     with pytest.raises(DiagnosticError) as caught:
         plan((3,), decode_layout=path)
     assert str(caught.value) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,18 @@ def test_words_without_a_tokenizer() -> None:
         "prompt 2: error: the checkpoint has no tokenizer, which a prompt in words needs [no-tokenizer]\n"
         "note: give token ids, or put tokenizer.json into the folder"
     )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ("abc", "<program>: error: prompts is a text, not a list of prompts [bad-prompt]"),
+        ([], "<program>: error: there is no prompt [no-prompts]"),
+        ([1, 2], "prompt 1: error: the prompt is neither a text nor a list of token ids [bad-prompt]"),
+        ([[1], [1.5]], "prompt 2: error: the prompt is neither a text nor a list of token ids [bad-prompt]"),
+    ],
+)
+def test_prompts_of_other_types(prompts: Any, said: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        make_prompts(prompts, 9, encode)
+    assert caught.value.render().splitlines()[0] == said

@@ -112,3 +112,9 @@ def test_passes_that_cannot_be_run(passes: str, expected: list[str]) -> None:
 def test_a_fault_that_is_found_twice_is_said_once() -> None:
     twice = fault("empty", "there is nothing", Span(1, 1, 1, 1)).diagnostics * 2
     assert len(DiagnosticError(twice).diagnostics) == 1
+
+
+def test_a_place_in_a_text_that_is_not_at_hand() -> None:
+    error = fault("bad", "it is wrong", Span(3, 1, 3, 4), "do otherwise")
+    error.source = Source("folder", "")
+    assert error.render() == "folder: error: it is wrong [bad]\nnote: do otherwise"
