@@ -58,7 +58,7 @@ def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None
 
     whole = max(course.seconds for _, course in timeline.courses)
     begin, end = window or (0.0, whole)
-    if begin >= whole:
+    if window is not None and begin >= whole:
         message = f"nothing happens from {begin:g} s on: the timeline ends at {whole:.4g} s"
         raise fault("timeline-window", message, NOWHERE, "give a --window that begins earlier")
     end = min(end, whole) if whole else 1.0

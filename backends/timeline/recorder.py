@@ -29,7 +29,8 @@ class Recorder:
             if self._whole:
                 return
             self._timed[timed.event.number] = timed
-            for tier, nbytes in (self._used() if self._used else {}).items():
+            used: Mapping[str, float] = self._used() if self._used else {}
+            for tier, nbytes in used.items():
                 points = self._memory.setdefault(tier, [])
                 if not points or points[-1][1] != nbytes:
                     points.append((max(timed.end, points[-1][0] if points else 0.0), nbytes))

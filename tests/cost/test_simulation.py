@@ -28,7 +28,7 @@ class Task:
 
 
 def run(tasks: list[Task], shared: Mapping[str, str] | None = None) -> list[tuple[float, float]]:
-    return [tuple(span) for span in simulate(tasks, lambda task: task.seconds, shared)]
+    return [(span.start, span.end) for span in simulate(tasks, lambda task: task.seconds, shared)]
 
 
 # ---------------------------------------------------------------- by hand
@@ -57,9 +57,9 @@ def test_what_is_shared_serves_one_at_a_time_the_first_that_can_start() -> None:
 
 
 def test_events_that_wait_for_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="^events 0, 1 wait for each other$"):
+    with pytest.raises(ValueError, match=r"^events 0, 1 wait for each other$"):
         run([Task(0, "device", 1.0, (1,)), Task(1, "link", 1.0, (0,))])
-    with pytest.raises(ValueError, match="^event 3 stands at place 0 of the schedule$"):
+    with pytest.raises(ValueError, match=r"^event 3 stands at place 0 of the schedule$"):
         run([Task(3, "device", 1.0)])
 
 
