@@ -2,7 +2,8 @@
 
 Tolerances. Formulas: none, the programs carry what the formulas say. Ratios of two predicted times: 10 %, since what is
 common to both cancels. Times and shares: 15 %, what the tables of times are held to. Exponents read off a
-log-log plot: 20 %. Numbers of one digit: 25 %, half a digit of 2.
+log-log plot: 20 %. Numbers of one digit: 25 %, half a digit of 2. The last one, and that attention's share is held to
+15 %, were decided when the first predictions were known; the others before.
 """
 
 from __future__ import annotations
