@@ -171,12 +171,14 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.outputs import LineWriter, completion_keys, in_order
     from shardwright.generation.planning import default_new_tokens, make_plan
+    from shardwright.generation.stopping import stop_tokens
 
     config, model = _model(args.checkpoint)
+    stops = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
     prompts, tokenizer = _prompts(args, model)
     options = _options(args)
     new = default_new_tokens(model, prompts, options) if args.max_new_tokens is None else args.max_new_tokens
-    settings = _settings(args, config, new)
+    settings = _settings(args, stops, new)
     plan = make_plan(model, prompts, settings, options, args.checkpoint)
     streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())
     results: list[dict[str, Any]] = []
@@ -284,11 +286,9 @@ def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Toke
     return read_prompts(source, model.vocab, encode), tokenizer
 
 
-def _settings(args: argparse.Namespace, config: Config, new_tokens: int) -> Settings:
+def _settings(args: argparse.Namespace, stops: frozenset[int], new_tokens: int) -> Settings:
     from shardwright.generation.settings import Settings
-    from shardwright.generation.stopping import stop_tokens
 
-    own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
     return Settings(
         new_tokens,
         args.temperature,
@@ -296,7 +296,7 @@ def _settings(args: argparse.Namespace, config: Config, new_tokens: int) -> Sett
         args.top_p,
         args.seed,
         args.samples,
-        own | frozenset(args.stop_token),
+        stops | frozenset(args.stop_token),
         args.logprobs,
     )
 

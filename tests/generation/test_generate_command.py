@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,18 @@ def test_weights_that_are_missing_leave_the_output_as_it_was(
         assert got.err == f"{tmp_path}: error: the folder holds no *.safetensors [no-weights]\n"
     assert kept.read_text() == "before\n"
     assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_a_stop_token_that_is_none_is_not_blamed_on_the_tokenizer(
+    shardwright: Callable, spoken: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(spoken, tmp_path / "copy")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": "x"}))
+    got = shardwright("generate", folder, "--tokens", "5")
+    wanted = f'{folder}/config.json: error: eos_token_id is "x", not a token id or a list of them [bad-config]\n'
+    assert (got.status, got.out, got.err) == (1, "", wanted)
 
 
 def test_progress_is_for_terminals_and_long_work(

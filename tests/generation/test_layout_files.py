@@ -79,6 +79,14 @@ def without(name: str) -> Callable[[str], str]:
     return lambda text: re.sub(rf"\nfunc {name}.*?\n}}\n", "\n", text, flags=re.DOTALL)
 
 
+def with_length(text: str) -> str:
+    return text.replace("decode[L=1](ids: int32 BL)", "decode[L=1](ids: int32 BL, length: int32 B)")
+
+
+def without_position(text: str) -> str:
+    return re.sub(r"\bpos\b", "place", text)
+
+
 IMPORT = "note: shardwright import CHECKPOINT --cache T -o FILE writes such a program"
 
 
@@ -99,12 +107,12 @@ IMPORT = "note: shardwright import CHECKPOINT --cache T -o FILE writes such a pr
             "note: it is for --logprobs; leave that out, or take a preset",
         ),
         (
-            lambda text: text.replace("decode[L=1](ids: int32 BL)", "decode[L=1](ids: int32 BL, length: int32 B)"),
+            with_length,
             False,
             "{path}:88:1: error: decode is not func decode[L=1](ids: int32 BL) -> f32 BV [wrong-function]\n",
         ),
         (
-            lambda text: re.sub(r"\bpos\b", "place", text),
+            without_position,
             False,
             "{path}: error: generation needs state {{ pos: int32 B }}, how full each row is [wrong-state]\n" + IMPORT,
         ),
