@@ -21,6 +21,7 @@ from shardwright.passes.decompose import Decompose
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.loop_collectives import LoopCollectives
+from shardwright.passes.offload import Offload
 from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
@@ -42,6 +43,7 @@ PASSES: dict[str, type[Pass]] = {
         PadHeads,
         ReduceInto,
         LoopCollectives,
+        Offload,
     )
 }
 """Every pass by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cli.offload_run import add_run
 from shardwright.cli.options import add_json, number, one_of, positive
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """MODEL --machine NAME --plan-only and what stands below."""
+    """CHECKPOINT --prompts IN.jsonl -o OUT.jsonl, or MODEL --machine NAME --plan-only, and what stands below."""
     parser = subparsers.add_parser(
         "offload",
         description="Generate with a model that is larger than the device: weights, KV cache and hidden states are "
@@ -23,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
     add_planning(parser)
+    add_run(parser)
     add_json(parser)
     parser.check(_plan_needs_machine)
 
@@ -61,7 +63,7 @@ def add_planning(parser: Parser) -> None:
 
 def _plan_needs_machine(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
-        return "--plan-only is required"
+        return None
     if args.machine is None:
         return "--plan-only needs --machine NAME"
     if args.policy and args.latency is not None:
@@ -71,7 +73,11 @@ def _plan_needs_machine(args: argparse.Namespace) -> str | None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the policy with its price, or one JSON object with `--json`: `{"policy", "tokens_per_s", "prefill_s",
-    "decode_s", "peak_bytes", "bound_by"}` and more."""
+    "decode_s", "peak_bytes", "bound_by"}` and more. Without --plan-only, run it (`cli.offload_run`)."""
+    if not args.plan_only:
+        from shardwright.cli.offload_run import execute_run
+
+        return execute_run(args)
     from shardwright.cost.chips import load_machine
     from shardwright.cost.offloading.policy import parse_policy
     from shardwright.cost.offloading.runtimes import load_runtime

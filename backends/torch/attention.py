@@ -1,0 +1,122 @@
+"""Causal attention with a KV cache that lies in pieces: each piece attended by itself, the softmaxes merged.
+
+A piece has keys and values of some positions. Over it, with scores s and their maximum m, attention gives the sum of
+exp(s - m) and the sum of exp(s - m) v; of two pieces these are added after scaling both to the greater maximum. So
+pieces may lie in different memories and be attended at the same time by different processors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What a piece gives: `greatest` and `total` [B, K, G, L, 1], `summed` [B, K, G, L, D], all f32."""
+
+    greatest: Tensor
+    total: Tensor
+    summed: Tensor
+
+    def to(self, device: torch.device) -> Partial:
+        return Partial(*(t.to(device, non_blocking=True) for t in (self.greatest, self.total, self.summed)))
+
+
+@dataclass(frozen=True)
+class Query:
+    """Queries [B, K, G, L, D] (K heads of keys and values, G heads of queries each) at positions pos[b] + l.
+
+    Scores are multiplied by `scale`; a query sees positions up to its own, with `window` not 0 the last so many.
+    With `sparse` below 1, of each piece that is cached, only that share of the positions, those with the greatest
+    scores, is looked at, and no other value is read (Sheng et al. 2023, section 5).
+    """
+
+    q: Tensor
+    pos: Tensor
+    scale: float
+    window: int = 0
+    sparse: float = 1.0
+
+    def to(self, device: torch.device) -> Query:
+        return Query(self.q.to(device), self.pos.to(device), self.scale, self.window, self.sparse)
+
+    @property
+    def at(self) -> Tensor:
+        """The positions of the queries, [B, L]."""
+        return self.pos[:, None] + torch.arange(self.q.shape[3], device=self.q.device)
+
+
+def attend_cached(query: Query, keys: Tensor, values: Tensor, start: int) -> Partial:
+    """Over the positions start, start + 1, ... of a cache: keys and values [B, T, K, D]; those from pos[b] on are
+    not in the cache yet, and are not seen."""
+    t = start + torch.arange(keys.shape[1], device=keys.device)
+    visible = (t < query.pos[:, None])[:, None, :]
+    if query.window:
+        visible = visible & (t > query.at[:, :, None] - query.window)
+    return _partial(query, keys, values, visible, sparse=query.sparse)
+
+
+def attend_new(query: Query, keys: Tensor, values: Tensor) -> Partial:
+    """Over the keys and values [B, L, K, D] of the queries' own positions."""
+    l = torch.arange(keys.shape[1], device=keys.device)  # noqa: E741
+    visible = l[None, :] <= l[:, None]
+    if query.window:
+        visible = visible & (l[None, :] > l[:, None] - query.window)
+    return _partial(query, keys, values, visible[None])
+
+
+def _partial(query: Query, keys: Tensor, values: Tensor, visible: Tensor, sparse: float = 1.0) -> Partial:
+    """`visible` is [B or 1, L or 1, T]."""
+    B, K, G, L, D = query.q.shape
+    rows = query.q.reshape(B, K, G * L, D)
+    scores = torch.matmul(rows, keys.permute(0, 2, 3, 1)).reshape(B, K, G, L, -1).float() * query.scale
+    scores = torch.where(visible[:, None, None], scores, -math.inf)
+    values = values.permute(0, 2, 1, 3)
+    T = scores.shape[-1]
+    if sparse < 1.0 and L == 1:
+        kept = max(1, math.ceil(sparse * T))
+        scores, ids = scores.topk(kept, dim=-1)
+        index = ids.reshape(B, K, G * L * kept, 1).expand(-1, -1, -1, D)
+        chosen = values.gather(2, index).reshape(B, K, G, L, kept, D)
+        powers, greatest = _powers(scores)
+        summed = (powers[..., None] * chosen.float()).sum(dim=-2)
+    else:
+        powers, greatest = _powers(scores)
+        summed = torch.matmul(powers.to(values.dtype).reshape(B, K, G * L, T), values).reshape(B, K, G, L, D).float()
+    return Partial(greatest, powers.sum(dim=-1, keepdim=True), summed)
+
+
+def _powers(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(s - m) and m; where nothing is visible all are 0, and m is low and finite."""
+    greatest = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    return torch.exp(scores - greatest), greatest
+
+
+def merge(parts: Sequence[Partial]) -> Tensor:
+    """Attention over all pieces together, [B, K, G, L, D], f32."""
+    greatest = torch.stack([part.greatest for part in parts]).amax(dim=0)
+    weights = [torch.exp(part.greatest - greatest) for part in parts]
+    total = sum((w * part.total for w, part in zip(weights, parts, strict=True)), torch.zeros_like(greatest))
+    summed = sum((w * part.summed for w, part in zip(weights, parts, strict=True)), torch.zeros_like(parts[0].summed))
+    return summed / total
+
+
+def attend_all(query: Query, keys: Tensor, values: Tensor) -> Tensor:
+    """Over new keys and values alone, where the cache is empty: PyTorch's fused attention, [B, K, G, L, D]."""
+    B, K, G, L, D = query.q.shape
+    q = query.q.reshape(B, K * G, L, D)
+    k, v = (
+        t.permute(0, 2, 1, 3).repeat_interleave(G, dim=1) if G > 1 else t.permute(0, 2, 1, 3) for t in (keys, values)
+    )
+    mask = None
+    if query.window and query.window < L:
+        l = torch.arange(L, device=q.device)  # noqa: E741
+        mask = (l[None, :] <= l[:, None]) & (l[None, :] > l[:, None] - query.window)
+    made = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=query.scale)
+    return made.reshape(B, K, G, L, D)

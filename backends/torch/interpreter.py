@@ -1,0 +1,158 @@
+"""The interpreter of programs on one torch device: statements in order, loops trip by trip, movements without effect.
+
+Values are dropped after their last use, and what lives at once is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shardwright.backends.torch.kernels import compute
+from shardwright.backends.torch.tensors import Argument, Named
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.operation import Number, Operand
+from shardwright.ir.ops import Roll
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
+from shardwright.ir.types import DType
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a name stands for, and how many loops stand around its definition."""
+
+    value: Named
+    loops: int
+
+
+Names = dict[str, Bound]
+
+
+class Interpreter:
+    """Runs statements of one function on a device; `live_bytes` is told what the values at hand take."""
+
+    def __init__(
+        self, program: Program, func: Func, device: torch.device, live_bytes: Callable[[int], None] | None = None
+    ) -> None:
+        self.program = program
+        self.func = func
+        self.device = device
+        self.sizes = program.sizes(func)
+        self.state_names = program.state_names
+        self.accounted: set[int] = set()
+        """Addresses of storages that are counted elsewhere."""
+        self._live_bytes = live_bytes
+        self._last_uses: dict[tuple[int, frozenset[str]], list[tuple[str, ...]]] = {}
+
+    def run(self, args: Mapping[str, Named], stored: Mapping[str, Named]) -> tuple[Named, ...]:
+        """The results of the function. `stored` are weights and state; the tensors of state are written in place."""
+        names = {name: Bound(value, 0) for name, value in {**stored, **args}.items()}
+        self.block(self.func.body, names, {})
+        return tuple(self.read(name, names, {}) for name in self.func.returns)
+
+    def block(
+        self, body: Sequence[Statement], names: Names, trips: Mapping[str, int], kept: Iterable[str] | None = None
+    ) -> None:
+        """Runs the statements. With `kept`, values that no later statement and none of these names is are dropped."""
+        dead = [()] * len(body) if kept is None else self._deaths(body, frozenset(kept))
+        for statement, last in zip(body, dead, strict=True):
+            self.statement(statement, names, trips)
+            if self._live_bytes is not None:
+                self._live_bytes(self.bytes_of(names))
+            for name in last:
+                names.pop(name, None)
+
+    def statement(self, statement: Statement, names: Names, trips: Mapping[str, int]) -> None:
+        match statement:
+            case Let():
+                arguments = [self._argument(operand, names, trips) for operand in statement.operands]
+                made = self._let(statement, arguments)
+                for value, tensor in zip(statement.results, made, strict=True):
+                    names[value.name] = Bound(tensor, len(trips))
+            case SetState():
+                self.set_state(statement, names, trips)
+            case Loop():
+                self._loop(statement, names, trips)
+
+    def _let(self, statement: Let, arguments: list[Argument]) -> tuple[Named, ...]:
+        if statement.operation.is_movement:
+            if isinstance(statement.operation, Roll):
+                raise fault("no-roll", "the PyTorch backend runs programs of one device, where nothing rolls")
+            value = arguments[0]
+            assert isinstance(value, Named)
+            return (value,)
+        return compute(statement.operation, arguments, [v.shape for v in statement.results], self.device)
+
+    def set_state(self, statement: SetState, names: Names, trips: Mapping[str, int]) -> None:
+        value = self.read(statement.operand, names, trips)
+        bound = names[statement.state]
+        part, _ = _slice(bound, trips)
+        bound.value.tensor[part].copy_(value.tensor)
+
+    def _argument(self, operand: Operand, names: Names, trips: Mapping[str, int]) -> Argument:
+        return operand if isinstance(operand, Number) else self.read(operand, names, trips)
+
+    def read(self, name: str, names: Names, trips: Mapping[str, int]) -> Named:
+        """A value as the loops around see it: where they go over dimensions of what is captured, its slice."""
+        bound = names[name]
+        part, kept = _slice(bound, trips)
+        if len(kept) == len(bound.value.names):
+            value = bound.value
+        else:
+            value = Named(bound.value.tensor[part], kept, bound.value.dtype)
+        # State is written in place; what was read before must not change with it.
+        return Named(value.tensor.clone(), value.names, value.dtype) if name in self.state_names else value
+
+    def _loop(self, loop: Loop, names: Names, trips: Mapping[str, int]) -> None:
+        carried = [self.read(carry.initial, names, trips) for carry in loop.carries]
+        for index in range(self.sizes[loop.dim]):
+            inner_trips = {**trips, loop.dim: index}
+            inner = dict(names)
+            for carry, value in zip(loop.carries, carried, strict=True):
+                inner[carry.value.name] = Bound(value, len(inner_trips))
+            if loop.index is not None:
+                number = torch.tensor(index, device=self.device)
+                inner[loop.index] = Bound(Named(number, (), DType.INT32), len(inner_trips))
+            self.block(loop.body, inner, inner_trips)
+            carried = [self.read(name, inner, inner_trips) for name in loop.following]
+        for result, value in zip(loop.results, carried, strict=True):
+            names[result.name] = Bound(value, len(trips))
+
+    def bytes_of(self, names: Names) -> int:
+        """Of the storages that the values at hand lie in, each counted once."""
+        storages = (bound.value.tensor.untyped_storage() for bound in names.values())
+        return sum({s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in self.accounted}.values())
+
+    def _deaths(self, body: Sequence[Statement], kept: frozenset[str]) -> list[tuple[str, ...]]:
+        """The names that each statement uses last."""
+        key = (id(body), kept)
+        if key not in self._last_uses:
+            seen = set(kept) | set(self.program.globals)
+            dead: list[tuple[str, ...]] = []
+            for statement in reversed(body):
+                own = uses(statement) | {v.name for v in getattr(statement, "results", ())}
+                dead.append(tuple(sorted(own - seen)))
+                seen |= own
+            self._last_uses[key] = dead[::-1]
+        return self._last_uses[key]
+
+
+def uses(statement: Statement) -> set[str]:
+    """The names that a statement reads, those inside a loop too."""
+    match statement:
+        case Let():
+            return {operand for operand in statement.operands if isinstance(operand, str)}
+        case SetState():
+            return {statement.operand, statement.state}
+        case Loop():
+            inner = set[str]().union(*(uses(s) for s in statement.body), statement.following)
+            return inner | {carry.initial for carry in statement.carries}
+
+
+def _slice(bound: Bound, trips: Mapping[str, int]) -> tuple[tuple[int | slice, ...], tuple[str, ...]]:
+    loops = list(trips.items())[bound.loops :]
+    at = {dim: index for dim, index in loops if dim in bound.value.names}
+    part = tuple(at.get(dim, slice(None)) for dim in bound.value.names)
+    return part, tuple(dim for dim in bound.value.names if dim not in at)

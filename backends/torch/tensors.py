@@ -1,0 +1,84 @@
+"""Values as the kernels of this backend see them: torch tensors whose dimensions have names, and number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.number_formats import integer_range
+from shardwright.ir.operation import Number
+from shardwright.ir.types import DType
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor with a name for each of its dimensions, in the number format `dtype`."""
+
+    tensor: torch.Tensor
+    names: tuple[str, ...]
+    dtype: DType
+
+    def size(self, name: str) -> int:
+        return int(self.tensor.shape[self.names.index(name)])
+
+
+Argument = Named | Number
+
+
+def held_as(dtype: DType) -> torch.dtype:
+    """In which format of torch values are held: integers all in int64, within the range of their own format."""
+    import torch
+
+    if dtype is DType.BOOL:
+        return torch.bool
+    return {DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16}.get(dtype, torch.int64)
+
+
+def rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
+    if dtype.is_integer:
+        low, high = integer_range(dtype)
+        made = tensor.to(held_as(dtype))
+        return (
+            made if dtype is DType.INT32 and not tensor.dtype.is_floating_point else ((made - low) & (high - low)) + low
+        )
+    return tensor.to(held_as(dtype))
+
+
+def aligned(value: Named, names: Sequence[str]) -> torch.Tensor:
+    """The tensor with its dimensions in the order of `names`, extent 1 where the value lacks one."""
+    order = [value.names.index(name) for name in names if name in value.names]
+    tensor = value.tensor if order == list(range(len(order))) else value.tensor.permute(order)
+    if len(order) == len(names):
+        return tensor
+    return tensor[tuple(slice(None) if name in value.names else None for name in names)]
+
+
+def from_numpy(array: npt.NDArray[Any], device: Any = "cpu") -> torch.Tensor:
+    """A tensor of the numpy array's numbers; ml_dtypes' bfloat16 is told by its name. Shares memory where it can."""
+    import numpy as np
+    import torch
+
+    given = np.ascontiguousarray(array)
+    if not given.flags.writeable:
+        given = given.copy()
+    if given.dtype.name == "bfloat16":
+        return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.as_tensor(given).to(device)
+
+
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A view of a tensor on the CPU as numpy knows it; bfloat16 as that of ml_dtypes."""
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,273 @@
+"""Weights that lie on device, host and disk by shares of their rows, and the buffers through which layers are loaded.
+
+What lies on disk is read from the checkpoint itself; in 4 bits from the spill file, to which it is written once. Two
+buffers on the device, and two on the host for what comes from disk, are allocated once and used in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shardwright.backends.torch.pieces import Rows, rows_of, rows_on
+from shardwright.backends.torch.quantization import Coding
+from shardwright.backends.torch.stages import Stage
+from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.backends.torch.tiers import Tiers
+from shardwright.ir.program import Value
+from shardwright.ir.types import TensorType, Tier
+from shardwright.ir.weight_source import WeightSource
+
+ALIGNMENT = 64
+RING = 2
+
+
+@dataclass
+class Kept:
+    """A weight, of one layer where every layer has one: `names` its dimensions, rows along the first of `order`.
+
+    `device` and `host` are [rows there, width], `spilled` where in the spill file the rest is, in 4 bits.
+    """
+
+    value: Value
+    layer: int | None
+    layered: str | None
+    order: tuple[str, ...]
+    coding: Coding
+    rows: tuple[Rows, ...]
+    n_rows: int
+    device: Tensor | None = None
+    host: Tensor | None = None
+    spilled: int | None = None
+
+    @property
+    def what(self) -> str:
+        return self.value.name if self.layer is None else f"{self.value.name} of layer {self.layer}"
+
+    def bytes_on(self, tier: Tier) -> int:
+        return rows_on(self.rows, tier).count * self.coding.row_bytes
+
+    @property
+    def elsewhere(self) -> bool:
+        return any(rows.tier is not Tier.DEVICE for rows in self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.n_rows * self.coding.row_bytes
+
+
+class Weights:
+    """The weights of a program's stages.
+
+    `order` gives, for a weight's name, its dimensions as they are stored, the first being the one along which it is
+    spread. With `in_4_bits` matrices are quantized, with groups along the dimensions after the first.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        source: WeightSource,
+        layer_dim: str,
+        values: Sequence[Value],
+        stages: Sequence[Stage],
+        order: Mapping[str, tuple[str, ...]],
+        *,
+        in_4_bits: bool = False,
+        parts: int = 1,
+    ) -> None:
+        self.tiers = tiers
+        self.source = source
+        self.layer_dim = layer_dim
+        self.stages = tuple(stages)
+        self.parts = parts
+        self._kept: dict[tuple[str, int | None], Kept] = {}
+        by_name = {value.name: value for value in values}
+        for stage in stages:
+            for name in stage.weights:
+                layer = stage.layer if layer_dim in by_name[name].shape else None
+                if (name, layer) not in self._kept:
+                    self._kept[name, layer] = _kept(by_name[name], layer, layer_dim, order.get(name), in_4_bits)
+        self._slots: list[Tensor] = []
+        self._rings: list[Tensor] = []
+
+    def of(self, stage: Stage) -> list[Kept]:
+        return [self._kept.get((name, stage.layer)) or self._kept[name, None] for name in stage.weights]
+
+    def part(self, stage: Stage, part: int) -> list[tuple[Kept, int, int]]:
+        """The weights of a stage that are loaded, of its `part`-th part of them, with their places in the buffers on
+        the device and on the host. Each part has a range of the buffers of its own, whatever the stage."""
+        made: list[tuple[Kept, int, int]] = []
+        at, ring = (sum(sizes[:part]) for sizes in self._extents)
+        for kept in self._divided(stage)[part]:
+            made.append((kept, at, ring))
+            at += _aligned(kept.nbytes)
+            ring += _aligned(kept.bytes_on(Tier.DISK))
+        return made
+
+    def _divided(self, stage: Stage) -> list[list[Kept]]:
+        """What is loaded of a stage, in parts of about as many bytes."""
+        parts: list[list[Kept]] = [[] for _ in range(self.parts)]
+        loaded = [kept for kept in self.of(stage) if kept.elsewhere]
+        total, before = sum(kept.nbytes for kept in loaded), 0
+        for kept in loaded:
+            parts[min(self.parts - 1, self.parts * before // max(1, total))].append(kept)
+            before += kept.nbytes
+        return parts
+
+    @cached_property
+    def _extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes of each part in a buffer on the device, and in one on the host: the most that a stage has."""
+        divided = [self._divided(stage) for stage in self.stages]
+        slot = [max(sum(_aligned(k.nbytes) for k in parts[p]) for parts in divided) for p in range(self.parts)]
+        ring = [
+            max(sum(_aligned(k.bytes_on(Tier.DISK)) for k in parts[p]) for parts in divided) for p in range(self.parts)
+        ]
+        return tuple(slot), tuple(ring)
+
+    def traffic(self, stage: Stage) -> tuple[int, int]:
+        """Bytes that are loaded from host and from disk."""
+        return tuple(sum(k.bytes_on(tier) for k in self.of(stage)) for tier in (Tier.HOST, Tier.DISK))  # type: ignore[return-value]
+
+    # ------------------------------------------------------------ before the run
+
+    def needed(self) -> dict[Tier, int]:
+        """The bytes that `load` takes of each memory."""
+        kept = list(self._kept.values())
+        slot, ring = self._buffer_bytes()
+        needed = {tier: sum(k.bytes_on(tier) for k in kept) for tier in (Tier.DEVICE, Tier.HOST)}
+        needed[Tier.DEVICE] += RING * slot
+        needed[Tier.HOST] += RING * ring
+        needed[Tier.DISK] = sum(k.bytes_on(Tier.DISK) for k in kept if k.coding.in_4_bits)
+        return needed
+
+    def _buffer_bytes(self) -> tuple[int, int]:
+        slot, ring = self._extents
+        return sum(slot), sum(ring)
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads what lies on device and host; allocates the buffers first, so that memory that does not suffice is
+        found out before anything is read."""
+        slot, ring = self._buffer_bytes()
+        everything = list(self._kept.values())
+        for kept in everything:
+            for tier, make in ((Tier.DEVICE, self.tiers.on_device), (Tier.HOST, self.tiers.on_host)):
+                if rows_on(kept.rows, tier).count:
+                    made = make(kept.what, (rows_on(kept.rows, tier).count, kept.coding.width), kept.coding.kept_as)
+                    setattr(kept, str(tier), made)
+            if kept.coding.in_4_bits and kept.bytes_on(Tier.DISK):
+                kept.spilled = self.tiers.spill.region(kept.what, kept.bytes_on(Tier.DISK))
+        for i in range(RING):
+            if slot:
+                self._slots.append(self.tiers.on_device(f"buffer {i + 1} of a layer's weights", (slot,), torch.uint8))
+            if ring:
+                self._rings.append(self.tiers.on_host(f"buffer {i + 1} of weights from disk", (ring,), torch.uint8))
+        total = sum(kept.bytes_on(Tier.DEVICE) + kept.bytes_on(Tier.HOST) for kept in everything)
+        done = 0
+        for kept in everything:
+            for rows in kept.rows:
+                if rows.tier is Tier.DISK and not kept.coding.in_4_bits:
+                    continue
+                for part in _blocks(rows, kept.coding):
+                    made = kept.coding.encode(self._read(kept, part))
+                    if rows.tier is Tier.DISK:
+                        assert kept.spilled is not None
+                        self.tiers.spill.write(made, kept.spilled + (part.start - rows.start) * kept.coding.row_bytes)
+                        continue
+                    target = kept.device if rows.tier is Tier.DEVICE else kept.host
+                    assert target is not None
+                    target[part.start - rows.start : part.stop - rows.start].copy_(made)
+                    done += part.count * kept.coding.row_bytes
+                    if progress is not None:
+                        progress(done, total)
+
+    def _read(self, kept: Kept, rows: Rows) -> Tensor:
+        """Rows [count, elements] from the checkpoint."""
+        value = kept.value
+        box = {dim.name: slice(0, dim.size) for dim in value.shape.dims}
+        box[kept.order[0]] = slice(rows.start, rows.stop)
+        if kept.layer is not None:
+            box[self.layer_dim] = slice(kept.layer, kept.layer + 1)
+        array = self.source.read(value.name, tuple(box[name] for name in value.shape.names))
+        names = [name for name in value.shape.names if kept.layer is None or name != self.layer_dim]
+        shape = [array.shape[value.shape.names.index(name)] for name in names]
+        array = array.reshape(shape).transpose([names.index(name) for name in kept.order])
+        return from_numpy(array).reshape(rows.count, -1).to(kept.coding.dtype)
+
+    # ------------------------------------------------------------ in the run
+
+    def read_part(self, stage: Stage, order: int, part: int) -> None:
+        """From disk to the host."""
+        for kept, _, at in self.part(stage, part):
+            rows = rows_on(kept.rows, Tier.DISK)
+            if rows.count:
+                target = self._disk_rows(kept, order, at)
+                if kept.spilled is not None:
+                    self.tiers.spill.read(target, kept.spilled)
+                else:
+                    target.copy_(self._read(kept, rows))
+
+    def _disk_rows(self, kept: Kept, order: int, at: int) -> Tensor:
+        rows = rows_on(kept.rows, Tier.DISK)
+        return _view(self._rings[order % RING], at, (rows.count, kept.coding.width), kept.coding.kept_as)
+
+    def copy_part(self, stage: Stage, order: int, part: int) -> None:
+        """From the host to the device; the rows that live there join them."""
+        for kept, at, ring in self.part(stage, part):
+            target = self._slot(kept, order, at)
+            for rows in kept.rows:
+                source = {Tier.DEVICE: kept.device, Tier.HOST: kept.host}.get(rows.tier)
+                if source is None:
+                    source = self._disk_rows(kept, order, ring)
+                target[rows.start : rows.stop].copy_(source, non_blocking=True)
+
+    def _slot(self, kept: Kept, order: int, at: int) -> Tensor:
+        return _view(self._slots[order % RING], at, (kept.n_rows, kept.coding.width), kept.coding.kept_as)
+
+    def at_hand(self, stage: Stage, order: int) -> Iterator[tuple[str, Named]]:
+        """The weights of a stage that has been loaded, by name, without the dimension of the layers."""
+        places = {id(k): at for part in range(self.parts) for k, at, _ in self.part(stage, part)}
+        for kept in self.of(stage):
+            tensor = kept.device if not kept.elsewhere else self._slot(kept, order, places[id(kept)])
+            assert tensor is not None
+            sizes = {dim.name: dim.size for dim in kept.value.shape.dims}
+            whole = kept.coding.decode(tensor).reshape([sizes[name] for name in kept.order])
+            names = [n for n in kept.value.shape.names if kept.layer is None or n != self.layer_dim]
+            yield (
+                kept.value.name,
+                Named(whole.permute([kept.order.index(n) for n in names]), tuple(names), kept.value.shape.dtype),
+            )
+
+
+def _kept(value: Value, layer: int | None, layer_dim: str, order: tuple[str, ...] | None, in_4_bits: bool) -> Kept:
+    names = tuple(name for name in value.shape.names if layer is None or name != layer_dim)
+    sizes = {dim.name: dim.size for dim in value.shape.dims}
+    quantized = in_4_bits and len(names) > 1 and value.shape.dtype.is_float
+    assert isinstance(value.type, TensorType)
+    along = value.type.placement.along
+    chosen = names if quantized or order is None else order
+    if along is not None and along in chosen and not quantized:
+        chosen = (along, *(name for name in chosen if name != along))
+    n_rows = sizes[chosen[0]] if chosen else 1
+    coding = Coding(math.prod(sizes[n] for n in chosen[1:]), held_as(value.shape.dtype), quantized)
+    return Kept(value, layer, layer_dim, chosen, coding, rows_of(value.type.placement, n_rows), n_rows)
+
+
+def _blocks(rows: Rows, coding: Coding) -> Iterator[Rows]:
+    """Rows of about 64 MB of numbers at a time."""
+    step = max(1, (64 << 20) // max(1, coding.elements * 4))
+    for start in range(rows.start, rows.stop, step):
+        yield Rows(rows.tier, start, min(rows.stop, start + step))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _view(buffer: Tensor, at: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    nbytes = shape[0] * shape[1] * dtype.itemsize
+    return buffer[at : at + nbytes].view(dtype).reshape(shape)

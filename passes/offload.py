@@ -1,0 +1,190 @@
+"""`offload`: what lives on host or disk is fetched just before it is used, and stored after it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.ir.ops import Alias, Fetch, Store
+from shardwright.ir.program import (
+    Carry,
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Namer,
+    Program,
+    Scope,
+    SetState,
+    Statement,
+    Value,
+    names_of,
+)
+from shardwright.ir.types import ON_DEVICE, Placement, ValueType
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Offload(Pass):
+    """Values whose types say that they live elsewhere become explicit movements to the device and back.
+
+        weights { w: f32 NEF on device 20% host 80% along F }
+        state { k: f32 NBE on disk }
+
+        y: BE = loop[N](h: BE on host = x) {
+          set k = k + h
+          ...  h @ w ...
+          next g
+        }
+
+    becomes
+
+        x_stored: BE on host = store[host](x)
+        y: BE on host = loop[N](h: BE on host = x_stored) {
+          k_here: BE = fetch(k)
+          h_here: BE = fetch(h)
+          k_next: BE = k_here + h_here
+          k_stored: BE on disk = store[disk](k_next)
+          set k = k_stored
+          w_here: EF = fetch(w)
+          ...  h_here @ w_here ...
+          g_stored: BE on host = store[host](g)
+          next g_stored
+        }
+
+    A fetch stands in the innermost loop that uses the value, just before its first use there, and serves all uses in
+    that block until the value is set anew. What goes to several memories is stored by a demand for its type, since
+    `store` names one. When each movement happens, beside which computation, is the schedule's to say
+    ([offload-runtime.md](offload-runtime.md)).
+    """
+
+    name: ClassVar[str] = "offload"
+
+    def run(self, program: Program) -> Program:
+        return replace(program, funcs=tuple(_offloaded(program, func) for func in program.funcs))
+
+
+def _offloaded(program: Program, func: Func) -> Func:
+    writer = _Writer(Namer(names_of(func) | set(program.globals)))
+    scope = Scope.of(program, func)
+    body = list(writer.block(func.body, scope))
+    returns: list[str] = []
+    for name, wanted in zip(func.returns, func.results, strict=True):
+        home = _home(scope.type_of(name))
+        returns.append(writer.fetched(name, scope, body, {}) if _home(wanted) != home else name)
+    return replace(func, body=tuple(body), returns=tuple(returns))
+
+
+def _home(kind: ValueType) -> Placement:
+    return kind.placement or ON_DEVICE
+
+
+@dataclass
+class _Writer:
+    namer: Namer
+
+    def block(self, body: tuple[Statement, ...], scope: Scope) -> list[Statement]:
+        """The statements with movements between them; what they define is defined in `scope`."""
+        made: list[Statement] = []
+        here: dict[str, str] = {}
+        for statement in body:
+            match statement:
+                case Let(operation=Fetch() | Store()):
+                    made.append(statement)
+                case Let():
+                    made.extend(self.let(statement, scope, made, here))
+                case SetState():
+                    operand = self.stored(statement.operand, scope, scope.type_of(statement.state), made)
+                    made.append(replace(statement, operand=operand))
+                    here.pop(statement.state, None)
+                case Loop():
+                    made.append(self.loop(statement, scope, made))
+                    for name in {s.state for s, _ in _walked(statement) if isinstance(s, SetState)}:
+                        here.pop(name, None)
+            if not isinstance(statement, SetState):
+                for value in made[-1].results if isinstance(made[-1], Loop) else statement.results:
+                    scope.define(value)
+        return made
+
+    def let(self, statement: Let, scope: Scope, made: list[Statement], here: dict[str, str]) -> list[Statement]:
+        if isinstance(statement.operation, Alias):  # itself a change of home, where its result has another one
+            name = str(statement.operands[0])
+            if _home(statement.result.type) == _home(scope.type_of(name)) or _home(statement.result.type) != ON_DEVICE:
+                return [statement]
+            return [replace(statement, operation=Fetch())]
+        operands = tuple(
+            self.fetched(operand, scope, made, here) if isinstance(operand, str) else operand
+            for operand in statement.operands
+        )
+        made.append(replace(statement, operands=operands))
+        return self.results_stored(made, scope)
+
+    def results_stored(self, made: list[Statement], scope: Scope) -> list[Statement]:
+        """What is computed is on the device first: the last statement, and a store for each result that lives
+        elsewhere."""
+        statement = made.pop()
+        assert isinstance(statement, Let)
+        computed: list[Value] = []
+        stores: list[Statement] = []
+        for value in statement.results:
+            home = _home(value.type)
+            if home == ON_DEVICE:
+                computed.append(value)
+                continue
+            raw = replace(value, name=self.namer.fresh(f"{value.name}_raw"), marking=Marking.FOUND)
+            computed.append(replace(raw, type=replace(value.type, placement=ON_DEVICE)))
+            operation = Alias() if home.tier is None else Store(home.tier)
+            stored = value if home.tier is not None else replace(value, marking=Marking.DEMANDED)
+            stores.append(Let((stored,), operation, (raw.name,), statement.span))
+        made_first = replace(statement, results=tuple(computed))
+        for value in (*computed, *(v for s in stores if isinstance(s, Let) for v in s.results)):
+            scope.define(value)
+        return [made_first, *stores]
+
+    def fetched(self, name: str, scope: Scope, made: list[Statement], here: dict[str, str]) -> str:
+        """The value on the device, as this block knows it."""
+        kind = scope.type_of(name)
+        if _home(kind) == ON_DEVICE:
+            return name
+        if name not in here:
+            value = Value(self.namer.fresh(f"{name}_here"), replace(kind, placement=ON_DEVICE), Marking.FOUND)
+            made.append(Let((value,), Fetch(), (name,)))
+            scope.define(value)
+            here[name] = value.name
+        return here[name]
+
+    def stored(self, name: str, scope: Scope, wanted: ValueType, made: list[Statement]) -> str:
+        """The value where the type wants it."""
+        kind, home = scope.type_of(name), _home(wanted)
+        if _home(kind) == home:
+            return name
+        if _home(kind) != ON_DEVICE:
+            name = self.fetched(name, scope, made, {})
+            if home == ON_DEVICE:
+                return name
+        operation = Store(home.tier) if home.tier is not None else Alias()
+        marking = Marking.FOUND if home.tier is not None else Marking.DEMANDED
+        value = Value(self.namer.fresh(f"{name}_stored"), replace(kind, placement=home), marking)
+        made.append(Let((value,), operation, (name,)))
+        scope.define(value)
+        return value.name
+
+    def loop(self, loop: Loop, scope: Scope, made: list[Statement]) -> Loop:
+        carries = tuple(
+            Carry(carry.value, self.stored(carry.initial, scope, carry.value.type, made)) for carry in loop.carries
+        )
+        inside = scope.inside(replace(loop, carries=carries))
+        body = self.block(loop.body, inside)
+        following = tuple(
+            self.stored(name, inside, carry.value.type, body)
+            for name, carry in zip(loop.following, loop.carries, strict=True)
+        )
+        results = tuple(
+            replace(result, type=replace(result.type, placement=carry.value.type.placement))
+            for result, carry in zip(loop.results, loop.carries, strict=True)
+        )
+        return replace(loop, carries=carries, body=tuple(body), following=following, results=results)
+
+
+def _walked(loop: Loop) -> list[tuple[Statement, tuple[Loop, ...]]]:
+    return list(Func("", (), (), (loop,), (), ()).walk())

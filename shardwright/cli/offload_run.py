@@ -1,0 +1,259 @@
+"""The run of `shardwright offload CHECKPOINT`: its options, its progress, and what it says at its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli.options import add_output, natural, number, positive, size_in_bytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.backends.timeline import Recorder
+    from shardwright.cli.options import Parser
+    from shardwright.cost.offloading.policy import Policy
+    from shardwright.generation.prompts import Prompt
+    from shardwright.generation.settings import Settings
+    from shardwright.generation.tokenizer import Tokenizer
+    from shardwright.models.config import Config
+    from shardwright.models.description import Model
+    from shardwright.offloading.run import Report, Request
+
+
+def add_run(parser: Parser) -> None:
+    """The options of a run."""
+    add = parser.add_argument
+    add("--prompts", metavar="IN.jsonl", help="prompts as JSON lines")
+    add_output(parser, "OUT.jsonl")
+    add("--max-new-tokens", type=positive, metavar="N", default=64, help="at most so many (default: 64)")
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
+    add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
+    add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
+    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
+    add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
+    for tier in ("device", "host", "disk"):
+        add(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
+    add("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
+    add("--schedule", choices=("zigzag", "diagonal"), default="zigzag", help="of the batches (default: zigzag)")
+    add(
+        "--sparse-attention",
+        type=number(0.0, 1.0),
+        default=1.0,
+        metavar="SHARE",
+        help="decode looks at this share of the cached positions, those with the greatest scores (default: 1, all)",
+    )
+    add("--device", metavar="NAME", help="of PyTorch (default: CUDA where there is one, else the CPU)")
+    parser.check(_what_a_run_needs)
+
+
+def _what_a_run_needs(args: argparse.Namespace) -> str | None:
+    if args.plan_only:
+        return None
+    if not args.prompts or args.output in {None, "-"}:
+        return "a run needs --prompts IN.jsonl and -o OUT.jsonl; --plan-only runs nothing"
+    if args.policy is None and args.machine is None:
+        return "a run needs --policy, or --machine NAME to choose one for"
+    return None
+
+
+def execute_run(args: argparse.Namespace) -> int:
+    """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
+    prints what was measured (`offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered before,
+    and `output`."""
+    from shardwright.cli.output import print_json
+    from shardwright.generation.outputs import completion_keys
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.models.architectures import describe
+    from shardwright.models.config import config_path, read_config
+    from shardwright.offloading.journal import Journal
+    from shardwright.offloading.run import OffloadedModel
+
+    config = read_config(args.model)
+    with located(Source(str(config_path(args.model)), "")):
+        model = describe(config)
+    prompts, tokenizer = _prompts(args, model)
+    settings = _settings(args, config)
+    with located(Source("offload", "")):
+        request = _request(args, prompts)
+    with Journal(args.output, prompts) as journal:
+        resumed = len(journal.answered)
+        left = [prompt for prompt in prompts if prompt.index not in journal.answered]
+        if resumed:
+            print(f"{args.output} answers {resumed} of {len(prompts)} prompts; going on", file=sys.stderr)
+        measured: dict[str, Any] = {}
+        recorder = _recorder(args)
+        if left:
+            with (
+                located(Source(args.model, "")),
+                Progress(len(left)) as progress,
+                OffloadedModel(
+                    args.model, request, left, settings, loading=progress.loaded, observe=recorder
+                ) as offloaded,
+            ):
+                if recorder is not None:
+                    recorder.used = offloaded.used
+                progress.report = offloaded.report
+                progress.moved = offloaded.runtime.moved
+                for completion in offloaded.completions():
+                    journal.write(completion_keys(completion, tokenizer))
+                    progress.show()
+                measured = offloaded.report.as_json()
+    if recorder is not None:
+        _write_timeline(args, recorder, request)
+    if args.json:
+        print_json(
+            {"ok": True, **measured, "policy": request.policy.as_json(), "resumed": resumed, "output": args.output}
+        )
+    elif measured:
+        print(_summary(measured), file=sys.stderr)
+    return 0
+
+
+def _recorder(args: argparse.Namespace) -> Recorder | None:
+    """Of when events happen, where --timeline asks for it."""
+    if not args.timeline:
+        return None
+    from shardwright.backends.timeline import Recorder
+
+    return Recorder()
+
+
+def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Request) -> None:
+    from pathlib import Path
+
+    from shardwright.backends.timeline import write_timeline
+    from shardwright.cli.output import write_output
+
+    caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
+    title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
+    write_output(args.timeline, write_timeline(recorder.timeline(title, caps)))
+
+
+def _summary(measured: dict[str, Any]) -> str:
+    from shardwright.backends.torch.tiers import sized
+
+    peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
+    return (
+        f"{measured['new_tokens']:,} new tokens in {measured['seconds']:.1f} s:"
+        f" {measured['tokens_per_second']:,.1f} per second, {measured['decode_tokens_per_second']:,.1f} in decode; prompts included"
+        f" {measured['actual_throughput']:,.1f}, with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}"
+    )
+
+
+def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Tokenizer | None]:
+    from shardwright.generation.prompts import read_prompts, read_text
+    from shardwright.generation.tokenizer import read_tokenizer
+
+    tokenizer = read_tokenizer(args.model)
+    encode = None if tokenizer is None else tokenizer.encode
+    return read_prompts(read_text(args.prompts), model.vocab, encode), tokenizer
+
+
+def _settings(args: argparse.Namespace, config: Config) -> Settings:
+    from shardwright.generation.settings import Settings
+    from shardwright.generation.stopping import stop_tokens
+
+    stops = frozenset[int]() if args.ignore_eos else stop_tokens(args.model, config.keys)
+    return Settings(args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed, stop_tokens=stops)
+
+
+def _request(args: argparse.Namespace, prompts: list[Prompt]) -> Request:
+    from shardwright.ir.types import DType, Tier
+    from shardwright.offloading.run import Request
+
+    caps = {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
+    dtype = DType(args.dtype) if args.dtype else None
+    return Request(
+        _policy(args, prompts),
+        args.schedule,
+        dtype,
+        caps,
+        args.spill_dir,
+        args.device,
+        args.sparse_attention,
+    )
+
+
+def _policy(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
+    """Given in the paper's order, as a file that --plan-only --json wrote, or the best for the machine."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from shardwright.cost.offloading.policy import parse_policy
+
+    if args.policy is None:
+        policy = _planned(args, prompts)
+    elif Path(args.policy).is_file():
+        policy = _of_file(args.policy)
+    else:
+        policy = parse_policy(args.policy)
+    return replace(policy, quantized_weights=True, quantized_cache=True) if args.compress else policy
+
+
+def _of_file(path: str) -> Policy:
+    import json
+    from pathlib import Path
+
+    from shardwright.cost.offloading.policy import policy_of_json
+    from shardwright.ir.diagnostics import Source, fault, located
+
+    with located(Source(path, "")):
+        try:
+            found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            return policy_of_json(found["policy"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise fault("bad-policy", "this is not what offload --plan-only --json writes") from None
+
+
+def _planned(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
+    from shardwright.cost.chips import load_machine
+    from shardwright.cost.offloading.runtimes import load_runtime
+    from shardwright.prediction.models import model_of
+    from shardwright.prediction.offloading import best_plan, setting_of
+
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    setting = setting_of(
+        model_of(args.model).model, load_machine(args.machine), load_runtime("ours"), longest, args.max_new_tokens
+    )
+    return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
+
+
+class Progress:
+    """A line on standard error, where that is a terminal: prompts, tokens per second, time left, bytes moved."""
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts = prompts
+        self._began = time.perf_counter()
+        self._wanted = sys.stderr.isatty()
+        self.report: Report | None = None
+        self.moved: dict[str, int] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def loaded(self, done: int, total: int) -> None:
+        """So many bytes of the weights are where they belong."""
+        if done == total:
+            self._began = time.perf_counter()
+        self._line(f"loading weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+    def show(self) -> None:
+        """There is one text more."""
+        if self.report is None:
+            return
+        elapsed, done = time.perf_counter() - self._began, self.report.prompts
+        left = elapsed * (self._prompts - done) / done
+        moved = ", ".join(f"{name} {nbytes / 1e9:.1f} GB" for name, nbytes in sorted(self.moved.items()))
+        rate = self.report.new_tokens / elapsed
+        self._line(f"{done} of {self._prompts} prompts, {rate:,.1f} tokens per second, {left:,.0f} s left; {moved}")
+
+    def _line(self, text: str) -> None:
+        if self._wanted:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

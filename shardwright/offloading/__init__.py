@@ -1,0 +1,1 @@
+"""Generation with weights, cache and hidden states on device, host and disk: policies put into types, and the run."""

@@ -1,0 +1,35 @@
+"""Prompts of unequal length put into batches: those of like length together, padded to a multiple of some tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.generation.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Prompts of one batch, and the length that they are padded to."""
+
+    prompts: tuple[Prompt, ...]
+    length: int
+
+    @property
+    def padding(self) -> int:
+        """Positions of prefill that are no token of a prompt."""
+        return self.length * len(self.prompts) - sum(len(prompt.tokens) for prompt in self.prompts)
+
+
+def buckets(prompts: Sequence[Prompt], rows: int, multiple: int = 8, longest: int | None = None) -> list[Bucket]:
+    """Batches of `rows` prompts, the longest prompts first, so that memory that does not suffice is found out at once.
+
+    Lengths are rounded up to `multiple`, but not beyond `longest`.
+    """
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.index))
+    made: list[Bucket] = []
+    for start in range(0, len(ordered), rows):
+        chosen = tuple(ordered[start : start + rows])
+        length = -(-len(chosen[0].tokens) // multiple) * multiple
+        made.append(Bucket(chosen, length if longest is None else max(len(chosen[0].tokens), min(length, longest))))
+    return made

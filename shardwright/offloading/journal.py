@@ -1,0 +1,91 @@
+"""The output file as the journal of a run: which prompts are answered, and lines that are written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from shardwright.generation.outputs import json_line
+from shardwright.generation.prompts import WRITTEN, Prompt
+from shardwright.ir.diagnostics import Source, Span, fault
+
+
+class Journal:
+    """Appends lines to a file, after those of prompts that an earlier run has answered: `answered` are their indices.
+
+    A last line without its end, which a run that was killed may leave, is cut off. Raises a `DiagnosticError` where the
+    file has lines that are no answers to these prompts, OSError with the file's name where it cannot be written.
+    """
+
+    def __init__(self, path: str, prompts: Sequence[Prompt]) -> None:
+        self._path = path
+        existing = Path(path).read_bytes() if Path(path).exists() else b""
+        whole = existing[: existing.rfind(b"\n") + 1]
+        self.answered: dict[int, int] = {}
+        self._read(whole, prompts)
+        self._new = not Path(path).exists()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        if len(whole) < len(existing):
+            os.ftruncate(self._file, len(whole))
+        self._end = len(whole)
+        self._lines = 0
+
+    def _read(self, whole: bytes, prompts: Sequence[Prompt]) -> None:
+        by_index = {prompt.index: prompt for prompt in prompts}
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            span = Span(number, 1, number, 2)
+            found = _answer(line)
+            index = None if found is None else found.get("index")
+            prompt = by_index.get(index) if isinstance(index, int) else None
+            if found is None or prompt is None or {k: v for k, v in found.items() if k not in WRITTEN} != prompt.keys:
+                failed = fault(
+                    "not-resumable",
+                    "this line is not the answer to one of these prompts",
+                    span,
+                    "a run goes on where the output ends; give the prompts it began with, or another file with -o",
+                )
+                failed.source = Source(self._path, whole.decode("utf-8", "replace"))
+                raise failed
+            if prompt.index in self.answered:
+                failed = fault("not-resumable", f"prompt {prompt.index} is answered twice", span)
+                failed.source = Source(self._path, whole.decode("utf-8", "replace"))
+                raise failed
+            self.answered[prompt.index] = len(cast("list[object]", found["new_tokens"]))
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+        if self._new and not self._lines:
+            Path(self._path).unlink(missing_ok=True)
+
+    def write(self, keys: dict[str, Any]) -> None:
+        """One line more; where that fails, what was written of it is taken away."""
+        data = json_line(keys).encode()
+        at = self._end
+        try:
+            while data:
+                n = os.pwrite(self._file, data, at)
+                data, at = data[n:], at + n
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            error.filename = self._path
+            raise
+        self._end = at
+        self._lines += 1
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    return found if found is not None and isinstance(found.get("new_tokens"), list) else None

@@ -1,0 +1,95 @@
+"""A policy put into the types of a model's program: `w_up: f16 NEF on device 20% host 80% along F`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.cost.offloading.policy import Policy, Shares
+from shardwright.ir.ops import Update
+from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.types import ON_DEVICE, Placement, Tier
+from shardwright.models.weight_map import Entry, WeightMap
+from shardwright.models.weights import Part
+
+
+def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
+    """The program with weights, keys and values, and the residual stream, where the policy has them.
+
+    A weight is spread along the outermost dimension of its tensor in the checkpoint, so that a share on disk is one
+    range of a file, or, where that is made of several, along the largest of the others; in 4 bits along its inner
+    dimension, as groups lie along the outer one. The cache is spread along its positions, hidden states along the
+    batch.
+    """
+    weights = tuple(_weight(value, policy, mapping.entries[value.name]) for value in program.weights)
+    caches = _caches(program)
+    state = tuple(
+        _typed(value, _placement(policy.cache, caches[value.name])) if value.name in caches else value
+        for value in program.state
+    )
+    hidden = tuple(_with_hidden(func, policy.hidden) for func in program.funcs)
+    return replace(program, weights=weights, state=state, funcs=hidden)
+
+
+def stored_order(entry: Entry) -> tuple[str, ...]:
+    """The dimensions of a weight, but for that of layers, as its tensors have them; it is spread along the first."""
+    items = [item.dim if isinstance(item, Part) else item for group in entry.stored for item in group]
+    names = (*(dim for dim in entry.stacked if dim != "N"), *(dim for dim in items if dim is not None))
+    if not entry.stored or len(names) < 2 or len(entry.stored[0]) == 1:
+        return names
+    last = names[-1]
+    return (last, *(name for name in names if name != last)) if len(entry.stored) > 1 else names
+
+
+def _weight(value: Value, policy: Policy, entry: Entry) -> Value:
+    order = stored_order(entry)
+    inner = next((dim for dim in value.shape.names if dim != "N"), None)
+    along = inner if policy.quantized_weights and len(order) > 1 else order[0] if order else None
+    return _typed(value, _placement(policy.weights, along))
+
+
+def _placement(shares: Shares, along: str | None) -> Placement:
+    parts = [(Tier(tier), round(100 * getattr(shares, tier), 6)) for tier in ("device", "host", "disk")]
+    kept = tuple((tier, percent) for tier, percent in parts if percent > 0)
+    if len(kept) == 1:
+        return Placement(((kept[0][0], 100.0),))
+    return Placement(kept, along)
+
+
+def _typed(value: Value, placement: Placement) -> Value:
+    return replace(value, type=replace(value.type, placement=placement))
+
+
+def _caches(program: Program) -> dict[str, str]:
+    """State that is updated position by position, and the dimension of its positions."""
+    found: dict[str, str] = {}
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            if isinstance(statement, Let) and isinstance(statement.operation, Update):
+                found[str(statement.operands[0])] = statement.operation.dim
+    return {name: dim for name, dim in found.items() if name in program.state_names}
+
+
+def _with_hidden(func: Func, shares: Shares) -> Func:
+    if shares.device == 1.0:
+        return func
+
+    def visit(statement: Statement) -> Statement:
+        if not isinstance(statement, Loop) or not statement.carries:
+            return statement
+        carries = tuple(
+            replace(carry, value=_typed(carry.value, _placement(shares, carry.value.shape.names[0])))
+            for carry in statement.carries
+        )
+        return replace(statement, carries=carries)
+
+    return replace(func, body=tuple(visit(s) if _carries_layers(s) else s for s in func.body))
+
+
+def _carries_layers(statement: Statement) -> bool:
+    return isinstance(statement, Loop) and statement.dim == "N"
+
+
+def placements(program: Program) -> Mapping[str, Placement]:
+    """Where each weight and state lies."""
+    return {name: value.type.placement or ON_DEVICE for name, value in program.globals.items()}
