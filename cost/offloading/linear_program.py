@@ -63,6 +63,9 @@ def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float
     shares = [[model.add_variable(lb=0.0, ub=1.0) for _ in range(3)] for _ in _GROUPS]
     for group in shares:
         model.add_linear_constraint(group[0] + group[1] + group[2] == 1.0)
+    for name, group in zip(_GROUPS, shares, strict=True):
+        if name not in setting.runtime.movable:
+            model.add_linear_constraint(group[0] == 1.0)
     elsewhere = [share for group in shares for share in group[1:]]
 
     def total(affine: _Affine) -> Any:

@@ -13,6 +13,9 @@ from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault, located
 
 _FOLDER = Path(__file__).parent / "runtimes"
 
+_NO_DISK = 1e9
+"""Any rate will do where there is no disk: nothing has room there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
@@ -80,6 +83,11 @@ class Runtime:
     step_overhead_s: float
     constants: Constants
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def movable(self) -> tuple[str, ...]:
+        """What a policy may place elsewhere than on the device."""
+        return ("weights", "cache", "hidden") if self.offloads_cache else ("weights",)
 
     def with_constants(self, constants: Constants) -> Runtime:
         return replace(self, constants=constants)
@@ -158,7 +166,7 @@ def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> 
     Raises where the chip has no rate for products in 16 bits.
     """
     constants, link, disk = runtime.constants, machine.host_link, machine.disk
-    read = write = 0.0
+    read = write = _NO_DISK
     if disk is not None:
         ahead = disk.read_limit_bytes_per_s or disk.read_bytes_per_s
         read = constants.disk_read * (ahead if page_cache else disk.read_bytes_per_s)

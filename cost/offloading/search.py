@@ -60,7 +60,7 @@ def improved(setting: Setting, plan: Plan, latency: float | None = None) -> Plan
 
 def _faster(setting: Setting, plan: Plan, step: float, latency: float | None) -> Plan | None:
     """The first neighbour that is faster."""
-    for policy in _neighbours(plan.policy, step):
+    for policy in _neighbours(plan.policy, setting.runtime.movable, step):
         tried = _accepted(setting, policy, latency)
         if tried is not None and tried.seconds < plan.seconds * (1 - 1e-6):
             return tried
@@ -188,9 +188,9 @@ def _roundings(shares: Shares) -> list[Shares]:
     return made
 
 
-def _neighbours(policy: Policy, step: float) -> Iterator[Policy]:
+def _neighbours(policy: Policy, movable: Sequence[str], step: float) -> Iterator[Policy]:
     """Exchanges of `step` of one thing between two tiers."""
-    for group in ("weights", "cache", "hidden"):
+    for group in movable:
         shares: Shares = getattr(policy, group)
         parts = [shares.device, shares.host, shares.disk]
         for source, target in product(range(3), range(3)):

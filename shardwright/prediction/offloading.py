@@ -86,10 +86,9 @@ def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
 
     Raises where the policy does not fit, with every tier that is exceeded.
     """
-    kinds = [
-        replace(policy, quantized_weights=weights, quantized_cache=cache)
-        for weights, cache in (((False, True), (True, True)) if compress else ((False, False),))
-    ]
+    _check_behaviour(setting.runtime, policy)
+    compressions = _compressions(setting, compress)
+    kinds = [replace(policy, quantized_weights=weights, quantized_cache=cache) for weights, cache in compressions]
     fitting = [kind for kind in kinds if not setting.excess(kind)]
     if not fitting:
         raise _does_not_fit(setting, kinds[-1], compress)
@@ -132,6 +131,25 @@ def _compressions(setting: Setting, compress: bool) -> Sequence[tuple[bool, bool
             "no-compression", f"{setting.runtime.name} keeps nothing in 4 bits", NOWHERE, "leave --compress out"
         )
     return ((False, True), (True, True))
+
+
+def _check_behaviour(runtime: Runtime, policy: Policy) -> None:
+    """Raises where the runtime cannot do what the policy says."""
+    if not runtime.blocks and policy.n_gpu_batches > 1:
+        raise fault(
+            "bad-policy",
+            f"{runtime.name} goes through the layers with one batch at a time, and the policy has"
+            f" {policy.n_gpu_batches}",
+            NOWHERE,
+            "give 1 for the batches in a block",
+        )
+    if not runtime.offloads_cache and (policy.cache.elsewhere or policy.hidden.elsewhere):
+        raise fault(
+            "bad-policy",
+            f"{runtime.name} keeps cache and hidden states on the device, and {policy} places some elsewhere",
+            NOWHERE,
+            "give 100 percent of both to the device",
+        )
 
 
 # ---------------------------------------------------------------- what does not fit
@@ -179,7 +197,8 @@ def _nothing_fits(setting: Setting, compress: bool, latency: float | None) -> Di
     if latency is not None:
         return _too_slow(setting, compress, latency)
     lowest = shares(0, 0) if setting.machine.disk is not None else shares(0, 100)
-    smallest = Policy(1, 1, lowest, lowest, lowest, compress, compress)
+    rest = lowest if setting.runtime.offloads_cache else shares(100, 0)
+    smallest = Policy(1, 1, lowest, rest, rest, compress, compress)
     over, limits = setting.excess(smallest), setting.limits
     needs = [
         f"{_gib(limits[tier] + nbytes)} {_IN[tier]}, {_gib(nbytes)} more than {setting.machine.name} has"

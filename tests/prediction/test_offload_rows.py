@@ -197,6 +197,48 @@ def test_a_policy_that_does_not_fit_says_by_how_much(shardwright: Callable[..., 
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "message", "note"),
+    [
+        (
+            "4,3,0,100,100,0,100,0",
+            "accelerate goes through the layers with one batch at a time, and the policy has 3",
+            "give 1 for the batches in a block",
+        ),
+        (
+            "4,1,0,100,0,100,100,0",
+            "accelerate keeps cache and hidden states on the device, and 4 x 1, 0, 100, 0, 100, 100, 0 places some"
+            " elsewhere",
+            "give 100 percent of both to the device",
+        ),
+    ],
+)
+def test_what_a_runtime_cannot_do(
+    shardwright: Callable[..., SimpleNamespace], policy: str, message: str, note: str
+) -> None:
+    got = shardwright(*PRICED, policy, "--runtime", "accelerate")
+    assert (got.status, got.err) == (1, f"offload: error: {message} [bad-policy]\nnote: {note}\n")
+
+
+def test_nothing_fits_says_what_would(shardwright: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    """Without a disk OPT-175B has 325 GiB for 208."""
+    machine = tmp_path / "diskless.toml"
+    machine.write_text(
+        'name = "diskless"\nchip = "t4"\n\n[host]\nmemory = "208 GiB"\n\n[host_link]\n'
+        "to_device_bytes_per_s = 1.2e10\nfrom_device_bytes_per_s = 1.2e10\n"
+    )
+    got = shardwright("offload", "opt-175b", "--machine", str(machine), "--plan-only")
+    assert got.err == (
+        "offload: error: nothing fits: with one sequence, and everything as low as it goes, it still takes 328.8 GiB in"
+        " the host's memory, 120.8 GiB more than diskless has [does-not-fit]\n"
+        "note: --compress 4bit takes less than a third\nnote: --gpus N divides the layers over machines\n"
+    )
+    packed = shardwright(
+        "offload", "opt-175b", "--machine", str(machine), "--plan-only", "--compress", "4bit", "--json"
+    )
+    assert json.loads(packed.out)["compressed"] == {"weights": True, "cache": True}
+
+
 def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
     got = shardwright("offload", "opt-31b", "--machine", "t4", "--plan-only")
     assert got.status == 1
@@ -212,7 +254,6 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (("opt-30b",), "--plan-only is required"),
         (("opt-30b", "--plan-only"), "--plan-only needs --machine NAME"),
         (
             ("opt-30b", "--plan-only", "--machine", "t4", "--policy", "1,1,0,0,0,0,0,0", "--latency", "5"),
