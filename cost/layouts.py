@@ -157,6 +157,8 @@ class Links:
 
     gather: tuple[NDArray[np.float64], NDArray[np.float64]]
     all_to_all: tuple[NDArray[np.float64], NDArray[np.float64]]
+    copied: tuple[float, float]
+    """Of a slice that a collective takes: a kernel that reads and writes it."""
 
 
 Sets = NDArray[np.uint16]
@@ -178,6 +180,7 @@ class _Work:
     kept: Sets
     replicated: Sets
     added: Sets
+    sliced: Sets
     impossible: NDArray[np.bool_]
     optional: Sets
     splitting: tuple[tuple[int, Sets], ...]
@@ -215,10 +218,11 @@ class _Work:
                 own |= (digits[:, i] == coding.number_of_dim(dim.name)).astype(np.uint16) << i
             splitting.append((dim.size, own[:, None] | own[None, :]))
         volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8
-        volume = volume / chips[sets((was == WHOLE) & is_split)]
+        sliced = sets((was == WHOLE) & is_split)
+        volume = volume / chips[sliced]
         impossible = sets((to == MAX) & (was != MAX)) > 0
         return _Work(
-            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, impossible,
+            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible,
             optional.astype(np.uint16), tuple(splitting),
         )  # fmt: skip
 
@@ -259,7 +263,10 @@ class _Work:
         scattered = volume / self.chips[reducing]
         total = _taken(links.gather, reducing, volume) + 2 * _taken(links.gather, full, scattered)
         total += _taken(links.all_to_all, self.moved[pairs], scattered)
-        return total + _taken(links.gather, gathering, scattered * self.chips[gathering])
+        total += _taken(links.gather, gathering, scattered * self.chips[gathering])
+        sliced = self.chips[self.sliced[pairs] | ((replicated | self.added[pairs]) & chosen)] > 1
+        once, per_byte = links.copied
+        return total + np.where(sliced & (total > 0), once + per_byte * volume, 0.0)
 
 
 def _taken(times: tuple[NDArray[np.float64], NDArray[np.float64]], axes: Any, nbytes: Any) -> Any:

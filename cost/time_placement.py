@@ -240,7 +240,7 @@ class TimeSolver(Solver):
 
 
 def links_of(topology: Topology, constants: Constants) -> Links:
-    """What collectives take over each set of a mesh's axes."""
+    """What collectives take over each set of a mesh's axes, and the copies that they need."""
     axes = [name for name, _ in topology.mesh]
 
     def table(kind: CollectiveKind) -> tuple[Floats, Floats]:
@@ -250,7 +250,9 @@ def links_of(topology: Topology, constants: Constants) -> Links:
         ]
         return np.array([once for once, _ in pairs]), np.array([each for _, each in pairs])
 
-    return Links(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL))
+    per_byte = 2 / (topology.chip.memory_bytes_per_s * constants.memory_efficiency)
+    copied = constants.kernel_overhead_s, per_byte
+    return Links(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL), copied)
 
 
 def _seconds(
