@@ -242,6 +242,7 @@ def import_solver() -> None:
     """Raises ModuleNotFoundError before any work is done where the solver's library is missing."""
     from importlib import import_module
 
+    import_module("ortools")
     import_module("ortools.math_opt.python.mathopt")
 
 
