@@ -201,11 +201,12 @@ def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:
     patch: Any = import_module("matplotlib.patches").Patch
     kinds = {_kind(entry.name, entry.resource) for _, course in timeline.courses for entry in course.entries}
     handles = [patch(color=colour, label=_NAMES.get(kind, kind)) for kind, colour in _COLOURS.items() if kind in kinds]
-    if len(timeline.courses) > 1 and any(course.memory for _, course in timeline.courses):
+    remembered = [name for name, course in timeline.courses if course.memory]
+    if len(timeline.courses) > 1:
         line: Any = import_module("matplotlib.lines").Line2D
         handles += [
             line([], [], color=_LINES[name][0], linestyle=_LINES[name][1], linewidth=1.0, label=f"memory {name}")
-            for name, _ in timeline.courses
+            for name in remembered
         ]
     handles += [
         patch(color=_BOUND.get(name, _COLOURS["copies"]), label=f"bound by {name or 'nothing'}") for name in bounding

@@ -1,4 +1,4 @@
-"""The measured course of a run's first block, beside what its own mean rates predict."""
+"""The measured course of a run's first block, beside a prediction: by its own mean rates, or by a model of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Lock
 
-from shardwright.backends.timeline.durations import by_measurement
+from shardwright.backends.timeline.durations import Seconds, by_measurement
 from shardwright.backends.timeline.record import Timeline, course_of
-from shardwright.backends.torch.schedule import Schedule, Timed
+from shardwright.backends.torch.schedule import Event, Schedule, Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 
 
 class Recorder:
     """Told of each event as it ends, from any thread. `used` says how many bytes of each tier are in use then."""
 
-    def __init__(self, used: Callable[[], Mapping[str, float]] | None = None) -> None:
-        self._used = used
+    def __init__(self, used: Callable[[], Mapping[str, float]] = dict) -> None:
+        self.used = used
         self._lock = Lock()
         self._timed: dict[int, Timed] = {}
         self._memory: dict[str, list[tuple[float, float]]] = {}
@@ -29,15 +29,22 @@ class Recorder:
             if self._whole:
                 return
             self._timed[timed.event.number] = timed
-            used: Mapping[str, float] = self._used() if self._used else {}
-            for tier, nbytes in used.items():
+            for tier, nbytes in self.used().items():
                 points = self._memory.setdefault(tier, [])
                 if not points or points[-1][1] != nbytes:
                     points.append((max(timed.end, points[-1][0] if points else 0.0), nbytes))
 
-    def timeline(self, title: str, capacity: Mapping[str, float] | None = None) -> Timeline:
-        """What was measured, and the same schedule simulated with each kind of copy at its mean rate and each
-        computation at its mean time. Events that a run which was cut short has not done are left out."""
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Those of the block that have ended, in the order of the schedule."""
+        return tuple(self._timed[number].event for number in sorted(self._timed))
+
+    def timeline(
+        self, title: str, capacity: Mapping[str, float] | None = None, seconds: Seconds | None = None
+    ) -> Timeline:
+        """What was measured, and the same schedule simulated with events that take `seconds`, by default each kind of
+        copy at its mean rate and each computation its mean time. Events that a run which was cut short has not done
+        are left out."""
         numbers = {number: at for at, number in enumerate(sorted(self._timed))}
         if not numbers:
             return Timeline(title)
@@ -49,6 +56,6 @@ class Recorder:
         )  # fmt: skip
         schedule = Schedule(events, ())
         spans = [Span(each.begin, each.end) for each in timed]
-        predicted = simulate(events, by_measurement(schedule, spans))
+        predicted = simulate(events, seconds or by_measurement(schedule, spans))
         memory = {tier: tuple(points) for tier, points in self._memory.items()}
         return Timeline(title, course_of(schedule, predicted), course_of(schedule, spans, memory), dict(capacity or {}))

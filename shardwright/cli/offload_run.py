@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.backends.timeline import Recorder
     from shardwright.cli.options import Parser
     from shardwright.cost.offloading.policy import Policy
+    from shardwright.cost.offloading.pricing import Setting
     from shardwright.generation.prompts import Prompt
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ def execute_run(args: argparse.Namespace) -> int:
                     progress.show()
                 measured = offloaded.report.as_json()
     if recorder is not None:
-        _write_timeline(args, recorder, request)
+        _write_timeline(args, recorder, request, prompts)
     if args.json:
         print_json(
             {"ok": True, **measured, "policy": request.policy.as_json(), "resumed": resumed, "output": args.output}
@@ -121,15 +122,17 @@ def _recorder(args: argparse.Namespace) -> Recorder | None:
     return Recorder()
 
 
-def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Request) -> None:
+def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Request, prompts: list[Prompt]) -> None:
     from pathlib import Path
 
     from shardwright.backends.timeline import write_timeline
     from shardwright.cli.output import write_output
+    from shardwright.prediction.offload_timeline import run_seconds
 
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
     title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
-    write_output(args.timeline, write_timeline(recorder.timeline(title, caps)))
+    seconds = run_seconds(_setting(args, prompts), request.policy, recorder.events) if args.machine else None
+    write_output(args.timeline, write_timeline(recorder.timeline(title, caps, seconds)))
 
 
 def _summary(measured: dict[str, Any]) -> str:
@@ -138,8 +141,9 @@ def _summary(measured: dict[str, Any]) -> str:
     peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
     return (
         f"{measured['new_tokens']:,} new tokens in {measured['seconds']:.1f} s:"
-        f" {measured['tokens_per_second']:,.1f} per second, {measured['decode_tokens_per_second']:,.1f} in decode; prompts included"
-        f" {measured['actual_throughput']:,.1f}, with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}"
+        f" {measured['tokens_per_second']:,.1f} per second, {measured['decode_tokens_per_second']:,.1f} in decode;"
+        f" prompts included {measured['actual_throughput']:,.1f},"
+        f" with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}"
     )
 
 
@@ -209,16 +213,22 @@ def _of_file(path: str) -> Policy:
 
 
 def _planned(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
+    from shardwright.prediction.offloading import best_plan
+
+    setting = _setting(args, prompts)
+    return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
+
+
+def _setting(args: argparse.Namespace, prompts: list[Prompt]) -> Setting:
+    """The run as the cost model sees it: every prompt as long as the longest."""
     from shardwright.cost.chips import load_machine
     from shardwright.cost.offloading.runtimes import load_runtime
     from shardwright.prediction.models import model_of
-    from shardwright.prediction.offloading import best_plan, setting_of
+    from shardwright.prediction.offloading import setting_of
 
     longest = max(len(prompt.tokens) for prompt in prompts)
-    setting = setting_of(
-        model_of(args.model).model, load_machine(args.machine), load_runtime("ours"), longest, args.max_new_tokens
-    )
-    return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
+    model = model_of(args.model).model
+    return setting_of(model, load_machine(args.machine), load_runtime("ours"), longest, args.max_new_tokens)
 
 
 class Progress:

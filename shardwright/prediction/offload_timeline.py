@@ -6,7 +6,7 @@ not, copies run ahead as far as buffers let them: the PyTorch runtime's schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.backends.timeline import Course, Entry, Timeline, course_of, memory_over_time
@@ -204,6 +204,13 @@ def event_seconds(setting: Setting, policy: Policy, traffic: Traffic) -> Seconds
         return host / rates.store_cache + disk / rates.to_device
 
     return seconds
+
+
+def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> Seconds:
+    """How long the events of a run take by the cost model, where its batches are as the setting and the policy say."""
+    turns = list(dict.fromkeys(Turn(event.batch, event.token) for event in events if event.batch >= 0))
+    traffic, _ = traffic_of(setting, policy, turns)
+    return event_seconds(setting, policy, traffic)
 
 
 def _stages(setting: Setting) -> list[tuple[Part, ...]]:
