@@ -24,10 +24,11 @@ BLOCKS = (*range(1, 21), 24, 28, 32, 40, 48, 64)
 """Batches of a block."""
 
 _GAP = 0.005
-_MOST_LEAVES = 40
+_MOST_LEAVES = 20
 _STEPS = (0.2, 0.05, 0.01)
 _PROMISING = 1.15
 """A block is improved where its rounded shares come so near to the best so far."""
+_BLOCK_STEPS = tuple((a, b) for a, b in product((-4, -1, 0, 1, 4), repeat=2) if (a, b) != (0, 0))
 _WHOLE = Shares(1.0, 0.0, 0.0)
 
 
@@ -127,14 +128,40 @@ class _Tree:
             (first, last), (least, most) = ranges
             if first == last and least == most:
                 leaves += 1
-                self._leaf(replace(policy, gpu_batch=GPU_BATCHES[first], n_gpu_batches=self.n_batches[least]), relaxed)
+                self._leaf(self._sized(policy, first, least), relaxed)
                 continue
+            self._try(policy, (first + last) // 2, (least + most) // 2)
             for half in _halves(ranges):
                 self.add(policy, half)
         if self.best is None:
             return None
-        most_tokens = self.setting.sizes.generated / min(bound, self.best.seconds / self.best.policy.block)
-        return Found(self.best, most_tokens)
+        self._descend()
+        # What was left out was no better than the limit then, which is no better than the limit now.
+        return Found(self.best, self.setting.sizes.generated / min(bound, self.limit))
+
+    def _sized(self, policy: Policy, gpu_batch: int, n_gpu_batches: int) -> Policy:
+        """The policy with the batches of these numbers."""
+        return replace(policy, gpu_batch=GPU_BATCHES[gpu_batch], n_gpu_batches=self.n_batches[n_gpu_batches])
+
+    def _try(self, policy: Policy, gpu_batch: int, n_gpu_batches: int) -> None:
+        """One block as a leaf, its shares by a linear program of its own."""
+        sized = self._sized(policy, gpu_batch, n_gpu_batches)
+        blocks = (sized.gpu_batch, sized.n_gpu_batches)
+        relaxed = best_shares(self.setting, Blocks(blocks, blocks), sized, self.latency)
+        if relaxed is not None and relaxed.seconds < self.limit:
+            self._leaf(sized, relaxed)
+
+    def _descend(self) -> None:
+        """Blocks near the best one, which the bounds of large ranges may have kept from being looked at in time."""
+        before: Plan | None = None
+        while self.best is not None and self.best is not before:
+            before = self.best
+            policy = before.policy
+            at = GPU_BATCHES.index(policy.gpu_batch), self.n_batches.index(policy.n_gpu_batches)
+            for step in _BLOCK_STEPS:
+                near = at[0] + step[0], at[1] + step[1]
+                if 0 <= near[0] < len(GPU_BATCHES) and 0 <= near[1] < len(self.n_batches):
+                    self._try(policy, *near)
 
     def _leaf(self, policy: Policy, relaxed: Relaxed) -> None:
         starts = [_accepted(self.setting, each, self.latency) for each in _rounded(policy, relaxed)]
