@@ -11,7 +11,7 @@ general a lower bound that branching closes. Every step drops the choices that c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +42,10 @@ class FactorGraph:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def minimize(self, tolerance: float, max_nodes: int = 300) -> Solution:
-        """The least cost, proved to within `tolerance` unless `max_nodes` branches were not enough.
+    def minimize(
+        self, tolerance: float, max_nodes: int = 300, out_of_time: Callable[[], bool] = lambda: False
+    ) -> Solution:
+        """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, were not enough.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
@@ -51,7 +53,7 @@ class FactorGraph:
         cost = bound = 0.0
         nodes = 0
         for part in self._components():
-            found = _Search(self, tolerance, max_nodes).run(part)
+            found = _Search(self, tolerance, max_nodes, out_of_time).run(part)
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for f in part:
                 for variable in self.factors[f].variables:
@@ -205,10 +207,11 @@ def _consistent(
 class _Search:
     """Depth-first branch and bound; every node shrinks the problem by what cannot be in a better solution."""
 
-    def __init__(self, graph: FactorGraph, tolerance: float, max_nodes: int) -> None:
+    def __init__(self, graph: FactorGraph, tolerance: float, max_nodes: int, out_of_time: Callable[[], bool]) -> None:
         self.graph = graph
         self.tolerance = tolerance
         self.max_nodes = max_nodes
+        self.out_of_time = out_of_time
         self.nodes = 0
         self.factors: list[Factor] = []
         self.best: tuple[int, ...] = ()
@@ -242,9 +245,9 @@ class _Search:
             if smaller is None:
                 return self.best_cost
             problem = smaller
-            if sweep >= 2 and bound - before < 0.05 * gap:
+            if (sweep >= 2 and bound - before < 0.05 * gap) or self.out_of_time():
                 break
-        if self.nodes >= self.max_nodes:
+        if self.nodes >= self.max_nodes or self.out_of_time():
             return bound
         variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
         if self.ambiguity(problem, variable) <= 0:

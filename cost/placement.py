@@ -161,7 +161,7 @@ class Solver:
                 if tree is not None:
                     self.graph.factors.append(tree)
         self.graph.factors.extend(self.further(domains))
-        solution = self.graph.minimize(self.tolerance(quantum))
+        solution = self.graph.minimize(self.tolerance(quantum), out_of_time=self.out_of_time)
         if solution.cost >= FORBIDDEN / 2:
             raise self.infeasible()
         chosen = tuple(int(domain[c]) for domain, c in zip(domains, solution.choice, strict=True))
@@ -170,6 +170,10 @@ class Solver:
     def further(self, domains: Sequence[NDArray[np.int64]]) -> Sequence[TableFactor]:
         """Factors beside those of operations and values; none here."""
         return ()
+
+    def out_of_time(self) -> bool:
+        """Whether the best found so far has to do; never here."""
+        return False
 
     def tolerance(self, quantum: float) -> float:
         """Within which the least cost is proved."""

@@ -10,6 +10,7 @@ body that computes for C and gathers for H, the part max(0, H - C) that is seen 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,9 +77,11 @@ class TimeSolver(Solver):
         constants: Constants,
         structure: Structure,
         prices: Prices,
+        end: float = math.inf,
     ) -> None:
         super().__init__(problem)
         self.chip, self.constants, self.structure, self.prices = chip, constants, structure, prices
+        self.end = end
         self.topology = topology_of(chip, problem.program.mesh)
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
@@ -91,6 +94,9 @@ class TimeSolver(Solver):
         """A share of what kernels take at least: chips in a torus have many layouts that are equal but for names."""
         tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
         return max(quantum, _ENOUGH * sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables))
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.end
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
@@ -270,7 +276,9 @@ class TimeSolve:
     constants: Constants
     structure: Structure
     prices: Prices
+    end: float = math.inf
+    """In seconds of the monotonic clock, when the best found so far has to do."""
 
     def __call__(self, problem: LayoutProblem) -> Placement:
         """Chooses the layouts."""
-        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices).solve()
+        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices, self.end).solve()

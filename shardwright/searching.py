@@ -196,7 +196,7 @@ class _Search:
         known = repr(prices)
         if known in self.known:
             return self.known[known]
-        solve = TimeSolve(self.chip, self.constants, self.structure, prices)
+        solve = TimeSolve(self.chip, self.constants, self.structure, prices, self.end)
         placed, placement = place(self.program, self.options, solve)
         made = _explicit(placed)
         costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
@@ -225,7 +225,7 @@ class _Search:
             if memory.weights + memory.state <= limit and not live:
                 live = True
                 continue
-            if high > 1e6 * scale:
+            if high > 1e6 * scale or time.monotonic() > self.end:
                 return
             low, high = high, high * 8
         for _ in range(_ROUNDS):
