@@ -86,7 +86,7 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
     for axis, (name, course) in zip(axes, timeline.courses, strict=False):
         _lanes(axis, name, course, resources, bounding, (begin, end, scale))
     for axis, tier in zip(axes[len(timeline.courses) :], tiers, strict=True):
-        _memory(axis, tier, timeline, scale)
+        _memory(axis, tier, timeline, (begin, end, scale))
     axes[-1].set_xlim(begin * scale, end * scale)
     axes[-1].set_xlabel(f"time, {unit}")
     figure.suptitle(timeline.title, color=_INK, fontsize=10)
@@ -165,19 +165,19 @@ def _label(axis: Any, row: int, start: float, end: float, name: str, shown: tupl
     for text in (name, " ".join(letter + n for letter, n in re.findall(r"\b([a-z])[a-z]* (\d+)", name))):
         if text and len(text) + 1 < room:
             middle = scale * (start + end) / 2
-            axis.text(middle, row, text, ha="center", va="center", color="white", fontsize=6.5, clip_on=True)
+            axis.text(middle, row, text, ha="center", va="center", color="white", fontsize=6.5)
             return
 
 
-def _memory(axis: Any, tier: str, timeline: Timeline, scale: float) -> None:
+def _memory(axis: Any, tier: str, timeline: Timeline, shown: tuple[float, float, float]) -> None:
+    begin, end, scale = shown
     highest = max(n for _, course in timeline.courses for _, n in course.memory.get(tier, ((0.0, 0.0),)))
     unit, power = next(((unit, power) for unit, power in _BYTES if highest >= power), _BYTES[-1])
     for name, course in timeline.courses:
-        points = course.memory.get(tier)
-        if not points:
+        if tier not in course.memory:
             continue
-        times = [scale * time for time, _ in points] + [scale * course.seconds]
-        values = [nbytes / power for _, nbytes in points] + [points[-1][1] / power]
+        points = list(_visible(course.memory[tier], begin, min(end, course.seconds), (end - begin) * _FINEST))
+        times, values = [scale * time for time, _ in points], [nbytes / power for _, nbytes in points]
         solid = name == "measured" or timeline.measured is None
         colour, style = _LINES[name]
         axis.plot(times, values, style if not solid else "-", drawstyle="steps-post", color=colour, linewidth=1.0)
@@ -193,6 +193,29 @@ def _memory(axis: Any, tier: str, timeline: Timeline, scale: float) -> None:
     axis.grid(visible=True, axis="y", alpha=0.25)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+
+
+def _visible(
+    points: Sequence[tuple[float, float]], begin: float, end: float, finest: float
+) -> Iterator[tuple[float, float]]:
+    """The steps within the window; of those that are too fine to be seen, the largest and the last."""
+    before = [nbytes for time, nbytes in points if time <= begin]
+    now = before[-1] if before else 0.0
+    start, highest = begin, now
+    yield begin, now
+    for time, nbytes in points:
+        if not begin < time <= end:
+            continue
+        if time - start >= finest:
+            if highest > now:
+                yield start, highest
+            yield start, now
+            start, highest = time, nbytes
+        now, highest = nbytes, max(highest, nbytes)
+    if highest > now:
+        yield start, highest
+    yield start, now
+    yield max(begin, end), now
 
 
 def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:

@@ -1,0 +1,117 @@
+"""`offload --timeline` and `draw` of what it writes: from a policy to a picture and a trace, and every wrong usage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLAN = [
+    "offload",
+    "opt-6.7b",
+    "--machine",
+    "t4",
+    "--prompt-len",
+    "64",
+    "--gen-len",
+    "3",
+    "--plan-only",
+    "--runtime",
+    "ours",
+]
+POLICY = ["--policy", "8,2,20,80,0,100,100,0"]
+
+
+@pytest.fixture(scope="module")
+def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The timeline of a policy for OPT-6.7B on a T4."""
+    from shardwright.__main__ import main
+
+    path = tmp_path_factory.mktemp("timeline") / "plan.json"
+    assert main([*PLAN, *POLICY, "--timeline", str(path)]) == 0
+    return path
+
+
+def test_a_plan_has_a_timeline(timeline: Path) -> None:
+    made = json.loads(timeline.read_text())
+    assert made["title"] == "opt-6.7b on t4, 8 x 2, 20, 80, 0, 100, 100, 0, runtime ours"
+    assert set(made) == {"format", "title", "capacity_bytes", "predicted"}
+    events = made["predicted"]["events"]
+    assert set(events[0]) == {"resource", "name", "start", "end", "bytes", "after", "step"}
+    assert {event["resource"] for event in events} == {"to device", "device", "from device"}
+    assert sum(event["name"].startswith("compute") for event in events) == (32 + 2) * 2 * 3
+    assert set(made["predicted"]["memory_bytes"]) == {"device", "host"}
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "trace.json"])
+def test_a_timeline_is_drawn(shardwright: Callable, timeline: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"out.{suffix}"
+    got = shardwright("draw", timeline, "-o", out)
+    assert (got.status, got.out, got.err) == (0, "", "")
+    begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "trace.json": b'{"displayTimeUnit":"ms"'}
+    assert out.read_bytes().startswith(begins[suffix])
+
+
+def test_a_window_of_a_timeline_is_drawn(shardwright: Callable, timeline: Path, tmp_path: Path) -> None:
+    assert shardwright("draw", timeline, "-o", tmp_path / "a.svg", "--window", "0.1:0.4").status == 0
+    got = shardwright("draw", timeline, "-o", tmp_path / "b.svg", "--window", "100:200")
+    assert got.status == 1
+    message, note = got.err.splitlines()
+    assert message.startswith(f"{timeline}: error: nothing happens from 100 s on: the timeline ends at ")
+    assert note == "note: give a --window that begins earlier"
+    assert not (tmp_path / "b.svg").exists()
+
+
+def test_what_is_not_a_timeline_is_refused(shardwright: Callable, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"policy": {}}')
+    got = shardwright("draw", plan, "-o", tmp_path / "a.svg")
+    assert got.status == 1
+    assert got.err == (
+        f'{plan}: error: this is not a timeline: it lacks "format": "shardwright-timeline" [timeline-file]\n'
+        "note: `shardwright offload ... --timeline OUT.json` writes one\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["t.json", "-o", "a.dot"], "a timeline is drawn as .svg, .png, .pdf, .trace.json"),
+        (["t.json", "-o", "a.svg", "--func", "f"], "--func is of programs; FILE is a timeline"),
+        (["t.json", "-o", "a.svg", "--mesh", "x=2"], "--mesh is of programs; FILE is a timeline"),
+        (["t.json", "-o", "a.trace.json", "--window", "0:1"], "--window is of pictures; a trace has everything"),
+        (["a.shard", "-o", "a.svg", "--window", "0:1"], "--window is of timelines; FILE is a program"),
+        (["a.shard", "-o", "a.trace.json"], ".trace.json is of timelines; FILE is a program"),
+        (
+            ["t.json", "-o", "a.svg", "--window", "3:1"],
+            "argument --window: '3:1' is not BEGIN:END in seconds, as in 0.5:2",
+        ),
+        (
+            ["t.json", "-o", "a.svg", "--window", "3"],
+            "argument --window: '3' is not BEGIN:END in seconds, as in 0.5:2",
+        ),
+        (
+            ["t.json", "-o", "a.json"],
+            "argument -o/--output: 'a.json' does not say which picture; end it in .svg, .png, .pdf, .dot, .html, "
+            ".trace.json",
+        ),
+    ],
+)
+def test_wrong_usage_of_draw(shardwright: Callable, argv: list[str], why: str) -> None:
+    got = shardwright("draw", *argv)
+    assert (got.status, got.out) == (2, "")
+    assert got.err.splitlines()[1] == f"shardwright draw: error: {why}"
+
+
+def test_a_timeline_that_would_be_too_long_is_not_made(shardwright: Callable, tmp_path: Path) -> None:
+    out = tmp_path / "long.json"
+    got = shardwright(
+        *PLAN[:6], "--gen-len", "1500", "--plan-only", "--policy", "1,2,20,80,0,100,100,0", "--timeline", out
+    )
+    assert (got.status, out.exists()) == (1, False)
+    assert got.err == (
+        "offload: error: the timeline has about 792000 events; one of more than 400000 is not made [long-timeline]\n"
+        "note: with --gen-len 757 it has fewer\n"
+    )
