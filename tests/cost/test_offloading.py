@@ -225,7 +225,7 @@ def test_a_pipeline_fills_in_prefill_and_waits_in_decode() -> None:
 def tight(runtime: str = "flexgen") -> Setting:
     """A machine on which neither weights nor the cache of a large block fit on the device or the host."""
     machine = replace(T4, chip=replace(T4.chip, memory_bytes=120e6), host=replace(T4.host, memory_bytes=150e6))
-    return Setting(small(), machine, load_runtime(runtime))
+    return Setting(small(), machine, replace(load_runtime(runtime), reserve_bytes=0.0))
 
 
 @pytest.mark.parametrize("runtime", ["flexgen", "ours", "accelerate"])

@@ -188,10 +188,10 @@ def test_a_given_policy_is_priced(shardwright: Callable[..., SimpleNamespace]) -
 
 
 def test_a_policy_that_does_not_fit_says_by_how_much(shardwright: Callable[..., SimpleNamespace]) -> None:
-    got = shardwright("offload", "opt-175b", "--machine", "t4", "--plan-only", "--policy", "48,3,0,100,0,100,0,100")
+    got = shardwright("offload", "opt-175b", "--machine", "t4", "--plan-only", "--policy", "32,3,0,100,0,100,0,100")
     assert got.status == 1
     assert got.err == (
-        "offload: error: the policy 48 x 3, 0, 100, 0, 100, 0, 100 needs 673.0 GiB in the host's memory, 465.0 GiB more"
+        "offload: error: the policy 32 x 3, 0, 100, 0, 100, 0, 100 needs 557.5 GiB in the host's memory, 349.5 GiB more"
         " than t4 has [does-not-fit]\n"
         "note: with --compress 4bit it fits\n"
     )
