@@ -27,6 +27,7 @@ from shardwright.cost.layouts import Codes, Links, local_elements, moving_second
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import Placement, Solver
 from shardwright.cost.topology import Topology, topology_of
+from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import AllGather, Contract, Movement
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape
@@ -97,6 +98,12 @@ class TimeSolver(Solver):
 
     def out_of_time(self) -> bool:
         return time.monotonic() > self.end
+
+    def infeasible(self) -> DiagnosticError:
+        if not self.out_of_time():
+            return super().infeasible()
+        span = self.problem.program.funcs[0].span
+        return fault("out-of-time", "no layouts were found in the time that there was", span, "--time-limit gives more")
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work

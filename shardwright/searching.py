@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +27,9 @@ Minimize = Literal["latency", "cost"]
 
 _ENOUGH = 1e-3
 """Of the least time: what the search counts may differ from the price of the finished program by so much."""
+
+_SHARE = 0.2
+"""Of the time that is left, for the layouts at one set of prices."""
 
 _ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
@@ -103,14 +106,18 @@ class _Search:
         self.bound_ns = -math.inf
 
     def run(self) -> Found:
-        from shardwright.cost.time_placement import Prices
+        from shardwright.cost.time_placement import NANOSECONDS, Prices
 
         self.root = Prices()
         free: Mapping[tuple[str, str], bool] = {}
         for stay in (free, *self.stationary()):
-            found = self.attempt(Prices(moved=stay))
-            if found.peak > self.chip.memory_bytes and (stay or not self.root.byte_ns):
-                self.price_memory(Prices(moved=stay))
+            if self.fitting() and time.monotonic() > self.end:
+                break
+            with _until(self.end, self.fitting()):
+                found = self.attempt(Prices(moved=stay))
+                cheaper = found.objective_s * NANOSECONDS < self.incumbent() * (1 - _ENOUGH)
+                if found.peak > self.chip.memory_bytes and cheaper:
+                    self.price_memory(Prices(moved=stay))
         if not self.fitting():
             raise self.too_much(min(self.found, key=lambda found: found.peak))
         self.branch(self.root)
@@ -196,7 +203,10 @@ class _Search:
         known = repr(prices)
         if known in self.known:
             return self.known[known]
-        solve = TimeSolve(self.chip, self.constants, self.structure, prices, self.end)
+        now = time.monotonic()
+        share = _SHARE if self.found else 1.0
+        end = now + max(1.0, (self.end - now) * share)
+        solve = TimeSolve(self.chip, self.constants, self.structure, prices, end)
         placed, placement = place(self.program, self.options, solve)
         made = _explicit(placed)
         costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
@@ -217,8 +227,7 @@ class _Search:
         scale = self.found[-1].objective_s * 1e9 / limit
         low, high, live = 0.0, scale, False
         while True:
-            dearer = replace(prices, byte_ns=high, live_ns=high if live else 0.0)
-            found = self.attempt(dearer)
+            found = self.attempt(replace(prices, byte_ns=high, live_ns=high if live else 0.0))
             if found.peak <= limit:
                 break
             memory = max(found.costs, key=lambda cost: cost.memory.peak).memory
@@ -290,6 +299,16 @@ class _Case:
     prices: Prices
     found: Found
     over: frozenset[str]
+
+
+@contextmanager
+def _until(end: float, enough: Sequence[Found]) -> Generator[None, None, None]:
+    """Lets a search that runs out of time end with what it has, if that is enough."""
+    try:
+        yield
+    except DiagnosticError:
+        if not enough or time.monotonic() < end:
+            raise
 
 
 def _seen(cost: Cost) -> bool:
