@@ -39,6 +39,9 @@ _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 _INK = "#1f2933"
 _LINES = {"predicted": ("#c2410c", "--"), "measured": ("#1f2933", "-")}
 
+_WIDTH, _LEFT, _RIGHT, _ABOVE, _BELOW, _BETWEEN = 12.0, 1.35, 0.15, 0.6, 0.9, 0.3
+"""Inches: of the whole, and about and between its parts."""
+
 _FINEST = 1 / 3000
 """Of the width: bars that are closer together than this, and no longer, are drawn as one."""
 
@@ -79,8 +82,17 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
     tiers = [tier for tier in map(str, Tier) if any(tier in course.memory for _, course in timeline.courses)]
     bounding = list(dict.fromkeys(step.resource for _, course in timeline.courses for step in course.steps))
     rows = [0.32 * (len(resources) + 1) + 0.25 for _ in timeline.courses] + [0.9 for _ in tiers]
-    figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, sum(rows) + 1.3), layout="constrained")
-    grid: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": rows})
+    # Margins in inches, by hand: what matplotlib solves for them differs in the last bits from time to time.
+    height = sum(rows) + _BETWEEN * (len(rows) - 1) + _ABOVE + _BELOW
+    figure: Any = import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height))
+    margins = {
+        "left": _LEFT / _WIDTH,
+        "right": 1 - _RIGHT / _WIDTH,
+        "top": 1 - _ABOVE / height,
+        "bottom": _BELOW / height,
+    }
+    spread = {"height_ratios": rows, "hspace": _BETWEEN * len(rows) / sum(rows), **margins}
+    grid: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw=spread)
     axes = [row[0] for row in grid]
     unit, scale = _unit(end - begin)
     for axis, (name, course) in zip(axes, timeline.courses, strict=False):
@@ -89,7 +101,7 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
         _memory(axis, tier, timeline, (begin, end, scale))
     axes[-1].set_xlim(begin * scale, end * scale)
     axes[-1].set_xlabel(f"time, {unit}")
-    figure.suptitle(timeline.title, color=_INK, fontsize=10)
+    figure.suptitle(timeline.title, y=1 - 0.1 / height, va="top", color=_INK, fontsize=10)
     _legend(figure, timeline, bounding)
     return figure
 
@@ -234,7 +246,7 @@ def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:
     handles += [
         patch(color=_BOUND.get(name, _COLOURS["copies"]), label=f"bound by {name or 'nothing'}") for name in bounding
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), frameon=False, fontsize=7)
+    figure.legend(handles=handles, loc="lower center", ncols=min(6, len(handles)), frameon=False, fontsize=7)
 
 
 def _kind(name: str, resource: str) -> str:
