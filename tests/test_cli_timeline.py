@@ -54,6 +54,27 @@ def test_a_timeline_is_drawn(shardwright: Callable, timeline: Path, tmp_path: Pa
     assert out.read_bytes().startswith(begins[suffix])
 
 
+def test_the_diagonal_schedule_has_a_timeline_under_a_runtime_that_has_it(
+    shardwright: Callable, tmp_path: Path
+) -> None:
+    out = tmp_path / "diagonal.json"
+    diagonal = [*POLICY, "--schedule", "diagonal", "--timeline", out]
+    assert shardwright(*PLAN, *diagonal).status == 0
+    made = json.loads(out.read_text())
+    assert made["title"].endswith(", runtime ours, diagonal")
+    first = [event["name"] for event in made["predicted"]["events"] if event["name"].startswith("compute stage 1 ")]
+    # Two of four batches are under way, each of three tokens; the next begins a token and a half after the one before.
+    assert [name.removeprefix("compute stage 1 batch ") for name in first] == [
+        "0 token 0", "0 token 1", "1 token 0", "0 token 2", "1 token 1", "1 token 2", "2 token 0",
+        "2 token 1", "3 token 0", "2 token 2", "3 token 1", "3 token 2",
+    ]  # fmt: skip
+    got = shardwright(*PLAN[:-1], "flexgen", *diagonal)
+    assert (got.status, got.err) == (
+        1,
+        "offload: error: flexgen has the zig-zag block schedule alone [no-diagonal]\nnote: --runtime ours has both\n",
+    )
+
+
 def test_a_window_of_a_timeline_is_drawn(shardwright: Callable, timeline: Path, tmp_path: Path) -> None:
     assert shardwright("draw", timeline, "-o", tmp_path / "a.svg", "--window", "0.1:0.4").status == 0
     got = shardwright("draw", timeline, "-o", tmp_path / "b.svg", "--window", "100:200")

@@ -74,9 +74,9 @@ class Executor:
                         return
                     begin = time.perf_counter() - began
                     self._act(event)
-                    self._finish(event, resource)
+                    end = self._finish(event, resource) - began
                     if self._observe is not None:
-                        self._observe(Timed(event, begin, time.perf_counter() - began))
+                        self._observe(Timed(event, begin, end))
         except _CancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run is over, and its caller is told
@@ -102,7 +102,8 @@ class Executor:
         else:
             reached.synchronize()
 
-    def _finish(self, event: Event, resource: Resource) -> None:
+    def _finish(self, event: Event, resource: Resource) -> float:
+        """When it ended: taken before any other thread knows, so that what waits for it does not seem to precede it."""
         reached = None
         if resource in self._streams:
             if resource in _ON_STREAM:
@@ -111,8 +112,10 @@ class Executor:
             else:
                 self._streams[resource].synchronize()
         with self._changed:
+            ended = time.perf_counter()
             self._done[event.number] = reached
             self._changed.notify_all()
+        return ended
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -109,7 +109,7 @@ def execute(args: argparse.Namespace) -> int:
         error.source = error.source or Source("offload", "")
         raise
     if args.timeline:
-        _write_timeline(setting, plan, model.name, args.timeline)
+        _write_timeline(args, setting, plan, model.name)
     if args.frontier:
         from shardwright.prediction.frontier_plot import draw_frontier
 
@@ -124,16 +124,20 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_timeline(setting: Setting, plan: Plan, model: str, path: str) -> None:
+def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, model: str) -> None:
     from shardwright.backends.timeline import write_timeline
     from shardwright.cli.output import write_output
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.offload_timeline import predicted_timeline
 
     title = f"{model} on {setting.machine.name}, {plan.policy}, runtime {setting.runtime.name}"
+    # Twice as many batches as are under way together, so that it is seen getting warm, warm, and ending.
+    diagonal = 2 * plan.policy.n_gpu_batches if args.schedule == "diagonal" else 0
     with located(Source("offload", "")):
-        timeline = predicted_timeline(setting, plan.policy, title)
-    write_output(path, write_timeline(timeline))
+        timeline = predicted_timeline(
+            setting, plan.policy, title + (", diagonal" if diagonal else ""), diagonal=diagonal
+        )
+    write_output(args.timeline, write_timeline(timeline))
 
 
 def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def predicted_timeline(setting: Setting, policy: Policy, title: str, *, diagonal
     runtime = setting.runtime
     in_steps = runtime.synchronised or not runtime.overlapped
     if in_steps and diagonal:
-        raise fault("no-diagonal", f"{runtime.name} has the zig-zag block schedule alone", NOWHERE)
+        message = f"{runtime.name} has the zig-zag block schedule alone"
+        raise fault("no-diagonal", message, NOWHERE, "--runtime ours has both")
     steps = (2 * setting.stage.layers + 2) * setting.sizes.generated * (diagonal or policy.n_gpu_batches)
     if 4 * steps > MOST_EVENTS:
         raise fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -126,6 +127,28 @@ def test_a_run_that_was_cut_short_is_drawn_as_far_as_it_came() -> None:
     assert [entry.number for entry in measured.entries] == [0, 1, 2, 3, 4]
     assert all(before < entry.number for entry in measured.entries for before in entry.after)
     assert Recorder().timeline("nothing").courses == ()
+
+
+def test_the_runtime_does_events_in_the_order_that_is_simulated() -> None:
+    """Each resource in the order of the schedule, nothing before what it depends on has ended."""
+    import time
+
+    import torch
+
+    from shardwright.backends.torch.executor import Executor
+
+    schedule, spans = small()
+    recorder = Recorder()
+    Executor(schedule, lambda event: time.sleep(SECONDS(event) / 500), torch.device("cpu"), recorder).run()
+    measured = recorder.timeline("a run").measured
+    assert measured is not None
+    assert len(measured.entries) == len(schedule.events)
+    for entry in measured.entries:
+        assert all(measured.entries[before].end <= entry.start for before in entry.after)
+    for resource in measured.resources:
+        own = [entry for entry in measured.entries if entry.resource == resource]
+        assert all(one.end <= other.start for one, other in pairwise(own))
+    assert measured.seconds >= spans[-1].end / 500  # sleeping takes at least its time
 
 
 # ---------------------------------------------------------------- the file
