@@ -19,7 +19,8 @@ from shardwright.cli.options import Parser, add_output, add_sizes, one_of
 from shardwright.cli.output import write_output
 from shardwright.ir.diagnostics import Source, Span, fault
 
-COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "import", "generate"]
+COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "cost", "search", "fit", "pareto"]
+COMMANDS += ["calibrate", "reproduce", "import", "generate", "offload"]
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 
@@ -33,7 +34,7 @@ def test_help_lists_every_command(shardwright: Callable) -> None:
     assert got.err == ""
     assert list(front.COMMANDS) == COMMANDS
     for name, entry in front.COMMANDS.items():
-        assert f"  {name:8}  {entry.help}\n" in got.out
+        assert f"  {name:9}  {entry.help}\n" in got.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -200,7 +201,7 @@ def test_diagnostics(stub: Callable) -> None:
 def test_diagnostics_as_json(stub: Callable) -> None:
     got = stub(raising(fault("unknown-axis", "no axis z in the mesh", Span(1, 4, 1, 5), "the mesh has x")), "--json")
     assert got.status == 1
-    assert got.err.startswith("<program>:1:4: error: no axis z in the mesh [unknown-axis]\n")
+    assert got.err.startswith("<program>: error: no axis z in the mesh [unknown-axis]\n")
     assert json.loads(got.out) == {
         "ok": False,
         "diagnostics": [
