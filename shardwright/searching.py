@@ -357,14 +357,28 @@ def search_shapes(
         assert first is not None
         raise first
 
+    return best_of(found, minimize, complete=complete)
+
+
+def best_of(found: Sequence[Found], minimize: Minimize, *, complete: bool = True) -> Found:
+    """The best of several searches, the first of equals, with what they prove together: where all that there is to
+    search was searched, the least of the bounds.
+    """
+
     def worth(each: Found) -> float:
         return each.objective_s if minimize == "latency" else each.chip_seconds_per_token
 
     best = min(found, key=worth)
     bound = min(each.bound_s for each in found) if complete else 0.0
-    proved = complete and all(each.status == "optimal" or each.bound_s >= best.objective_s for each in found)
-    status = "optimal" if proved else "feasible"
-    return replace(best, status=status, bound_s=min(bound, best.objective_s), seconds=time.monotonic() - began)
+    proved = complete and all(
+        each.status == "optimal" or each.bound_s >= best.objective_s * (1 - _ENOUGH) for each in found
+    )
+    return replace(
+        best,
+        status="optimal" if proved else "feasible",
+        bound_s=best.bound_s if proved else min(bound, best.objective_s),
+        seconds=sum(each.seconds for each in found),
+    )
 
 
 def explain(program: Program, chip: Chip, constants: Constants, found: Found, seconds: float) -> list[str]:

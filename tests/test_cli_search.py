@@ -152,3 +152,18 @@ def test_a_program_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None
     error = capsys.readouterr().err
     assert "does-not-fit" in error
     assert "note: a chip would hold " in error
+
+
+def test_rewrites(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = (Path(__file__).parent.parent / "examples" / "10_palm_parallel_block.shard").read_text()
+    (folder / "block.shard").write_text(block)
+    words = ["search", "block.shard", "--chip", "tpu-v4", "--json"]
+    assert main(words) == 0
+    plain = printed(capsys)
+    assert main([*words, "--rewrite", "fuse-parallel-block"]) == 0
+    fused = printed(capsys)
+    assert plain["rewrite"] is None
+    assert fused["rewrite"] == ("fuse-parallel-block" if fused["objective_s"] < plain["objective_s"] else None)
+    assert fused["objective_s"] <= plain["objective_s"]
+    assert main([*words, "--rewrite", "fuse"]) == 1
+    assert "--rewrite: error: there is no pass fuse [unknown-pass]" in capsys.readouterr().err

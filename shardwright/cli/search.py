@@ -9,12 +9,14 @@ from shardwright.cli.options import add_json, add_output, add_sizes, number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardwright.cli.options import Subparsers
     from shardwright.cost.integer_program.problem import Problem
     from shardwright.cost.integer_program.solve import Solution
     from shardwright.cost.program_cost import Cost
+    from shardwright.ir.program import Program
+    from shardwright.passes.base import Pass
     from shardwright.searching import Found
 
 DEFAULT_SECONDS = 60.0
@@ -45,6 +47,13 @@ def add_parser(subparsers: Subparsers) -> None:
         choices=("given", "search"),
         default="given",
         help="search: the sizes of the mesh's axes are chosen too, for as many chips (default: given)",
+    )
+    parser.add_argument(
+        "--rewrite",
+        metavar="'a,b{k=v}'",
+        action="append",
+        default=[],
+        help="also search the program after these passes, and take what is best; may be given more than once",
     )
     parser.add_argument(
         "--explain", action="store_true", help="print why each layout was chosen, and the next best, on standard error"
@@ -81,34 +90,50 @@ def _search_program(args: argparse.Namespace) -> int:
     from shardwright.cli.cost import chip_and_constants
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
-    from shardwright.ir.diagnostics import located
-    from shardwright.searching import explain, search, search_shapes
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.passes.pipelines import parse_pipeline, run_passes
+    from shardwright.searching import best_of, explain, search, search_shapes
 
     chip, constants = chip_and_constants(args)
     source = read_program(args.file)
-    with located(source):
-        program = load(source, args.mesh, args.dim)
-        if args.mesh_shape == "search":
-            found = search_shapes(
-                program, lambda mesh: load(source, mesh, args.dim), chip, constants, args.time_limit, args.minimize
-            )
-            program = load(source, dict(found.program.mesh), args.dim)
-        else:
-            found = search(program, chip, constants, args.time_limit)
-        if args.explain:
-            print("\n".join(explain(program, chip, constants, found, args.time_limit)), file=sys.stderr)
+    programs: list[tuple[str, Program]] = []
+    results: list[Found] = []
+    for rewrite in ("", *args.rewrite):
+        with located(Source("--rewrite", rewrite)):
+            passes = parse_pipeline(rewrite) if rewrite else ()
+
+        def rewritten(mesh: Mapping[str, int], passes: Sequence[Pass] = passes) -> Program:
+            return run_passes(load(source, mesh, args.dim), passes)
+
+        with located(source):
+            program = rewritten(args.mesh)
+            left = args.time_limit / (1 + len(args.rewrite))
+            if args.mesh_shape == "search":
+                results.append(search_shapes(program, rewritten, chip, constants, left, args.minimize))
+                program = rewritten(dict(results[-1].program.mesh))
+            else:
+                results.append(search(program, chip, constants, left))
+        programs.append((rewrite, program))
+    found = best_of(results, args.minimize)
+    chosen = min(range(len(results)), key=lambda i: results[i].program is not found.program)
+    if args.explain:
+        with located(source):
+            lines = explain(programs[chosen][1], chip, constants, found, args.time_limit)
+        print("\n".join(lines), file=sys.stderr)
     text = print_program(found.program)
     if args.json:
-        print_json(_found_json(found, text))
+        print_json(_found_json(found, text, programs[chosen][0]))
         if args.output:
             write_output(args.output, text)
     else:
-        print(_found_text(found), file=sys.stdout if args.output not in (None, "-") else sys.stderr)
+        print(
+            _found_text(found, programs[chosen][0]), file=sys.stdout if args.output not in (None, "-") else sys.stderr
+        )
         write_output(args.output, text)
     return 0
 
 
-def _found_json(found: Found, text: str) -> dict[str, Any]:
+def _found_json(found: Found, text: str, rewrite: str) -> dict[str, Any]:
     return {
         "status": found.status,
         "objective_s": found.objective_s,
@@ -117,6 +142,7 @@ def _found_json(found: Found, text: str) -> dict[str, Any]:
         "solve_s": found.seconds,
         "program": text,
         "counted_s": found.model_s,
+        "rewrite": rewrite or None,
         "chip_seconds_per_token": found.chip_seconds_per_token,
         "mesh": dict(found.program.mesh),
         "peak_bytes_per_chip": found.peak,
@@ -127,7 +153,7 @@ def _found_json(found: Found, text: str) -> dict[str, Any]:
     }
 
 
-def _found_text(found: Found) -> str:
+def _found_text(found: Found, rewrite: str) -> str:
     from shardwright.cli.text_table import bytes_text
     from shardwright.cost.movements import duration_text
 
@@ -140,6 +166,8 @@ def _found_text(found: Found) -> str:
         f" {found.chip_seconds_per_token:.4g} chip-seconds per token",
     ]
     lines.append(f"bound {duration_text(found.bound_s)}, counted {duration_text(found.model_s)}, {found.seconds:.2f} s")
+    if rewrite:
+        lines.append(f"after {rewrite}")
     if len(found.costs) > 1:
         lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in found.costs]
     return "\n".join(lines)
