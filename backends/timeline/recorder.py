@@ -11,6 +11,9 @@ from shardwright.backends.timeline.record import Timeline, course_of
 from shardwright.backends.torch.schedule import Event, Schedule, Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 
+MOST_EVENTS = 400_000
+"""That are kept; a diagonal schedule of all prompts is one block, and may have more."""
+
 
 class Recorder:
     """Told of each event as it ends, from any thread. `used` says how many bytes of each tier are in use then."""
@@ -25,7 +28,7 @@ class Recorder:
     def __call__(self, timed: Timed) -> None:
         with self._lock:
             # Each block numbers its events from 0, and begins when the one before has ended.
-            self._whole = self._whole or timed.event.number in self._timed
+            self._whole = self._whole or timed.event.number in self._timed or len(self._timed) == MOST_EVENTS
             if self._whole:
                 return
             self._timed[timed.event.number] = timed
