@@ -23,7 +23,13 @@ def draw_frontier(plans: Sequence[Plan], title: str, path: str) -> None:
         for plan, x, y in zip(plans, seconds, rates, strict=True):
             label = f"{plan.policy.gpu_batch} x {plan.policy.n_gpu_batches}"
             axes.annotate(label, (x, y), textcoords="offset points", xytext=(6, -10), fontsize=8)
-        axes.set(xscale="log", yscale="log", xlabel="time of a block, s", ylabel="throughput, token/s", title=title)
+        axes.set(xscale="log", xlabel="time of a block, s", ylabel="throughput, token/s", title=title)
+        axes.set_ylim(0, 1.1 * max(rates))
+        axes.margins(x=0.12)
+        ticker: Any = import_module("matplotlib.ticker")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.grid(visible=True, which="both", alpha=0.25)
         metadata = {"Date": None} if path.endswith("svg") else None
         figure.savefig(path, metadata=metadata)

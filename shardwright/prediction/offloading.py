@@ -20,6 +20,9 @@ from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
 
+_BETWEEN = 1.6
+"""Ratio of the bounds on the time of a block along a frontier."""
+
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
 
 
@@ -98,8 +101,8 @@ def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
 def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> list[Plan]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
-    Each is the best within a bound; the bounds are spread evenly, by ratio, from the block of one sequence that takes
-    least to that of the best throughput.
+    Each is the best within a bound, from that of the best throughput down by equal ratios, until nothing is within it
+    or there are so many `points`.
     """
     compressions = _compressions(setting, compress)
     best = search(setting, compressions)
@@ -108,7 +111,7 @@ def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> li
     made: list[Plan] = [best.plan]
     bound = best.plan.seconds
     for _ in range(points - 1):
-        bound /= 2
+        bound /= _BETWEEN
         found: Found | None = search(setting, compressions, bound)
         if found is None:
             break

@@ -16,6 +16,7 @@ from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.models.built_in import built_in
+from shardwright.prediction.frontier_plot import draw_frontier
 from shardwright.prediction.offload_rows import (
     OffloadRow,
     calibration_rows,
@@ -169,6 +170,16 @@ def test_a_frontier_trades_time_for_throughput() -> None:
     seconds, rates = [plan.seconds for plan in plans], [plan.tokens_per_s for plan in plans]
     assert seconds == sorted(seconds)
     assert rates == sorted(rates)
+
+
+def test_a_frontier_is_the_same_picture_each_time(tmp_path: Path) -> None:
+    setting = setting_of(built_in("opt-1.3b").model, load_machine("t4"), FLEXGEN, 64, 8)
+    plans = [setting.price(parse_policy(f"{batch},2,100,0,100,0,100,0")) for batch in (1, 4)]
+    for name in ("one.svg", "two.svg"):
+        draw_frontier(plans, "opt-1.3b on t4", str(tmp_path / name))
+    one, two = ((tmp_path / name).read_text() for name in ("one.svg", "two.svg"))
+    assert one == two
+    assert all(text in one for text in ("opt-1.3b on t4", "4 x 2", "throughput, token/s", "time of a block, s"))
 
 
 # ---------------------------------------------------------------- the command line
