@@ -37,6 +37,7 @@ COMMANDS = {
     "cost": Entry("cost", "what a program takes on a chip"),
     "search": Entry("search", "the best layouts, with a proof"),
     "fit": Entry("fit", "the chips, batch and context that fit"),
+    "pareto": Entry("pareto", "cost against latency, and what is best"),
     "calibrate": Entry("calibrate", "how far a chip runs from its datasheet"),
     "reproduce": Entry("reproduce", "published measurements beside predictions"),
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),

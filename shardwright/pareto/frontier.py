@@ -1,0 +1,63 @@
+"""Which points no other beats in both latency and cost, and the cheapest one within a latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.pareto.pricing import Point
+
+
+def frontier(points: Iterable[Point]) -> list[Point]:
+    """Those that fit, and than which none that is as fast is cheaper; from the fastest to the cheapest."""
+    best: list[Point] = []
+    for point in sorted((p for p in points if p.fits), key=lambda p: (p.latency_s, p.chip_seconds_per_token, p.chips)):
+        if not best or point.chip_seconds_per_token < best[-1].chip_seconds_per_token:
+            best.append(point)
+    return best
+
+
+def cheapest(points: Sequence[Point], bound_s: float | None = None) -> Point:
+    """The point that fits with the fewest chip-seconds per token, and with a latency of at most `bound_s`.
+
+    Raises where nothing fits, or nothing is as fast.
+    """
+    best = frontier(points)
+    if not best:
+        raise _nothing_fits(points)
+    within = [point for point in best if bound_s is None or point.latency_s <= bound_s]
+    if not within:
+        least = best[0]
+        raise fault(
+            "too-slow",
+            f"no configuration takes {bound_s:g} s or less for {what(least.phase)}",
+            NOWHERE,
+            f"the least is {least.latency_s:.4g} s: {described(least)}",
+            f"give --latency-bound {least.latency_s * 1.001:.3g} or more, more chips, smaller batches or int8 weights",
+        )
+    return within[-1]
+
+
+def what(phase: str) -> str:
+    """What the latency is of."""
+    return "a step of decode" if phase == "decode" else "prefill"
+
+
+def described(point: Point) -> str:
+    """`64 chips (x=4 y=4 z=4), ws2d, attention over the batch, int8, batch 64`."""
+    looped = ", looped" if point.looped else ""
+    return (
+        f"{point.chips} chips ({point.mesh}), {point.layout}, attention over the {point.attention}, {point.weights},"
+        f" batch {point.batch}{looped}"
+    )
+
+
+def _nothing_fits(points: Sequence[Point]) -> DiagnosticError:
+    nearest = min((p for p in points if p.too_many_bytes), key=lambda p: p.too_many_bytes)
+    return fault(
+        "does-not-fit",
+        f"none of {len(points)} configurations of {nearest.phase} fits into a chip's memory",
+        NOWHERE,
+        f"the nearest needs {nearest.too_many_bytes / 1e9:.3g} GB more: {described(nearest)}",
+        "take more chips, int8 weights, smaller batches or shorter texts",
+    )

@@ -1,0 +1,120 @@
+"""Points that were priced before, in the user's cache folder: a line of JSON each, appended as they come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from shardwright.pareto.configurations import Sweep
+from shardwright.pareto.pricing import Point
+
+_IDENTITY = ("phase", "chips", "mesh", "layout", "attention", "weights", "batch", "looped")
+_TYPES = {"str": str, "int": int, "bool": bool, "float": float}
+
+
+@dataclass
+class Store:
+    """The points of sweeps with the same model, chip, constants, lengths and code, in one file.
+
+    A line holds a point and a digest of the program that priced it, and is written in one step, so that two processes
+    can append to one file. What an interruption left of a line is passed over when the file is read.
+    """
+
+    file: Path
+    _points: dict[tuple[Any, ...], Point] = field(default_factory=dict[tuple[Any, ...], Point], init=False)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, UnicodeDecodeError):
+            for line in self.file.read_text(encoding="utf-8").splitlines():
+                read = _read(line)
+                if read is not None:
+                    self._points[read[0], *identity_of(read[1])] = read[1]
+
+    def get(self, program: str, identity: Point) -> Point | None:
+        """The point that has this identity and was priced by this program's text."""
+        return self._points.get((digest(program), *identity_of(identity)))
+
+    def add(self, program: str, points: Iterable[Point]) -> None:
+        """Keeps them. A folder that cannot be written costs time alone, and is no fault."""
+        lines = [json.dumps({"program": digest(program), **_finite(point)}, allow_nan=False) for point in points]
+        text = "".join(f"{line}\n" for line in lines)
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                end = os.lseek(handle, 0, os.SEEK_END)
+                torn = end > 0 and os.pread(handle, 1, end - 1) != b"\n"
+                os.write(handle, (("\n" if torn else "") + text).encode())
+            finally:
+                os.close(handle)
+
+
+def store_of(sweep: Sweep) -> Store:
+    """The store of everything that does not change within a sweep."""
+    what = [
+        repr(sweep.model), repr(sweep.chip), repr(sweep.constants), str(sweep.prompt), str(sweep.generated), _code()
+    ]  # fmt: skip
+    return Store(cache_folder() / f"{digest(chr(10).join(what))}.jsonl")
+
+
+def cache_folder() -> Path:
+    """Where points are kept: under XDG_CACHE_HOME, or the user's own cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "shardwright" / "pareto"
+
+
+def identity_of(point: Point) -> tuple[Any, ...]:
+    """What names a point among those of a store."""
+    return tuple(getattr(point, name) for name in _IDENTITY)
+
+
+@cache
+def digest(text: str) -> str:
+    """Of a text, the same everywhere."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _code() -> str:
+    """A digest of all code that a price depends on."""
+    package = Path(__file__).parents[1]
+    made = hashlib.sha256()
+    for folder in ("ir", "cost", "passes", "models", "prediction", "pareto"):
+        for file in sorted((package / folder).rglob("*.py")):
+            made.update(file.read_bytes())
+    return made.hexdigest()
+
+
+def _finite(point: Point) -> dict[str, Any]:
+    """Its fields; what is infinite is null."""
+    values: dict[str, Any] = asdict(point)
+    return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()}
+
+
+def _read(line: str) -> tuple[str, Point] | None:
+    """A line as it was written, else None."""
+    try:
+        values: Any = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(values, Mapping):
+        return None
+    found = dict(cast("Mapping[str, Any]", values))
+    made: dict[str, Any] = {}
+    for item in fields(Point):
+        value = found.get(item.name)
+        if value is None and item.type == "float" and item.name in found:
+            value = math.inf
+        if type(value) is not _TYPES[str(item.type)]:
+            return None
+        made[item.name] = value
+    program = found.get("program")
+    return (program, Point(**made)) if isinstance(program, str) else None

@@ -1,0 +1,114 @@
+"""Runs a sweep over the cores: what was priced before is taken, the rest priced group by group and kept at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.pareto.configurations import Configuration, Sweep, groups_of
+from shardwright.pareto.pricing import Point, identity, passes_of, price_all, sample_text
+from shardwright.pareto.store import Store, identity_of, store_of
+
+_LARGEST_TASK = 64
+_FEW = 24
+"""So few configurations are priced here rather than in processes of their own, which take a second to start."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many configurations are done, of how many."""
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """An interrupt, after what was done has been kept."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__()
+        self.done = done
+        self.total = total
+
+
+@dataclass(frozen=True)
+class _Task:
+    text: str
+    passes: str
+    members: tuple[Configuration, ...]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The points of a sweep in the order of its configurations, and how many of them had been priced before."""
+
+    points: tuple[Point, ...]
+    known: int
+
+
+def sweep_points(
+    sweep: Sweep, progress: Progress | None = None, processes: int | None = None, store: Store | None = None
+) -> Swept:
+    """The points of a sweep, those that do not fit into memory or have no price among them.
+
+    Raises `SweepInterrupted` on an interrupt; a `DiagnosticError` where the sweep is empty, or nothing has a price.
+    """
+    kept = store_of(sweep) if store is None else store
+    groups = groups_of(sweep)
+    found: dict[tuple[object, ...], Point] = {}
+    tasks: list[_Task] = []
+    for group in groups:
+        text, passes = sample_text(sweep, group.sample), passes_of(group.sample)
+        missing: list[Configuration] = []
+        for one in group.members:
+            known = kept.get(passes + text, identity(one))
+            if known is None:
+                missing.append(one)
+            else:
+                found[identity_of(known)] = known
+        tasks += [
+            _Task(text, passes, tuple(missing[at : at + _LARGEST_TASK])) for at in range(0, len(missing), _LARGEST_TASK)
+        ]
+    total, known = sum(len(group.members) for group in groups), len(found)
+    if progress is not None:
+        progress(known, total)
+    try:
+        for task, points in _results(sweep, tasks, processes):
+            kept.add(task.passes + task.text, points)
+            found |= {identity_of(point): point for point in points}
+            if progress is not None:
+                progress(len(found), total)
+    except KeyboardInterrupt:
+        raise SweepInterrupted(len(found), total) from None
+    made = tuple(found[identity_of(identity(one))] for group in groups for one in group.members)
+    if all(point.trouble for point in made):
+        raise fault("empty-sweep", f"none of {len(made)} configurations has a price: {made[0].trouble}", NOWHERE)
+    return Swept(made, known)
+
+
+def _results(sweep: Sweep, tasks: list[_Task], processes: int | None) -> Iterator[tuple[_Task, list[Point]]]:
+    workers = min(processes or len(os.sched_getaffinity(0)), len(tasks))
+    if workers < 2 or sum(len(task.members) for task in tasks) <= _FEW:
+        for task in tasks:
+            yield task, price_all(sweep, task.text, task.passes, task.members)
+        return
+    # Not forked: libraries may have threads by now.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_leave_interrupts)
+    try:
+        waiting: dict[Future[list[Point]], _Task] = {
+            pool.submit(price_all, sweep, task.text, task.passes, task.members): task for task in tasks
+        }
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _leave_interrupts() -> None:
+    """An interrupt from the terminal goes to every process; the first one answers it for all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,204 @@
+"""`pareto`: what is swept, what is best, what is kept, and what is said of bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwright.cost.chips import load_chip
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.models.built_in import built_in
+from shardwright.pareto import sweeping
+from shardwright.pareto.configurations import Sweep, groups_of, meshes
+from shardwright.pareto.frontier import cheapest, frontier
+from shardwright.pareto.page import page
+from shardwright.pareto.picture import picture
+from shardwright.pareto.pricing import Point, identity, price_all
+from shardwright.pareto.store import Store
+from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
+from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
+from shardwright.prediction.phases import phase_cost
+
+TPU = load_chip("tpu-v4")
+SMALL = Sweep(
+    built_in("palm-8b"), TPU, TPU.constants, (8, 8), (8, 64), ("int8",), ("ws2d",), ("head",), ("decode",), 192, 64
+)
+
+
+def point(latency_s: float, cost: float, **others: object) -> Point:
+    made = Point("decode", 8, "x=2 y=2 z=2", "ws2d", "head", "int8", 8, False, latency_s, cost, 0.1, 10, 20, 30)
+    return replace(made, **others)
+
+
+# ---------------------------------------------------------------- what is swept and priced
+
+
+def test_presets_that_come_to_the_same_layout_count_once() -> None:
+    sweep = replace(SMALL, layouts=("ws2d", "wg-x", "wg-xyz"), batches=(1,))  # a batch of 1 is split over nothing
+    members = [one for group in groups_of(sweep) for one in group.members]
+    assert [one.deployment.layout for one in members] == ["ws2d"]
+
+
+def test_one_program_serves_meshes_and_batches() -> None:
+    sweep = replace(SMALL, model=built_in("palm-540b-64-heads"), chips=(8, 64), batches=(1, 2, 64))
+    groups = groups_of(sweep)
+    assert len(groups) == 1
+    assert len(groups[0].members) == 4 * 3
+    assert groups[0].sample.n_chips == 64
+
+
+def test_every_mesh_has_every_shape_once() -> None:
+    assert [str(mesh) for mesh in meshes(replace(SMALL, chips=(16, 16), every_mesh=True))] == [
+        "x=2 y=2 z=4", "x=2 y=4 z=2", "x=4 y=2 z=2",
+    ]  # fmt: skip
+
+
+def test_a_point_is_what_the_cost_model_says() -> None:
+    swept = sweep_points(replace(SMALL, batches=(8,)), store=Store(Path("/nowhere/points.jsonl")))
+    (found,) = swept.points
+    one = groups_of(replace(SMALL, batches=(8,)))[0].sample
+    cost = phase_cost(one.deployment, TPU, "decode", 8, 1, 192 + 32)
+    assert found.latency_s == pytest.approx(cost.time_s, rel=0.02)
+    assert found.chip_seconds_per_token == pytest.approx(8 * found.latency_s / 8)
+    assert found.kv_cache_bytes == 2 * 32 * 8 * 256 * 256 * 2 + 8 * 4  # keys and values on every chip; positions
+    assert found.fits
+
+
+def test_points_are_kept_and_lines_that_were_cut_off_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "points.jsonl"
+    first = sweep_points(SMALL, store=Store(file))
+    with file.open("a") as torn:
+        torn.write('{"program": "abc", "pha')
+    second = sweep_points(SMALL, store=Store(file))
+    assert (first.known, second.known) == (0, 2)
+    assert first.points == second.points
+    Store(file).add("another", first.points[:1])
+    assert [line[:1] for line in file.read_text().splitlines()] == ["{"] * 4
+    assert Store(file).get("another", identity(groups_of(SMALL)[0].members[0])) == first.points[0]
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(sweep: Sweep, text: str, passes: str, members: tuple) -> list[Point]:
+        if members[0].deployment.layout == "ws1d":
+            raise KeyboardInterrupt
+        return price_all(sweep, text, passes, members)
+
+    monkeypatch.setattr(sweeping, "price_all", stopped)
+    store = Store(tmp_path / "points.jsonl")
+    with pytest.raises(SweepInterrupted) as caught:
+        sweep_points(replace(SMALL, layouts=("ws2d", "ws1d")), store=store)
+    assert (caught.value.done, caught.value.total) == (2, 4)
+    monkeypatch.undo()
+    assert sweep_points(SMALL, store=Store(store.file)).known == 2
+
+
+# ---------------------------------------------------------------- what is best
+
+
+def test_the_frontier_has_what_no_other_beats() -> None:
+    fast, cheap, beaten = point(1.0, 9.0), point(3.0, 2.0), point(3.5, 2.5)
+    large = point(0.1, 0.1, too_many_bytes=5)
+    assert frontier([beaten, cheap, large, fast]) == [fast, cheap]
+    assert cheapest([beaten, cheap, large, fast], 2.0) == fast
+    assert cheapest([beaten, cheap, large, fast]) == cheap
+
+
+def test_a_bound_that_nothing_meets_and_a_memory_that_nothing_fits() -> None:
+    with pytest.raises(DiagnosticError) as slow:
+        cheapest([point(1.0, 9.0)], 0.5)
+    assert str(slow.value.diagnostics[0].message) == "no configuration takes 0.5 s or less for a step of decode"
+    assert [note.message for note in slow.value.diagnostics[0].notes] == [
+        "the least is 1 s: 8 chips (x=2 y=2 z=2), ws2d, attention over the head, int8, batch 8",
+        "give --latency-bound 1 or more, more chips, smaller batches or int8 weights",
+    ]
+    with pytest.raises(DiagnosticError) as large:
+        cheapest([point(1.0, 9.0, too_many_bytes=10**9)])
+    assert large.value.diagnostics[0].message == "none of 1 configurations of decode fits into a chip's memory"
+    assert [note.message for note in large.value.diagnostics[0].notes] == [
+        "the nearest needs 1 GB more: 8 chips (x=2 y=2 z=2), ws2d, attention over the head, int8, batch 8",
+        "take more chips, int8 weights, smaller batches or shorter texts",
+    ]
+
+
+def test_why_a_point_does_not_fit() -> None:
+    of = {"weight_bytes": 40 * 10**9, "kv_cache_bytes": 10**9, "activation_bytes": 0, "too_many_bytes": 11 * 10**9}
+    assert why_not(point(1.0, 1.0, **of)) == ("11 GB more than the 30 GB of device memory; weights alone are more")
+    of |= {"weight_bytes": 20 * 10**9, "kv_cache_bytes": 21 * 10**9}
+    assert why_not(point(1.0, 1.0, **of)) == "11 GB more than the 30 GB of device memory; the cache take the most"
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def test_rows_pictures_and_the_page() -> None:
+    points = [point(1.0, 9.0), point(3.0, 2.0), point(2.0, 9.0, too_many_bytes=5)]
+    best = frontier(points)
+    rows = list(csv.DictReader(io.StringIO(csv_text(points, best))))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["latency_s"], row["fits"], row["frontier"]) for row in rows] == [
+        ("1.0", "true", "true"), ("3.0", "true", "true"), ("2.0", "false", "false"),
+    ]  # fmt: skip
+    assert sum(line.count("o") for line in plot_text(points, best)[1:-2]) == 2
+    drawn = picture("a title", {"decode": (points, best)}, "svg")
+    assert drawn.startswith(b"<?xml")
+    assert drawn == picture("a title", {"decode": (points, best)}, "svg")
+    assert picture("a title", {"decode": (points, best)}, "png").startswith(b"\x89PNG")
+    made = page("a </script> title", points, best)
+    data = made.split('id="data">')[1].split("</script>")[0].replace("<\\/", "</")
+    assert len(json.loads(data)["points"]) == 3
+    assert "a &lt;/script&gt; title" in made
+    assert "src=" not in made
+    assert "href=" not in made
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(shardwright: Callable, *more: str) -> Callable:
+    return shardwright("pareto", "palm-8b", "--chip", "tpu-v4", *more)
+
+
+def test_the_command_writes_a_program_that_check_takes(
+    shardwright: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file, table = str(tmp_path / "best.shard"), tmp_path / "out.csv"
+    options = ("--chips", "8", "--batch", "8", "--weights", "int8", "--layout", "ws2d", "--attention", "head")
+    lengths = ("--phase", "decode", "--prompt-len", "192", "--gen-len", "64", "--latency-bound", "1")
+    got = run(shardwright, *options, *lengths, "--program", file, "-o", str(table), "--json")
+    assert (got.status, got.err) == (0, "")
+    made = json.loads(got.out)
+    assert (made["configurations"], made["fitting"]) == (1, 1)
+    assert made["chosen"]["layout"] == "ws2d"
+    assert made["program"] == Path(file).read_text()
+    assert len(table.read_text().splitlines()) == 2
+    assert shardwright("check", file).status == 0
+
+
+def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
+    assert run(shardwright, "--chips", "9..15").err == (
+        "palm-8b: error: there is nothing to sweep: no slice of tpu-v4 has 9 to 15 chips [empty-sweep]\n"
+        "note: the nearest sizes are 8 and 16\n"
+    )
+    assert run(shardwright, "--prompt-len", "9000").err.startswith(
+        "palm-8b: error: 9000 tokens in and 64 out are 9064 positions, and palm-8b has "
+    )
+    for option, text, wanted in [
+        ("--chips", "9..4", "'9..4' is not a range of whole numbers from 1 up, as in 8..256"),
+        ("--batch", "0..4", "'0..4' is not a range or a list of whole numbers from 1 up, as in 1..1024 or 1,64,512"),
+        ("--weights", "int9", "'int9' is not one of int8, bf16; did you mean int8?"),
+        ("--layout", "ws3d", "'ws3d' is not one of megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz; did you mean ws2d?"),
+        ("--latency-bound", "-1", "'-1' is not a number above 0 and up to 1e+09"),
+        ("-o", "a.pdf", "'a.pdf' does not say which picture or table; end it in .svg, .png, .html, .csv"),
+    ]:
+        got = run(shardwright, f"{option}={text}" if option.startswith("--") else f"{option}{text}")
+        assert got.status == 2
+        assert wanted in got.err
+    assert "there is no chip `tpu-v44`" in shardwright("pareto", "palm-8b", "--chip", "tpu-v44").err
+    assert "there is no model palm-9b" in shardwright("pareto", "palm-9b", "--chip", "tpu-v4").err
