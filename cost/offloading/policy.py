@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 
 TIERS = ("device", "host", "disk")
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
@@ -117,5 +117,5 @@ def _percent(share: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def _bad(message: str, *notes: str) -> Exception:
+def _bad(message: str, *notes: str) -> DiagnosticError:
     return fault("bad-policy", message, NOWHERE, *(notes or (f"the order is {_ORDER}, as in 48,3,20,80,0,100,0,100",)))

@@ -157,7 +157,7 @@ def _runtime(table: Table) -> Runtime:
                 values[key] = table.number(key)
             case key, _:
                 values[key] = table.text(key)
-    return Runtime(**values)  # type: ignore[arg-type]
+    return Runtime(**values)  # pyright: ignore[reportArgumentType]
 
 
 def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> Rates:
