@@ -53,7 +53,7 @@ class Offload(Pass):
         }
 
     A fetch stands in the innermost loop that uses the value, just before its first use there, and serves all uses in
-    that block until the value is set anew. What goes to several memories is stored by a demand for its type, since
+    that block until the value is set anew, or a loop comes between. What goes to several memories is stored by a demand for its type, since
     `store` names one. When each movement happens, beside which computation, is the schedule's to say
     ([offload-runtime.md](offload-runtime.md)).
     """
@@ -99,8 +99,7 @@ class _Writer:
                     here.pop(statement.state, None)
                 case Loop():
                     made.append(self.loop(statement, scope, made))
-                    for name in {s.state for s, _ in _walked(statement) if isinstance(s, SetState)}:
-                        here.pop(name, None)
+                    here.clear()  # what is fetched before a loop does not stay on the device while it runs
             if not isinstance(statement, SetState):
                 for value in made[-1].results if isinstance(made[-1], Loop) else statement.results:
                     scope.define(value)
@@ -185,6 +184,3 @@ class _Writer:
         )
         return replace(loop, carries=carries, body=tuple(body), following=following, results=results)
 
-
-def _walked(loop: Loop) -> list[tuple[Statement, tuple[Loop, ...]]]:
-    return list(Func("", (), (), (loop,), (), ()).walk())

@@ -106,8 +106,8 @@ def contract(left: Named, right: Named, dims: Sequence[str], names: Sequence[str
     outer = a.shape[: len(batch)]
     row_shape, column_shape = a.shape[len(outer) : len(outer) + len(rows)], b.shape[len(outer) + len(dims) :]
     n_rows, n_columns = math.prod(row_shape), math.prod(column_shape)
-    first, second = a.reshape(*outer, n_rows, n_summed), b.reshape(*outer, n_summed, n_columns)
-    product = torch.matmul(first, second).reshape(*outer, *row_shape, *column_shape)
+    first, second = a.reshape([*outer, n_rows, n_summed]), b.reshape([*outer, n_summed, n_columns])
+    product = torch.matmul(first, second).reshape([*outer, *row_shape, *column_shape])
     made = (*batch, *rows, *columns)
     return product.permute([made.index(name) for name in names])
 

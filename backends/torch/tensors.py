@@ -65,9 +65,8 @@ def from_numpy(array: npt.NDArray[Any], device: Any = "cpu") -> torch.Tensor:
     import numpy as np
     import torch
 
-    given = np.ascontiguousarray(array)
-    if not given.flags.writeable:
-        given = given.copy()
+    owned = array.flags.c_contiguous and array.flags.writeable
+    given = array if owned else array.copy(order="C")
     if given.dtype.name == "bfloat16":
         return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.as_tensor(given).to(device)
