@@ -19,8 +19,8 @@ from shardwright.cost.integer_program.reduction import Reduced, reduce
 MOST_COLUMNS = 2_000_000
 """Of an integer program that HiGHS is given."""
 
-COLUMNS_A_SECOND = 40_000
-"""HiGHS does not begin in time with more: handing them over takes about half of that."""
+COLUMNS_A_SECOND = 10_000
+"""HiGHS gets nowhere with more; handing them over takes an eighth of that."""
 
 _SLACK = 1e-7
 """What bounds may have lost to rounding, of their size."""
@@ -74,7 +74,8 @@ class _Solve:
                 return self.finished()
             # A better choice rules out more, so that HiGHS is asked again about less.
             cost = self.cost
-            proved = self.by_integer_program(reduced, min(self.left(), max(5.0, self.left() / 4)))
+            wanted = max(5.0, self.left() / 4, 2 * reduced.problem.columns / COLUMNS_A_SECOND)
+            proved = self.by_integer_program(reduced, min(self.left(), wanted))
             if proved or self.left() <= 0:
                 return self.finished()
             if self.cost >= cost:
@@ -140,7 +141,9 @@ class _Solve:
         problem = reduced.problem
         order = self.order(problem)
         neighbours = Neighbours(problem)
-        dual = best_prices(problem, order, self.closes, lambda: self.late(0.6))
+        # What is too much for HiGHS has the time to itself.
+        share = 0.3 if self.for_highs(problem, 0.65 * self.left()) else 0.6
+        dual = best_prices(problem, order, self.closes, lambda: self.late(share))
         if dual.bound == math.inf or dual.upward is None:
             return None
         self.raise_bound(dual.bound)
@@ -206,15 +209,19 @@ class _Solve:
             if math.isfinite(problem.cost(least)):
                 self.offer(reduced, neighbours.improved(least, self.late))
 
+    def for_highs(self, problem: Problem, seconds: float) -> bool:
+        """Whether HiGHS can do anything with a problem in this time."""
+        return seconds > 0 and problem.columns <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
+
     def by_integer_program(self, reduced: Reduced, seconds: float) -> bool:
         """HiGHS on what is left, asked for something cheaper than the best choice; whether that settled it."""
         problem = reduced.problem
-        if problem.columns > min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds) or seconds <= 0:
+        if not self.for_highs(problem, seconds):
             return False
         cutoff = None
         if self.best is not None:
             cutoff = self.cost - 1 if self.problem.integral else self.cost
-        handing_over = problem.columns / COLUMNS_A_SECOND / 2
+        handing_over = problem.columns / COLUMNS_A_SECOND / 8
         solved = solve_integer_program(problem, seconds - handing_over, cutoff)
         if solved.choice is not None and problem.memory.excess(problem, solved.choice) == 0:
             self.offer(reduced, solved.choice)
