@@ -1,32 +1,30 @@
-"""Other analytic models beside ours on tables 2 and D.2: llm-analysis and GenZ, in an environment of their own.
+"""Other analytic models beside ours on tables 2 and D.2 of Pope et al. 2022: llm-analysis and genz-llm, from PyPI.
 
-    python bench/peers.py [FOLDER]
-
-FOLDER (a temporary one by default) gets the environment, from PyPI, and keeps it for the next run. They are given
-tensor parallelism over all 64 chips, since neither knows 2D weight-stationary or weight-gathered layouts, or attention
-over the batch.
+Run with `python bench/peers.py`; `--env FOLDER` keeps the environment that they are installed into. Both know tensor
+parallelism as Megatron has it and no other layout, so a row's layout is not told to them; their efficiencies are 1.
+Where one refuses a row, what it says stands in place of a time.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from shardwright.prediction.reproduction import Compared, compare
+from shardwright.cost.chips import Torus
+from shardwright.prediction.reproduction import compare
 from shardwright.prediction.rows import Row, published
 
 PACKAGES = ("llm-analysis==0.2.2", "genz-llm==0.0.16")
-PEERS = ("llm-analysis", "genz")
 
 
-def environment(folder: Path) -> Path:
-    """The Python of an environment with both packages."""
+def python_of(folder: Path) -> Path:
+    """The interpreter of an environment with the peers, which is made where it is not there."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -34,72 +32,53 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def asked(row: Row) -> dict[str, Any]:
-    """The row as `peers_worker.py` takes it."""
-    model, load = row.model.model, row.workload
-    attention = model.attention
+def told(row: Row) -> dict[str, Any]:
+    """What a peer is told of a row."""
+    model, chip = row.model.model, row.chip
+    torus = chip.interconnect
+    assert isinstance(torus, Torus)
     return {
-        "model": {
-            "name": row.model.name,
-            "layers": model.layers,
-            "hidden": model.hidden,
-            "heads": attention.heads,
-            "kv_heads": attention.kv_heads,
-            "head_dim": attention.head_dim,
-            "feedforward": model.feedforward.size,
-            "gated": model.feedforward.gated,
-            "vocab": model.vocab,
-        },
-        "chips": row.n_chips,
-        "batch": load.batch,
-        "prompt": load.prompt,
-        "generated": load.generated,
-        "before": load.before,
-        "phases": list(row.phases),
-        "weights": row.deployment.weights,
-    }
-
-
-def answers(python: Path, rows: list[Row]) -> list[dict[str, Any]]:
-    """What the peers predict, row by row."""
-    lines = "".join(json.dumps(asked(row)) + "\n" for row in rows)
-    worker = Path(__file__).with_name("peers_worker.py")
-    ran = subprocess.run([python, worker], input=lines, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in ran.stdout.splitlines()]
-
-
-def shown(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:+.0f} %"
-
-
-def report(ours: list[Compared], theirs: list[dict[str, Any]]) -> None:
-    """A line for each row, then the median of absolute errors."""
-    errors: dict[str, list[float]] = {name: [] for name in ("ours", *PEERS)}
-    print(f"{'row':<100} {'published':>10} {'ours':>8} " + " ".join(f"{name:>13}" for name in PEERS))
-    for made, other in zip(ours, theirs, strict=True):
-        found: dict[str, float | None] = {"ours": made.relative_error}
-        for name in PEERS:
-            seconds = other.get(name)
-            found[name] = None if seconds is None else seconds / made.row.measured_s - 1
-        for name, error in found.items():
-            if error is not None:
-                errors[name].append(abs(error))
-        tail = " ".join(f"{shown(found[name]):>13}" for name in PEERS)
-        print(f"{made.row.name:<100} {made.row.measured_s:>9.3f}s {shown(found['ours']):>8} {tail}")
-    for name, values in errors.items():
-        if values:
-            print(f"{name}: median {100 * median(values):.1f} % over {len(values)} rows")
-    for why in sorted({f"{name}: {text}" for other in theirs for name, text in other["errors"].items()}):
-        print(f"gave up, {why}")
+        "layers": model.layers, "hidden": model.hidden, "feedforward": model.feedforward.size, "vocab": model.vocab,
+        "heads": model.attention.heads, "kv_heads": model.attention.kv_heads, "head_dim": model.attention.head_dim,
+        "gated": model.feedforward.gated, "chips": row.n_chips, "batch": row.workload.batch,
+        "bits": 8 if row.deployment.weights == "int8" else 16, "before": row.workload.before,
+        "generated": row.workload.generated, "phases": list(row.phases), "memory": chip.memory_bytes,
+        "bandwidth": chip.memory_bytes_per_s, "flops": chip.flops_per_s["bf16"],
+        "links": 2 * len(torus.pod) * torus.link_bytes_per_s,
+    }  # fmt: skip
 
 
 def main() -> int:
-    """Prints the comparison; 0."""
-    rows = [row for table in ("2", "d2") for row in published(table) if row.group == "pope2022 tpu-v4"]
-    with tempfile.TemporaryDirectory() as folder:
-        python = environment(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "peers")
-        report(compare(rows), answers(python, rows))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", type=Path, help="a folder for the environment, made if need be (default: temporary)")
+    args = parser.parse_args()
+    rows = [row for table in ("2", "d2") for row in published(table) if isinstance(row.chip.interconnect, Torus)]
+    with tempfile.TemporaryDirectory() as temporary:
+        python = python_of(args.env or Path(temporary) / "peers")
+        inside = Path(__file__).parent / "peers_inside.py"
+        asked = json.dumps([told(row) for row in rows])
+        ran = subprocess.run([python, "-W", "ignore", inside], input=asked, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        print(ran.stderr, file=sys.stderr)
+        return 1
+    answers = json.loads(ran.stdout.splitlines()[-1])
+    print(f"{'row':84} {'published':>10} {'ours':>8} {'llm-analysis':>13} {'genz-llm':>9}")
+    for ours, answer in zip(compare(rows), answers, strict=True):
+        said = [error(answer[peer], ours.row.measured_s) for peer in ("llm-analysis", "genz-llm")]
+        print(
+            f"{ours.row.table + ' ' + ours.row.name:84} {1e3 * ours.row.measured_s:7.4g} ms"
+            f" {100 * ours.relative_error:+7.1f}% {said[0]:>13} {said[1]:>9}"
+        )
+    reasons = {
+        f"{peer}: {made['gives_up']}" for answer in answers for peer, made in answer.items() if "gives_up" in made
+    }
+    print(*sorted(reasons), sep="\n")
     return 0
+
+
+def error(answer: dict[str, Any], measured_s: float) -> str:
+    """The signed error in percent, or that there is no answer."""
+    return "gives up" if "gives_up" in answer else f"{100 * (answer['seconds'] / measured_s - 1):+.1f}%"
 
 
 if __name__ == "__main__":
