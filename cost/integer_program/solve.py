@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from dataclasses import dataclass, replace
@@ -50,7 +51,13 @@ class Solution:
 
 def solve(problem: Problem, seconds: float = 60.0, most_entries: int = MOST_ENTRIES) -> Solution:
     """Solves a problem within a time, to optimality where that is enough."""
-    return _Solve(problem, seconds, most_entries).run()
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of small arrays and no cycles: looking for these takes most of the time
+    try:
+        return _Solve(problem, seconds, most_entries).run()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Solve:
