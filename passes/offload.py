@@ -53,9 +53,9 @@ class Offload(Pass):
         }
 
     A fetch stands in the innermost loop that uses the value, just before its first use there, and serves all uses in
-    that block until the value is set anew, or a loop comes between. What goes to several memories is stored by a demand for its type, since
-    `store` names one. When each movement happens, beside which computation, is the schedule's to say
-    ([offload-runtime.md](offload-runtime.md)).
+    that block until the value is set anew, or a loop comes between. What goes to several memories is stored by a demand
+    for its type, since `store` names one. When each movement happens, beside which computation, is the schedule's to
+    say ([offload-runtime.md](offload-runtime.md)).
     """
 
     name: ClassVar[str] = "offload"
@@ -183,4 +183,3 @@ class _Writer:
             for result, carry in zip(loop.results, loop.carries, strict=True)
         )
         return replace(loop, carries=carries, body=tuple(body), following=following, results=results)
-

@@ -69,7 +69,7 @@ class Memory:
         place = "on disk" if self.tier is Tier.DISK else f"on the {self.tier}"
         return fault(
             "out-of-memory",
-            f"{what} takes {sized(nbytes)} {place}, where {sized(self.used)} of {sized(self.cap or 0)} are taken",
+            f"{what}: {sized(nbytes)} {place}, where {sized(self.used)} of {sized(self.cap or 0)} are taken",
             NOWHERE,
             f"the policy is {self.policy}",
             f"place less there, take smaller batches, or give a larger {_OPTIONS[self.tier]}",

@@ -203,7 +203,7 @@ class OffloadedModel:
         for tier in Tier:
             memory = Memory(tier, self.tiers.memories[tier].cap, str(policy))
             for what in ("weights", "keys and values of a block"):
-                memory.take("the model's weights, with the buffers for two layers," if what == "weights" else what,
+                memory.take("the model's weights, with the buffers for two layers" if what == "weights" else what,
                             needed[what, tier])  # fmt: skip
 
     # ------------------------------------------------------------ programs

@@ -1,0 +1,65 @@
+"""Programs under PyTorch mean what the reference says, for every operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from program_text import program
+from programs import random_program
+
+from shardwright.backends import kernels
+from shardwright.backends.number_formats import numpy_dtype
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.backends.torch.interpreter import Interpreter
+from shardwright.backends.torch.kernels import KERNELS
+from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.ir.program import Program, Value
+from shardwright.ir.types import DType
+
+TOLERANCES = {DType.F32: 1e-5, DType.F16: 0.01, DType.BF16: 0.05}
+"""Over the largest number of a result: what is rounded in between may come to lie on the other side."""
+
+
+def named(array: Any, value: Value) -> Named:
+    dtype = value.shape.dtype
+    held = np.asarray(array).astype(numpy_dtype(dtype) if not dtype.is_integer else np.int64)
+    return Named(from_numpy(held).clone().to(held_as(dtype)), value.shape.names, dtype)
+
+
+def run(of: Program, name: str, seed: int) -> list[tuple[DType, np.ndarray, np.ndarray]]:
+    """For each result its format, what the reference gives and what PyTorch gives."""
+    func, inputs = of.func(name), random_inputs(of, name, seed)
+    wanted, _ = evaluate(of, name, inputs.args, inputs.weights, inputs.state, precision="declared")
+    given = {**inputs.weights, **inputs.state}
+    stored = {value.name: named(given[value.name], value) for value in of.globals.values()}
+    args = {value.name: named(inputs.args[value.name], value) for value in func.params}
+    found = Interpreter(of, func, torch.device("cpu")).run(args, stored)
+    return [
+        (made.dtype, np.asarray(want).astype(np.float64), made.tensor.double().numpy())
+        for want, made in zip(wanted, found, strict=True)
+    ]
+
+
+def test_every_operation_has_a_kernel() -> None:
+    assert set(KERNELS) == set(kernels.KERNELS)
+
+
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_random_programs(first: int) -> None:
+    for seed in range(first, first + 20):
+        of = program(random_program(seed))
+        for func in of.funcs:
+            for dtype, wanted, found in run(of, func.name, seed):
+                tolerance = TOLERANCES.get(dtype, 0.0)
+                scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
+                np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, err_msg=f"{seed}")
+
+
+def test_random_numbers_are_the_same_bits() -> None:
+    of = program("dim B=3 V=50\nfunc f(key: uint32 B, at: int32 B) -> f32 BV {\n  return uniform[V](key, at)\n}")
+    for _, wanted, found in run(of, "f", 0):
+        assert (found == wanted).all()

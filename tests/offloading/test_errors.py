@@ -1,0 +1,115 @@
+"""Errors end a run at once, with a reason: no hang, no thread and no file left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardwright.backends.torch.weights import Weights
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.types import DType, Tier
+from shardwright.offloading.run import OffloadedModel, Request
+
+POLICY = "2,2,0,50,0,50,0,100"
+
+
+def run(folder: Path, policy: str = POLICY, spill: Path | None = None, **caps: int) -> None:
+    request = Request(
+        parse_policy(policy),
+        dtype=DType.F32,
+        caps={Tier(tier): nbytes for tier, nbytes in caps.items()},
+        spill=None if spill is None else str(spill),
+    )
+    prompts = make_prompts([[3, 4, 5]] * 5, 96, None)
+    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=6)) as model:
+        list(model.completions())
+
+
+def test_caps_are_kept_and_named(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        run(checkpoint("llama-grouped"), host=10_000)
+    diagnostic = caught.value.diagnostics[0]
+    assert diagnostic.code == "out-of-memory"
+    assert diagnostic.message == (
+        "the model's weights, with the buffers for two layers: 82.5 kB on the host, where 0 B of 10 kB are taken"
+    )
+    assert diagnostic.notes[0].message == "the policy is 2 x 2, 0, 50, 0, 50, 0, 100"
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_peaks_stay_below_caps(tier: str, checkpoint: Callable[..., Path]) -> None:
+    """A cap of what a run has measured is enough for it, and half of that is not."""
+    request = Request(parse_policy(POLICY), dtype=DType.F32)
+    prompts = make_prompts([[3, 4, 5]] * 5, 96, None)
+    with OffloadedModel(checkpoint("llama-grouped"), request, prompts, Settings(max_new_tokens=6)) as model:
+        list(model.completions())
+    peak = model.report.peak_bytes[tier]
+    run(checkpoint("llama-grouped"), POLICY, None, **{tier: peak})
+    with pytest.raises(DiagnosticError) as caught:
+        run(checkpoint("llama-grouped"), POLICY, None, **{tier: peak // 2})
+    assert caught.value.diagnostics[0].code == "out-of-memory"
+
+
+def test_a_full_disk(checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiagnosticError) as caught:
+        run(checkpoint("llama-grouped"), spill=tmp_path)
+    diagnostic = caught.value.diagnostics[0]
+    assert diagnostic.code == "disk-full"
+    assert diagnostic.message == "keys and values of layer 0, batch 0 cannot be spilled here: the disk is full"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_in_a_copy_thread(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = 0
+
+    def failing(self: Weights, stage: object, order: int, part: int) -> None:
+        nonlocal copied
+        copied += 1
+        if copied == 5:
+            raise RuntimeError("the link broke")
+
+    monkeypatch.setattr(Weights, "copy_part", failing)
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="the link broke"):
+        run(checkpoint("llama-grouped"), spill=tmp_path)
+    assert threading.active_count() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_checkpoint(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama-grouped"), tmp_path / "cut")
+    os.truncate(folder / "model.safetensors", 20_000)
+    with pytest.raises(DiagnosticError) as caught:
+        run(folder)
+    assert caught.value.diagnostics[0].code == "corrupt-file"
+
+
+def test_a_checkpoint_that_is_truncated_while_it_runs(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(checkpoint("llama-grouped"), tmp_path / "cut")
+    load = Weights.load
+
+    def then_cut(self: Weights, progress: object = None) -> None:
+        load(self)
+        os.truncate(folder / "model.safetensors", 20_000)
+
+    monkeypatch.setattr(Weights, "load", then_cut)
+    with pytest.raises(DiagnosticError) as caught:
+        run(folder)
+    assert caught.value.diagnostics[0].code == "corrupt-file"

@@ -1,0 +1,158 @@
+"""Tokens equal to those of transformers' greedy `generate` in float32, wherever the values lie."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from models.greedy_generation import STEPS, Truth, truth
+
+from shardwright.backends.torch.schedule import Timed
+from shardwright.cost.offloading.policy import Policy, parse_policy
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.types import DType
+from shardwright.offloading.run import OffloadedModel, Report, Request
+
+MODELS = ("opt", "llama-grouped", "mistral", "qwen2", "gemma", "gptj", "falcon-grouped")
+
+EVERYWHERE = (
+    "8,1,100,0,100,0,100,0",
+    "4,2,0,100,0,100,0,100",
+    "3,2,0,0,0,0,0,0",
+    "3,3,20,50,30,30,20,40",
+    "1,4,50,50,60,0,0,50",
+    "5,2,100,0,0,100,100,0",
+)
+
+
+def run(
+    folder: Path, wanted: Truth, request: Request, settings: Settings | None = None
+) -> tuple[list[tuple[int, ...]], Report]:
+    prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
+    settings = settings or Settings(max_new_tokens=STEPS)
+    with OffloadedModel(folder, request, prompts, settings) as model:
+        made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
+    return [completion.new_tokens for completion in made], model.report
+
+
+def tokens(wanted: Truth) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in wanted.tokens.tolist()]
+
+
+def asked(policy: str, **changes: object) -> Request:
+    return replace(Request(parse_policy(policy), dtype=DType.F32), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model(name: str, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint(name)
+    wanted = truth(folder)
+    for schedule in ("zigzag", "diagonal"):
+        found, _ = run(folder, wanted, asked("3,2,20,50,30,30,20,40", schedule=schedule))
+        assert found == tokens(wanted)
+
+
+@pytest.mark.parametrize("host_attention", [True, False])
+@pytest.mark.parametrize("policy", EVERYWHERE)
+def test_policies_all_over_the_space(policy: str, host_attention: bool, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    request = asked(policy)
+    request = replace(request, policy=replace(request.policy, host_attention=host_attention))
+    found, report = run(folder, wanted, request)
+    assert found == tokens(wanted)
+    assert report.new_tokens == 8 * STEPS
+
+
+def test_shares_are_kept_to_within_a_row(checkpoint: Callable[..., Path]) -> None:
+    """20 % on the device is 20 % of every tensor, not a tensor of five."""
+    folder = checkpoint("llama-grouped")
+    prompts = make_prompts([[3, 4]], 96, None)
+    with OffloadedModel(folder, asked("1,1,20,50,100,0,100,0"), prompts, Settings(max_new_tokens=2)) as model:
+        for stage in model.weights.stages:
+            for kept in model.weights.of(stage):
+                for rows, share in zip(kept.rows, (0.2, 0.5, 0.3), strict=False):
+                    assert abs(rows.count - share * kept.n_rows) <= 1
+
+
+def test_nothing_is_used_before_it_has_arrived(checkpoint: Callable[..., Path]) -> None:
+    """As the run went: each event begins after those that it waits for have ended, and each resource does one at a
+    time."""
+    folder = checkpoint("llama-grouped")
+    prompts = make_prompts([[3, 4, 5]] * 6, 96, None)
+    seen: list[Timed] = []
+    lock = threading.Lock()
+
+    def observe(timed: Timed) -> None:
+        with lock:
+            seen.append(timed)
+
+    request = asked("2,3,20,50,30,30,20,40")
+    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=4), observe=observe) as model:
+        list(model.completions())
+    ends = {timed.event.number: timed.end for timed in seen}
+    begins = {timed.event.number: timed.begin for timed in seen}
+    assert sorted(ends) == list(range(len(seen)))
+    for timed in seen:
+        assert all(ends[before] <= begins[timed.event.number] + 1e-3 for before in timed.event.after)
+    for resource in {timed.event.resource for timed in seen}:
+        own = sorted((t.begin, t.end) for t in seen if t.event.resource is resource)
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in itertools.pairwise(own))
+
+
+def test_texts_end_where_they_are_told_to(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("opt")
+    wanted = truth(folder)
+    stop = tokens(wanted)[0][3]
+    found, _ = run(folder, wanted, asked("3,2,0,100,0,100,0,100"), Settings(STEPS, stop_tokens=frozenset({stop})))
+    for row, whole in zip(found, tokens(wanted), strict=True):
+        end = whole.index(stop) + 1 if stop in whole else STEPS
+        assert row == whole[:end]
+
+
+def test_draws_depend_on_the_seed_alone(checkpoint: Callable[..., Path]) -> None:
+    """Not on batches, places and schedules."""
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    settings = Settings(max_new_tokens=8, temperature=1.0, top_k=20, top_p=0.9, seed=5)
+    first, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), settings)
+    second, _ = run(folder, wanted, asked("3,2,0,50,50,0,0,100", schedule="diagonal"), settings)
+    third, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), replace(settings, seed=6))
+    assert first == second
+    assert first != third
+
+
+def quantized(policy: str) -> Policy:
+    return replace(parse_policy(policy), quantized_weights=True, quantized_cache=True)
+
+
+def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("opt")
+    wanted = truth(folder)
+    found = [
+        run(folder, wanted, Request(quantized(policy), dtype=DType.F32))[0]
+        for policy in ("8,1,100,0,100,0,100,0", "3,2,0,0,0,0,0,0", "3,2,30,30,40,40,100,0")
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_sparse_attention_that_looks_at_all_is_attention(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    assert run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.999))[0] == tokens(wanted)
+    few, _ = run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.1))
+    assert [len(row) for row in few] == [STEPS] * 8
+
+
+def test_padding_is_counted(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    _, report = run(folder, wanted, asked("8,1,100,0,100,0,100,0"))
+    lengths: Sequence[int] = [len(prompt) for prompt in wanted.prompts]
+    assert report.prompt_tokens == sum(lengths)
+    assert report.padded_tokens == 8 * 16 + 8 * STEPS
