@@ -39,9 +39,10 @@ class ChooseDigitOrder(Pass):
     order. Parameters and results come before weights and state: these are laid out once, while they are loaded,
     whereas a strided result is gathered by whoever wants one array of it, at every call. Renames, splits and merges
     that pass a split need equal digits on both sides, which comes first. An order that the author pinned stays; of
-    equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that might still come to split the dimension, as far as its
-    size divides. With `tied=true` only dimensions that such statements tie together get an order: what the
-    movements must keep to, while all others still have room for digits of their own.
+    equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that
+    might still come to split the dimension, as far as its size divides. With `tied=true` only dimensions that such
+    statements tie together get an order: what the movements must keep to, while all others still have room for digits
+    of their own.
     """
 
     name: ClassVar[str] = "choose-digit-order"
