@@ -10,6 +10,7 @@ and what it reads of the disk.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import tempfile
 import time
@@ -37,7 +38,8 @@ def checkpoint(folder: Path, layers: int, hidden: int) -> None:
     library: Any = transformers
     sizes = {"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers}
     config = library.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=512)
-    torch.manual_seed(0)
+    seeded: Any = torch
+    seeded.manual_seed(0)
     library.LlamaForCausalLM(config).save_pretrained(folder)
 
 
@@ -53,10 +55,8 @@ def ours(folder: Path, prompts: list[list[int]], new: int, shares: str) -> tuple
 
 def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, batch: int) -> tuple[float, Any]:
     """The same by transformers' generate with Accelerate's hooks."""
-    import accelerate
-
     library: Any = transformers
-    hooks: Any = accelerate
+    hooks: Any = importlib.import_module("accelerate")
     model = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     with tempfile.TemporaryDirectory() as offloaded:
