@@ -45,6 +45,10 @@ class Source:
     def line(self, number: int) -> str:
         return self.lines[number - 1].rstrip("\r") if 1 <= number <= len(self.lines) else ""
 
+    def has(self, span: Span) -> bool:
+        """Whether the place can be shown: an empty text has only its beginning."""
+        return bool(span.line) and (bool(self.text) or (span.line, span.column) == (1, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -69,11 +73,10 @@ class Diagnostic:
 
         Without the place where the source has no text, as a checkpoint has none: the program made of it is not at hand.
         """
-        shown = self.span.line and source.text
-        head = f"{source.name}:{self.span.line}:{self.span.column}: " if shown else f"{source.name}: "
+        head = f"{source.name}:{self.span.line}:{self.span.column}: " if source.has(self.span) else f"{source.name}: "
         parts = [f"{head}{self.severity}: {self.message} [{self.code}]", *_excerpt(source, self.span)]
         for note in self.notes:
-            placed = note.span if note.span and note.span.line and source.text else None
+            placed = note.span if note.span and source.has(note.span) else None
             where = f"{source.name}:{placed.line}:{placed.column}: " if placed else ""
             parts.append(f"{where}note: {note.message}")
             if note.span is not None:
@@ -96,7 +99,7 @@ _WIDEST_EXCERPT = 160
 
 
 def _excerpt(source: Source, span: Span) -> list[str]:
-    if not span.line or not source.text:
+    if not source.has(span):
         return []
     text = source.line(span.line)
     end = span.end_column if span.end_line == span.line else len(text) + 1
