@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -174,7 +175,7 @@ class _Connection:
         self.socket.close()
 
 
-class _Peers:
+class _Peers(ABC):
     """The connections of this process to others, by their number."""
 
     def __init__(self, processes: Processes) -> None:
@@ -184,9 +185,9 @@ class _Peers:
         self.changed = threading.Condition()
         self.closing = False
 
+    @abstractmethod
     def meet(self) -> str:
         """Connects, and gives the address of JAX's service."""
-        raise NotImplementedError
 
     def watch(self) -> None:
         for index, connection in self.others.items():
@@ -225,9 +226,9 @@ class _Peers:
         # JAX's own handler, which runs after this one, would wait for processes that are gone, and then abort.
         atexit.register(_leave)
 
+    @abstractmethod
     def finish(self) -> None:
         """Waits for the others."""
-        raise NotImplementedError
 
     def wait_for(self, indices: set[int]) -> None:
         with self.changed:

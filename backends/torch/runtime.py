@@ -22,7 +22,7 @@ from shardwright.backends.torch.tensors import Named, aligned, held_as, rounded
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.weights import Weights
 from shardwright.ir.ops import Update
-from shardwright.ir.program import Let
+from shardwright.ir.program import Let, Statement
 from shardwright.ir.types import ON_DEVICE, DType, Tier
 
 Choose = Callable[["Batch", int, Named], list[list[int]] | None]
@@ -442,18 +442,18 @@ class _Actor:
                 names[carry.value.name] = Bound(value, 1)
             if loop.index is not None:
                 names[loop.index] = Bound(Named(torch.tensor(stage.layer, device=device), (), DType.INT32), 1)
-            self.block(event, batch, stage, interpreter, names, trips, loop.following)
+            self.block(event, batch, stage, interpreter, names, trips)
             batch.hidden = [_whole(interpreter.read(name, names, trips)) for name in loop.following]
             return
         if event.stage == 0:
             initial = [carry.initial for carry in loop.carries]
-            self.block(event, batch, stage, interpreter, names, {}, (*initial, *stage.gives))
+            self.block(event, batch, stage, interpreter, names, {})
             batch.values = {name: interpreter.read(name, names, {}) for name in stage.gives}
             batch.hidden = [_whole(interpreter.read(name, names, {})) for name in initial]
             return
         for result, value in zip(loop.results, batch.hidden, strict=True):
             names[result.name] = Bound(value, 0)
-        self.block(event, batch, stage, interpreter, names, {}, stage.gives)
+        self.block(event, batch, stage, interpreter, names, {})
         logits = interpreter.read(staged.func.returns[0], names, {})
         following = self.choose(batch, event.token, logits)
         if following is None:
@@ -463,17 +463,17 @@ class _Actor:
 
     def block(
         self, event: Event, batch: Batch, stage: Stage, interpreter: Interpreter, names: Names,
-        trips: Mapping[str, int], kept: Sequence[str],
+        trips: Mapping[str, int],
     ) -> None:  # fmt: skip
-        run: list[object] = []
+        run: list[Statement] = []
         for statement in stage.body:
             if isinstance(statement, Attend):
-                interpreter.block(tuple(run), names, trips)  # type: ignore[arg-type]
+                interpreter.block(run, names, trips)
                 run = []
                 self.attend(event, batch, statement, interpreter, names, trips)
             else:
                 run.append(statement)
-        interpreter.block(tuple(run), names, trips)  # type: ignore[arg-type]
+        interpreter.block(run, names, trips)
 
     def attend(
         self,

@@ -131,7 +131,8 @@ class Weights:
 
     def traffic(self, stage: Stage) -> tuple[int, int]:
         """Bytes that are loaded from host and from disk."""
-        return tuple(sum(k.bytes_on(tier) for k in self.of(stage)) for tier in (Tier.HOST, Tier.DISK))  # type: ignore[return-value]
+        weights = self.of(stage)
+        return sum(k.bytes_on(Tier.HOST) for k in weights), sum(k.bytes_on(Tier.DISK) for k in weights)
 
     # ------------------------------------------------------------ before the run
 
