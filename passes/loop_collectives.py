@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.cost.chips import load_chip
+from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import AllGather, ReduceScatter
@@ -66,6 +68,7 @@ class LoopCollectives(Pass):
     values: str = "all"
     shuffle: bool = False
     func: str = "all"
+    chip: str = "none"
 
     def run(self, program: Program) -> Program:
         self.check(program)
@@ -92,7 +95,8 @@ class LoopCollectives(Pass):
         dims = Dims(program.dims, program.mesh)
         found: dict[str, list[Stored]] = {}
         funcs = tuple(
-            self.looped_func(program, f, axes, dims, shuffled, found) if f.name in chosen else f for f in program.funcs
+            self.priced(program, f).looped_func(program, f, axes, dims, shuffled, found) if f.name in chosen else f
+            for f in program.funcs
         )
         weights = tuple(
             replace(value, type=found[value.name][0][1]) if value.name in shuffled else value
@@ -112,12 +116,7 @@ class LoopCollectives(Pass):
                 f"loop-collectives: sites is {SITES[0]}, {SITES[1]} or {SITES[2]}, not {self.sites}",
                 NOWHERE,
             )
-        known = [
-            s.result.name
-            for func in program.funcs
-            for s, _ in func.walk()
-            if isinstance(s, Let) and isinstance(s.operation, AllGather | ReduceScatter)
-        ]
+        known = _collectives(program.funcs)
         for name in () if self.values == "all" else self.values.split("+"):
             if name not in known:
                 near = did_you_mean(name, known)
@@ -127,6 +126,26 @@ class LoopCollectives(Pass):
                     NOWHERE,
                     f"did you mean {near}?" if near else f"these are {', '.join(known) or 'none'}",
                 )
+
+    def priced(self, program: Program, func: Func) -> LoopCollectives:
+        """These options with the sites of a function that pay on the chip; the same options where none is named.
+
+        Sites are tried in the order of the program, and stay looped where that lowers the function's predicted time.
+        """
+        if self.chip == "none":
+            return self
+        chip = load_chip(self.chip)
+        plain = replace(self, chip="none", func=func.name, shuffle=False)
+        kept: list[str] = []
+        best = cost_of(program, func, chip).time_s
+        for name in _collectives([func]):
+            if self.values != "all" and name not in self.values.split("+"):
+                continue
+            made = replace(plain, values="+".join([*kept, name])).looped(program, frozenset())[0]
+            time = cost_of(made, made.func(func.name), chip).time_s
+            if time < best:
+                best, kept = time, [*kept, name]
+        return replace(self, chip="none", values="+".join(kept))
 
     def wanted(self, site: Site) -> bool:
         """Whether the options ask for this site."""
@@ -178,6 +197,16 @@ class LoopCollectives(Pass):
             return _written(block.body, sites, loop)
 
         return replace(func, body=visit(func.body, Scope.of(program, func)))
+
+
+def _collectives(funcs: Sequence[Func]) -> list[str]:
+    """The results of gathers and scatters, in the order of the program."""
+    return [
+        s.result.name
+        for func in funcs
+        for s, _ in func.walk()
+        if isinstance(s, Let) and isinstance(s.operation, AllGather | ReduceScatter)
+    ]
 
 
 def chosen(sites: Sequence[Site]) -> list[Site]:

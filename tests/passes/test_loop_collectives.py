@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain, combinations
 from typing import TypeGuard
 
 import numpy as np
@@ -17,11 +18,15 @@ from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
 from shardwright.backends.validation import validate
+from shardwright.cost.chips import load_chip
+from shardwright.cost.program_cost import cost_of
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.completion import complete
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, ReduceScatter, Roll
+from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType
 from shardwright.ir.verifier import Level, verify
@@ -453,3 +458,36 @@ def test_rolls_that_mean_nothing(order: str, statement: str, code: str, message:
         verify(program(text), Level.EXPLICIT)
     first = raised.value.diagnostics[0]
     assert (first.code, first.message) == (code, message)
+
+
+PRICED = """
+mesh x=4 y=4 z=4
+dim B=512 L=1 E=18432 F=73728
+
+func ffn(x: BLE_xyz, w_in: E_xF_yz, w_out: F_yzE_x) -> BLE_xyz {
+  h: BLF? = x @ w_in
+  y: BLE_xyz = gelu(h) @ w_out
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_sites_that_pay_on_a_chip(tokens: int) -> None:
+    """No set of sites is faster by the model than the one that the pass chooses by price."""
+    source = elaborate(parse(Source("<test>", PRICED)), dims={"L": tokens})
+    plain = explicit(source)
+    chip = load_chip("tpu-v4")
+
+    def seconds(program: Program) -> float:
+        return cost_of(program, program.func("ffn"), chip).time_s
+
+    names = [
+        s.result.name
+        for s, _ in plain.func("ffn").walk()
+        if isinstance(s, Let) and isinstance(s.operation, AllGather | ReduceScatter)
+    ]
+    sets = chain.from_iterable(combinations(names, n) for n in range(1, len(names) + 1))
+    times = [seconds(LoopCollectives(values="+".join(each)).run(plain)) for each in sets]
+    found = seconds(LoopCollectives(chip="tpu-v4").run(plain))
+    assert found == pytest.approx(min(seconds(plain), *times))
