@@ -171,10 +171,11 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.outputs import LineWriter, completion_keys, in_order
     from shardwright.generation.planning import default_new_tokens, make_plan
-    from shardwright.generation.stopping import stop_tokens
+    from shardwright.generation.stopping import asked_for, stop_tokens
 
     config, model = _model(args.checkpoint)
-    stops = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
+    own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
+    stops = own | asked_for(args.stop_token, model.vocab)
     prompts, tokenizer = _prompts(args, model)
     options = _options(args)
     new = default_new_tokens(model, prompts, options) if args.max_new_tokens is None else args.max_new_tokens
@@ -296,7 +297,7 @@ def _settings(args: argparse.Namespace, stops: frozenset[int], new_tokens: int) 
         args.top_p,
         args.seed,
         args.samples,
-        stops | frozenset(args.stop_token),
+        stops,
         args.logprobs,
     )
 

@@ -56,6 +56,7 @@ def generate(
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
+    from shardwright.generation.stopping import asked_for
     from shardwright.generation.stopping import stop_tokens as own_stop_tokens
     from shardwright.generation.tokenizer import read_tokenizer
     from shardwright.ir.diagnostics import Source, located
@@ -65,7 +66,7 @@ def generate(
     config = read_config(checkpoint)
     with located(Source(str(config_path(checkpoint)), "")):
         model = describe(config)
-    stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else frozenset(stop_tokens)
+    stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else asked_for(stop_tokens, model.vocab)
     tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
     made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
     options = Options(

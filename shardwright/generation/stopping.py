@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from shardwright.ir.diagnostics import Source, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.models.config import shown
 
 FILE = "generation_config.json"
@@ -26,6 +26,21 @@ def stop_tokens(folder: str | Path, config: Mapping[str, Any]) -> frozenset[int]
                 return _ids(keys["eos_token_id"])
     with located(Source(str(Path(folder) / "config.json"), "")):
         return _ids(config.get("eos_token_id"))
+
+
+def asked_for(tokens: Iterable[int], vocab: int) -> frozenset[int]:
+    """Stop tokens that a user gives. Raises where the model has no such token, since no text would end there."""
+    given = frozenset(tokens)
+    for token in sorted(given):
+        if not 0 <= token < vocab:
+            with located(Source("stop token", "")):
+                raise fault(
+                    "bad-stop-token",
+                    f"{token} is no token of the model, which has 0 to {vocab - 1}",
+                    NOWHERE,
+                    "without it texts end at the checkpoint's own stop tokens, or after so many new ones",
+                )
+    return given
 
 
 def _object(path: Path) -> dict[str, Any]:
