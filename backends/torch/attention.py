@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,16 @@ class Query:
     @property
     def at(self) -> Tensor:
         """The positions of the queries, [B, L]."""
+        import torch
+
         return self.pos[:, None] + torch.arange(self.q.shape[3], device=self.q.device)
 
 
 def attend_cached(query: Query, keys: Tensor, values: Tensor, start: int) -> Partial:
     """Over the positions start, start + 1, ... of a cache: keys and values [B, T, K, D]; those from pos[b] on are
     not in the cache yet, and are not seen."""
+    import torch
+
     t = start + torch.arange(keys.shape[1], device=keys.device)
     visible = (t < query.pos[:, None])[:, None, :]
     if query.window:
@@ -64,6 +69,8 @@ def attend_cached(query: Query, keys: Tensor, values: Tensor, start: int) -> Par
 
 def attend_new(query: Query, keys: Tensor, values: Tensor) -> Partial:
     """Over the keys and values [B, L, K, D] of the queries' own positions."""
+    import torch
+
     l = torch.arange(keys.shape[1], device=keys.device)  # noqa: E741
     visible = l[None, :] <= l[:, None]
     if query.window:
@@ -73,6 +80,8 @@ def attend_new(query: Query, keys: Tensor, values: Tensor) -> Partial:
 
 def _partial(query: Query, keys: Tensor, values: Tensor, visible: Tensor, sparse: float = 1.0) -> Partial:
     """`visible` is [B or 1, L or 1, T]."""
+    import torch
+
     B, K, G, L, D = query.q.shape
     rows = query.q.reshape(B, K, G * L, D)
     scores = torch.matmul(rows, keys.permute(0, 2, 3, 1)).reshape(B, K, G, L, -1).float() * query.scale
@@ -94,12 +103,16 @@ def _partial(query: Query, keys: Tensor, values: Tensor, visible: Tensor, sparse
 
 def _powers(scores: Tensor) -> tuple[Tensor, Tensor]:
     """exp(s - m) and m; where nothing is visible all are 0, and m is low and finite."""
+    import torch
+
     greatest = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     return torch.exp(scores - greatest), greatest
 
 
 def merge(parts: Sequence[Partial]) -> Tensor:
     """Attention over all pieces together, [B, K, G, L, D], f32."""
+    import torch
+
     greatest = torch.stack([part.greatest for part in parts]).amax(dim=0)
     weights = [torch.exp(part.greatest - greatest) for part in parts]
     total = sum((w * part.total for w, part in zip(weights, parts, strict=True)), torch.zeros_like(greatest))
@@ -109,6 +122,9 @@ def merge(parts: Sequence[Partial]) -> Tensor:
 
 def attend_all(query: Query, keys: Tensor, values: Tensor) -> Tensor:
     """Over new keys and values alone, where the cache is empty: PyTorch's fused attention, [B, K, G, L, D]."""
+    import torch
+    from torch.nn import functional
+
     B, K, G, L, D = query.q.shape
     q = query.q.reshape(B, K * G, L, D)
     k, v = (

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.pieces import Rows, rows_on
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.types import Tier
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class LayerCache:
 
     def encoded(self, keys: Tensor, values: Tensor) -> Tensor:
         """New keys and values [rows, positions, K, D] as they are kept, [positions, 2, rows, width]."""
+        import torch
+
         both = torch.stack([keys, values]).flatten(3).permute(2, 0, 1, 3)
         return self.shape.coding.encode(both.contiguous())
 
@@ -101,6 +104,8 @@ class LayerCache:
 
     def _write(self, piece: Tensor | None, tier: Tier, new: Tensor, at: Sequence[int]) -> None:
         """New positions of each row b from at[b] on; those that lie elsewhere are left out."""
+        import torch
+
         if piece is None:
             return
         rows = rows_on(self.shape.pieces, tier)

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.schedule import Event, Resource, Schedule, Timed
+
+if TYPE_CHECKING:
+    import torch
 
 Action = Callable[[Event], None]
 
@@ -32,6 +33,8 @@ class Executor:
     def __init__(
         self, schedule: Schedule, act: Action, device: torch.device, observe: Callable[[Timed], None] | None = None
     ) -> None:
+        import torch
+
         self._schedule = schedule
         self._act = act
         self._device = device
@@ -84,6 +87,8 @@ class Executor:
 
     @contextmanager
     def _on_stream(self, resource: Resource) -> Generator[None]:
+        import torch
+
         stream = self._streams.get(resource)
         with torch.inference_mode(), torch.cuda.stream(stream) if stream is not None else nullcontext():
             yield
@@ -104,6 +109,8 @@ class Executor:
 
     def _finish(self, event: Event, resource: Resource) -> float:
         """When it ended: taken before any other thread knows, so that what waits for it does not seem to precede it."""
+        import torch
+
         reached = None
         if resource in self._streams:
             if resource in _ON_STREAM:

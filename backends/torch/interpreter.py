@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.tensors import Argument, Named
@@ -17,6 +16,9 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Roll
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -106,6 +108,8 @@ class Interpreter:
         return Named(value.tensor.clone(), value.names, value.dtype) if name in self.state_names else value
 
     def _loop(self, loop: Loop, names: Names, trips: Mapping[str, int]) -> None:
+        import torch
+
         carried = [self.read(carry.initial, names, trips) for carry in loop.carries]
         for index in range(self.sizes[loop.dim]):
             inner_trips = {**trips, loop.dim: index}

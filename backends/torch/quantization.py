@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 
 GROUP = 64
 LEVELS = 15
@@ -21,6 +24,8 @@ def quantized_bytes(elements: int) -> int:
 
 def quantize(rows: Tensor) -> Tensor:
     """Rows [..., C] as bytes [..., quantized_bytes(C)]: the halves of bytes, then scales, then least values in f16."""
+    import torch
+
     *outer, C = rows.shape
     groups = math.ceil(C / GROUP)
     wide = rows.float()
@@ -40,6 +45,8 @@ def quantize(rows: Tensor) -> Tensor:
 
 def dequantize(coded: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
     """Rows [..., elements] of what `quantize` made of such."""
+    import torch
+
     *outer, _ = coded.shape
     groups = math.ceil(elements / GROUP)
     packed = coded[..., : groups * GROUP // 2].reshape(*outer, groups, GROUP // 2)
@@ -64,6 +71,8 @@ class Coding:
 
     @property
     def kept_as(self) -> torch.dtype:
+        import torch
+
         return torch.uint8 if self.in_4_bits else self.dtype
 
     @property

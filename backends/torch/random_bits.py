@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -26,6 +29,8 @@ def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> 
 
 def uniform(key: Tensor, at: Tensor, index: Tensor) -> Tensor:
     """Numbers between 0 and 1 in f32, both exclusive, for the key (key, at) and the counter (0, index), broadcast."""
+    import torch
+
     words, _ = threefry2x32((key & _WORD, at & _WORD), (torch.zeros_like(index), index & _WORD))
     made = (words.to(torch.float32) + 0.5) * 2.0**-32
     return made.clamp(max=1 - 2.0**-24)

@@ -10,14 +10,16 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.types import Tier
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _CHUNK = 4 << 20
 """Bytes that one reader thread reads at a time."""
@@ -78,6 +80,8 @@ class Memory:
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, pinned: bool = False) -> Tensor:
     """A tensor whose memory is allocated now; on the host pinned, where there is a CUDA device."""
+    import torch
+
     return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned and device.type == "cpu")
 
 
@@ -116,6 +120,8 @@ class SpillFile:
         return begin
 
     def _clear(self, begin: int, nbytes: int) -> None:
+        import torch
+
         zeros = torch.zeros(min(nbytes, _CHUNK), dtype=torch.uint8)
         for at in range(0, nbytes, _CHUNK):
             self.write(zeros[: min(_CHUNK, nbytes - at)], begin + at)
@@ -174,6 +180,8 @@ class SpillFile:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
+    import torch
+
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
@@ -197,6 +205,8 @@ class Tiers:
         return self._made(Tier.HOST, what, shape, dtype)
 
     def _made(self, tier: Tier, what: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        import torch
+
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.memories[tier].take(what, nbytes)
         place = self.device if tier is Tier.DEVICE else torch.device("cpu")
@@ -211,6 +221,8 @@ def open_tiers(
     device: str | torch.device, caps: dict[Tier, int | None], policy: str, folder: str | None = None
 ) -> Generator[Tiers]:
     """The memories with these caps in bytes; the spill file lies in `folder`, by default that of temporary files."""
+    import torch
+
     memories = {tier: Memory(tier, caps.get(tier), policy) for tier in Tier}
     tiers = Tiers(torch.device(device), memories, SpillFile(folder, memories[Tier.DISK]))
     try:

@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.pieces import Rows, rows_of, rows_on
 from shardwright.backends.torch.quantization import Coding
@@ -22,6 +20,10 @@ from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.program import Value
 from shardwright.ir.types import TensorType, Tier
 from shardwright.ir.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ALIGNMENT = 64
 RING = 2
@@ -153,6 +155,8 @@ class Weights:
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads what lies on device and host; allocates the buffers first, so that memory that does not suffice is
         found out before anything is read."""
+        import torch
+
         slot, ring = self._buffer_bytes()
         everything = list(self._kept.values())
         for kept in everything:

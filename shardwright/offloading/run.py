@@ -3,91 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from shardwright.cost.offloading.policy import Policy
-from shardwright.generation.engine import Completion, row_key
+from shardwright.generation.engine import Completion
 from shardwright.generation.prompts import Prompt
-from shardwright.generation.sampling import sampling_functions
 from shardwright.generation.settings import Settings
-from shardwright.ir.diagnostics import NOWHERE, Source, fault
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
-from shardwright.ir.program import Program
-from shardwright.ir.types import DType, Tier
-from shardwright.models.importing import import_model
-from shardwright.models.weight_map import WeightMap
+from shardwright.ir.types import Tier
 from shardwright.offloading.buckets import Bucket, buckets
-from shardwright.offloading.placing import placed, stored_order
-from shardwright.passes.offload import Offload
-from shardwright.passes.pipelines import run_passes
+from shardwright.offloading.placing import stored_order
+from shardwright.offloading.programs import Programs
+from shardwright.offloading.report import Report
+from shardwright.offloading.request import Request
+from shardwright.offloading.texts import Texts
 
 if TYPE_CHECKING:
-    from shardwright.backends.torch.runtime import Batch, Runtime
+    from shardwright.backends.torch.batches import Batch
+    from shardwright.backends.torch.runtime import Runtime
     from shardwright.backends.torch.schedule import Timed, Turn
     from shardwright.backends.torch.tensors import Named
     from shardwright.backends.torch.tiers import Tiers
     from shardwright.models.checkpoint import CheckpointSource
-
-ScheduleName = Literal["zigzag", "diagonal"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a run, prompts and settings of generation apart.
-
-    `caps` are bytes of each memory, None where there is no cap; `device` a device of PyTorch, that with CUDA or the
-    CPU where None. `sparse` is the share of cached positions that decode looks at.
-    """
-
-    policy: Policy
-    schedule: ScheduleName = "zigzag"
-    dtype: DType | None = None
-    caps: Mapping[Tier, int | None] = field(default_factory=dict[Tier, "int | None"])
-    spill: str | None = None
-    device: str | None = None
-    sparse: float = 1.0
-
-
-@dataclass
-class Report:
-    """What a run measured. Tokens per second are of new tokens: `throughput` over the whole run, `decode_throughput`
-    over the passes after the first of each block. `padded` counts what was computed for padding, too, and for rows
-    that had ended (Sheng et al. 2023, section 6.1 and table 25)."""
-
-    prompts: int = 0
-    new_tokens: int = 0
-    seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    prompt_tokens: int = 0
-    padded_tokens: int = 0
-    computed_tokens: int = 0
-    peak_bytes: dict[str, int] = field(default_factory=dict[str, int])
-    moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
-
-    def as_json(self) -> dict[str, Any]:
-        decoding = self.seconds - self.prefill_seconds
-        whole = self.prompt_tokens + self.new_tokens
-        return {
-            "prompts": self.prompts,
-            "new_tokens": self.new_tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.new_tokens / self.seconds if self.seconds else 0.0,
-            "prefill_seconds": self.prefill_seconds,
-            "decode_tokens_per_second": self.decode_tokens / decoding if decoding > 0 else 0.0,
-            "actual_throughput": whole / self.seconds if self.seconds else 0.0,
-            "padded_throughput": self.padded_tokens / self.seconds if self.seconds else 0.0,
-            "peak_bytes": self.peak_bytes,
-            "moved_bytes": self.moved_bytes,
-        }
 
 
 class OffloadedModel:
@@ -108,32 +48,21 @@ class OffloadedModel:
         Raises a `DiagnosticError` where the checkpoint is at fault, or memory does not suffice, with the tensor and the
         policy.
         """
-        from shardwright.ir.diagnostics import located
-        from shardwright.models.config import config_path, read_config
-
         self.request = request
         self.settings = settings
         self.folder = Path(checkpoint)
-        self.config = read_config(checkpoint)
         self.report = Report()
         self._observe = observe
-        self._programs: dict[tuple[int, int, int], Program] = {}
-        policy = request.policy
-        self._mapping: WeightMap | None = None
-        self.longest = 0
-        with located(Source(str(config_path(checkpoint)), "")):
-            model = import_model(self.config.keys, "ws2d", Mesh(()), 1, 1, cache=1).model
-        self.vocab = model.vocab
-        self.longest = model.longest
+        self.programs = Programs(self.folder, request, settings)
         for prompt in prompts:
-            if len(prompt.tokens) + settings.max_new_tokens > model.longest + 1:
+            if len(prompt.tokens) + settings.max_new_tokens > self.programs.longest + 1:
                 raise prompt.fault(
                     "too-long",
                     f"the prompt has {len(prompt.tokens)} tokens, and with {settings.max_new_tokens} new ones there are"
-                    f" more than the {model.longest} positions of the model",
+                    f" more than the {self.programs.longest} positions of the model",
                     "shorten it, or ask for fewer with --max-new-tokens",
                 )
-        self.buckets = buckets(prompts, policy.gpu_batch, longest=model.longest)
+        self.buckets = buckets(prompts, request.policy.gpu_batch, longest=self.programs.longest)
         with ExitStack() as stack:
             self._load(stack, loading)
             self._open = stack.pop_all()
@@ -147,7 +76,9 @@ class OffloadedModel:
     def _load(self, stack: ExitStack, loading: Callable[[int, int], None] | None) -> None:
         import torch
 
-        from shardwright.backends.torch.runtime import Options, Runtime
+        from shardwright.backends.torch.batches import Options
+        from shardwright.backends.torch.runtime import Runtime
+        from shardwright.backends.torch.stages import staged
         from shardwright.backends.torch.tiers import open_tiers
         from shardwright.backends.torch.weights import Weights
         from shardwright.models.checkpoint import CheckpointSource
@@ -155,14 +86,11 @@ class OffloadedModel:
         request, policy = self.request, self.request.policy
         device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.tiers: Tiers = stack.enter_context(open_tiers(device, dict(request.caps), str(policy), request.spill))
-        program = self.program(1, 1, 2)
-        assert self._mapping is not None
+        program, mapping = self.programs.program(1, 1, 1), self.programs.mapping
         dtypes = {value.name: value.type.dtype for value in program.weights}
-        self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, self._mapping, dtypes))
-        from shardwright.backends.torch.stages import staged
-
+        self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
         stages = staged(program, program.func("decode")).stages
-        orders = {name: stored_order(entry) for name, entry in self._mapping.entries.items()}
+        orders = {name: stored_order(entry) for name, entry in mapping.entries.items()}
         self.weights = Weights(
             self.tiers,
             self.source,
@@ -186,7 +114,8 @@ class OffloadedModel:
 
     def _check_memory(self) -> None:
         """What is known beforehand to be needed: weights and their buffers, and the caches of the largest block."""
-        from shardwright.backends.torch.runtime import cache_shape
+        from shardwright.backends.torch.batches import cache_shape
+        from shardwright.backends.torch.tiers import Memory
 
         policy = self.request.policy
         needed = {("weights", tier): nbytes for tier, nbytes in self.weights.needed().items()}
@@ -198,41 +127,18 @@ class OffloadedModel:
                 layers = sum(stage.attends for stage in batch.prefill.stages)
                 total += layers * sum(r.count for r in shape.pieces if r.tier is tier) * shape.position_bytes
             needed["keys and values of a block", tier] = total
-        from shardwright.backends.torch.tiers import Memory
-
         for tier in Tier:
             memory = Memory(tier, self.tiers.memories[tier].cap, str(policy))
             for what in ("weights", "keys and values of a block"):
                 memory.take("the model's weights, with the buffers for two layers" if what == "weights" else what,
                             needed[what, tier])  # fmt: skip
 
-    # ------------------------------------------------------------ programs
-
-    def program(self, rows: int, length: int, cache: int) -> Program:
-        """The program for batches of `rows` prompts of `length` tokens, with placements and movements."""
-        key = rows, length, cache
-        if key not in self._programs:
-            from shardwright.ir.diagnostics import located
-            from shardwright.models.config import config_path
-
-            with located(Source(str(config_path(self.folder)), "")):
-                imported = import_model(
-                    self.config.keys, "ws2d", Mesh(()), rows, length, self.request.dtype, cache=cache
-                )
-            self._mapping = imported.mapping
-            settings = self.settings
-            sampling = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
-            program = elaborate(parse(Source("<import>", imported.text + sampling)))
-            program = placed(program, self.request.policy, imported.mapping)
-            self._programs[key] = run_passes(program, [Offload()])
-        return self._programs[key]
-
     def _batch(self, number: int, bucket: Bucket) -> Batch:
-        from shardwright.backends.torch.runtime import Batch
+        from shardwright.backends.torch.batches import Batch
         from shardwright.backends.torch.stages import staged
 
-        cache = max(bucket.length, min(self.longest, bucket.length + self.settings.max_new_tokens))
-        program = self.program(len(bucket.prompts), bucket.length, cache)
+        cache = max(bucket.length, min(self.programs.longest, bucket.length + self.settings.max_new_tokens))
+        program = self.programs.program(len(bucket.prompts), bucket.length, cache)
         ids = [[*p.tokens, *[0] * (bucket.length - len(p.tokens))] for p in bucket.prompts]
         lengths = [len(p.tokens) for p in bucket.prompts]
         return Batch(
@@ -243,7 +149,6 @@ class OffloadedModel:
 
     def completions(self) -> Iterator[Completion]:
         """The completions, in the order in which batches end."""
-
         began = time.perf_counter()
         for block in self._blocks():
             yield from self._block(block)
@@ -283,9 +188,9 @@ class OffloadedModel:
 
     def _block(self, block: list[tuple[int, Bucket]]) -> Iterator[Completion]:
         batches = [self._batch(number, bucket) for number, bucket in block]
-        texts = {number: _Texts(self, bucket) for number, bucket in block}
+        texts = {number: Texts(bucket, self.settings, self.programs.vocab, self.report) for number, bucket in block}
         passes = self._passes([number for number, _ in block])
-        ended: SimpleQueue[_Texts | BaseException | None] = SimpleQueue()
+        ended: SimpleQueue[Texts | BaseException | None] = SimpleQueue()
         stopped = False
         began = time.perf_counter()
         prefilled = began
@@ -322,75 +227,4 @@ class OffloadedModel:
                 batch.done = True
             thread.join()
             for batch in batches:
-                self.runtime.release(batch)
-
-
-class _Texts:
-    """The texts of a batch as they grow."""
-
-    def __init__(self, model: OffloadedModel, bucket: Bucket) -> None:
-        self.model = model
-        self.bucket = bucket
-        self.new: list[list[int]] = [[] for _ in bucket.prompts]
-        self.ended = [False] * len(bucket.prompts)
-        settings = model.settings
-        self.keys = [row_key(settings.seed, prompt.index, 0) for prompt in bucket.prompts]
-
-    def add(self, batch: Batch, token: int, logits: Named) -> list[list[int]] | None:
-        """The next token of every row; None where all have ended."""
-        settings, report = self.model.settings, self.model.report
-        if not token:
-            report.prompt_tokens += sum(batch.lengths)
-            report.padded_tokens += len(batch.lengths) * self.bucket.length
-        drawn = self.drawn(batch, token, logits)
-        report.padded_tokens += len(drawn)
-        for row, chosen in enumerate(drawn):
-            if self.ended[row]:
-                continue
-            if not 0 <= chosen < self.model.vocab:
-                raise self.bucket.prompts[row].fault(
-                    "not-numbers", f"the logits after {batch.lengths[row] + token} tokens are not numbers"
-                )
-            self.new[row].append(chosen)
-            report.new_tokens += 1
-            report.decode_tokens += bool(token)
-            self.ended[row] = chosen in settings.stop_tokens or len(self.new[row]) >= settings.max_new_tokens
-        return None if all(self.ended) else [[chosen] for chosen in drawn]
-
-    def drawn(self, batch: Batch, token: int, logits: Named) -> list[int]:
-        import torch
-
-        from shardwright.backends.torch.interpreter import Interpreter
-        from shardwright.backends.torch.tensors import Named
-
-        settings, program = self.model.settings, batch.prefill.program
-        device = logits.tensor.device
-        func = program.func("sample" if settings.temperature else "greedy")
-        given: dict[str, Any] = {"logits": logits.tensor}
-        rows = len(self.keys)
-        if settings.temperature:
-            given["key"] = torch.tensor(self.keys)
-            given["position"] = torch.tensor([n + token for n in batch.lengths])
-            given["temperature"] = torch.full((rows,), settings.temperature)
-            given["top_k"] = torch.full((rows,), settings.top_k)
-            given["top_p"] = torch.full((rows,), settings.top_p)
-        args = {
-            value.name: Named(given[value.name].to(device), value.shape.names, value.shape.dtype)
-            for value in func.params
-        }
-        (chosen,) = Interpreter(program, func, device).run(args, {})
-        return [int(number) for number in chosen.tensor.cpu()]
-
-    def completions(self) -> Iterator[Completion]:
-        for prompt, new in zip(self.bucket.prompts, self.new, strict=True):
-            self.model.report.prompts += 1
-            yield Completion(prompt, 0, tuple(new))
-
-
-def checked(settings: Settings) -> Settings:
-    """The settings, where offloading can do what they ask for."""
-    if settings.samples != 1 or settings.logprobs:
-        raise fault(
-            "bad-setting", "offloading gives one continuation of each prompt, without log-probabilities", NOWHERE
-        )
-    return replace(settings)
+                batch.release()

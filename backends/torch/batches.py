@@ -1,0 +1,116 @@
+"""A batch on its way through a run: its programs in stages, its prompts, and what it holds in each memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.cache import CacheShape, LayerCache
+from shardwright.backends.torch.hidden import HiddenHome
+from shardwright.backends.torch.pieces import Rows, rows_of
+from shardwright.backends.torch.quantization import Coding
+from shardwright.backends.torch.stages import Staged
+from shardwright.backends.torch.tensors import Named, held_as
+from shardwright.backends.torch.tiers import Tiers
+from shardwright.ir.ops import Update
+from shardwright.ir.program import Let
+from shardwright.ir.types import ON_DEVICE
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """`host_attention`: in decode the host attends what of the cache lies there. `quantized_cache`: it is kept in 4
+    bits. `sparse`: of a piece of the cache, the share of positions that decode looks at."""
+
+    host_attention: bool = True
+    quantized_cache: bool = False
+    sparse: float = 1.0
+
+
+@dataclass
+class Batch:
+    """A batch on its way: its programs in stages, its prompts `ids` [rows][L] with their lengths, and its state."""
+
+    number: int
+    prefill: Staged
+    decode: Staged
+    ids: list[list[int]]
+    lengths: list[int]
+    done: bool = False
+    caches: dict[int, LayerCache] = field(default_factory=dict[int, LayerCache])
+    hidden: list[Named] = field(default_factory=list[Named])
+    values: dict[str, Named] = field(default_factory=dict[str, Named])
+    small: dict[str, Named] = field(default_factory=dict[str, Named])
+    hidden_home: HiddenHome | None = None
+    lock: Lock = field(default_factory=Lock)
+    """Held while its memory is copied or given back."""
+
+    def staged(self, token: int) -> Staged:
+        return self.decode if token else self.prefill
+
+    def cached(self, token: int) -> list[int]:
+        """The positions of each row that are cached before the pass of this token."""
+        return [0] * len(self.lengths) if not token else [n + token - 1 for n in self.lengths]
+
+    def longest(self, token: int) -> int:
+        return max(self.cached(token))
+
+    def admit(self, tiers: Tiers, options: Options) -> None:
+        """Allocates its caches, the room for its hidden states, and its small state, all 0."""
+        import torch
+
+        shape = cache_shape(self.prefill, options)
+        for stage in self.prefill.stages:
+            if stage.attends:
+                what = f"keys and values of layer {stage.layer}, batch {self.number}"
+                self.caches[stage.index] = LayerCache(tiers, shape, what)
+        rows, nbytes = hidden_layout(self)
+        self.hidden_home = HiddenHome(tiers, rows, nbytes, f"hidden states of batch {self.number}")
+        attend = self.prefill.attention
+        big = {attend.keys, attend.values} if attend else set[str]()
+        for value in self.prefill.program.state:
+            if value.name not in big:
+                extents = [dim.size for dim in value.shape.dims]
+                tensor = torch.zeros(extents, dtype=held_as(value.shape.dtype), device=tiers.device)
+                self.small[value.name] = Named(tensor, value.shape.names, value.shape.dtype)
+
+    def release(self) -> None:
+        """Gives back what it took; it is done."""
+        self.done = True
+        with self.lock:
+            for cache in self.caches.values():
+                cache.release()
+            if self.hidden_home is not None:
+                self.hidden_home.release()
+            self.hidden_home = None
+            self.caches.clear()
+            self.hidden, self.values = [], {}
+
+
+def cache_shape(staged: Staged, options: Options) -> CacheShape:
+    """The cache of a layer as the types of the program's state say."""
+    attend = staged.attention
+    assert attend is not None
+    state = staged.program.globals[attend.keys]
+    sizes = {dim.name: dim.size for dim in state.shape.dims}
+    time = next(s.operation.dim for s in staged.loop.body if isinstance(s, Let) and isinstance(s.operation, Update))
+    heads = 1
+    for name in attend.heads:
+        heads *= sizes[name]
+    size = sizes[attend.size]
+    coding = Coding(heads * size, held_as(state.shape.dtype), options.quantized_cache)
+    placement = state.type.placement or ON_DEVICE
+    return CacheShape(sizes[attend.batch], heads, size, coding, rows_of(placement, sizes[time]))
+
+
+def hidden_layout(batch: Batch) -> tuple[tuple[Rows, ...], int]:
+    """Where the rows of a batch's hidden states lie, and the bytes of one, in prefill."""
+    values = [carry.value for carry in batch.prefill.loop.carries]
+    n = len(batch.lengths)
+    placement = values[0].type.placement or ON_DEVICE
+    nbytes = sum(value.shape.elements * value.shape.dtype.bits // 8 // n for value in values)
+    return rows_of(placement, n), nbytes

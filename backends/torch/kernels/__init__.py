@@ -1,0 +1,33 @@
+"""Every operation of the language as functions of torch tensors, on one device.
+
+The meanings are those of `backends.kernels`; values are rounded to their declared formats as they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.kernels import dimensions, elementwise, indices, reductions
+from shardwright.backends.torch.kernels.call import Call, Kernel
+from shardwright.backends.torch.tensors import Argument, Named, rounded
+from shardwright.ir.operation import Operation
+from shardwright.ir.types import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+KERNELS: dict[type[Operation], Kernel] = elementwise.KERNELS | reductions.KERNELS | indices.KERNELS | dimensions.KERNELS
+"""One kernel for each operation that is no movement."""
+
+
+def compute(
+    operation: Operation, args: Sequence[Argument], results: Sequence[Shape], device: torch.device
+) -> tuple[Named, ...]:
+    """The results of an operation that moves nothing between chips, rounded to their formats."""
+    made = KERNELS[type(operation)](operation, Call(args, results, device))
+    tensors = made if isinstance(made, tuple) else (made,)
+    return tuple(
+        Named(rounded(tensor, shape.dtype).expand([dim.size for dim in shape.dims]), shape.names, shape.dtype)
+        for tensor, shape in zip(tensors, results, strict=True)
+    )

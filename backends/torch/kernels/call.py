@@ -1,0 +1,74 @@
+"""What a kernel is given: operands, the shapes of its results, and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.torch.tensors import Argument, Named, aligned, held_as, rounded
+from shardwright.ir.operation import Arg, Number
+from shardwright.ir.types import Dim, DType, Shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel is given beside its operation: operands, the shapes of the results, and the device."""
+
+    args: Sequence[Argument]
+    results: Sequence[Shape]
+    device: torch.device
+
+    @property
+    def result(self) -> Shape:
+        return self.results[0]
+
+    def tensor(self, at: int) -> Named:
+        argument = self.args[at]
+        assert isinstance(argument, Named)
+        return argument
+
+
+Kernel = Callable[[Any, Call], "Tensor | tuple[Tensor, ...]"]
+
+
+def literal(number: Number, dtype: DType, device: torch.device) -> Tensor:
+    """A number as a scalar of the format that it meets."""
+    import torch
+
+    if dtype.is_float:
+        return torch.tensor(float(number.value), dtype=held_as(dtype), device=device)
+    if dtype is DType.BOOL:
+        return torch.tensor(number.value != 0, device=device)
+    return rounded(torch.tensor(int(number.value), device=device), dtype)
+
+
+def operand(argument: Argument, dtype: DType, names: Sequence[str], device: torch.device) -> Tensor:
+    if isinstance(argument, Number):
+        return literal(argument, dtype, device)
+    return aligned(argument, names)
+
+
+def as_arg(argument: Argument) -> Arg:
+    if isinstance(argument, Number):
+        return Arg(str(argument), None, argument)
+
+    dims = tuple(Dim(name, size) for name, size in zip(argument.names, argument.tensor.shape, strict=True))
+    return Arg("", Shape(argument.dtype, dims))
+
+
+def positions(size: int, dim: str, names: Sequence[str], device: torch.device) -> Tensor:
+    """The indices along `dim`, aligned to `names`."""
+    import torch
+
+    shape = [1] * len(names)
+    shape[names.index(dim)] = size
+    return torch.arange(size, device=device).reshape(shape)
+
+
+def axes(value: Named, dims: Sequence[str]) -> tuple[int, ...]:
+    return tuple(value.names.index(name) for name in dims)

@@ -1,0 +1,40 @@
+"""What an offloaded run measured: tokens, times, and bytes of each memory and of each link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Report:
+    """What a run measured. Tokens per second are of new tokens: `throughput` over the whole run, `decode_throughput`
+    over the passes after the first of each block. `padded` counts what was computed for padding, too, and for rows
+    that had ended (Sheng et al. 2023, section 6.1 and table 25)."""
+
+    prompts: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    prompt_tokens: int = 0
+    padded_tokens: int = 0
+    computed_tokens: int = 0
+    peak_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def as_json(self) -> dict[str, Any]:
+        decoding = self.seconds - self.prefill_seconds
+        whole = self.prompt_tokens + self.new_tokens
+        return {
+            "prompts": self.prompts,
+            "new_tokens": self.new_tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.new_tokens / self.seconds if self.seconds else 0.0,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_tokens_per_second": self.decode_tokens / decoding if decoding > 0 else 0.0,
+            "actual_throughput": whole / self.seconds if self.seconds else 0.0,
+            "padded_throughput": self.padded_tokens / self.seconds if self.seconds else 0.0,
+            "peak_bytes": self.peak_bytes,
+            "moved_bytes": self.moved_bytes,
+        }

@@ -1,0 +1,40 @@
+"""What is asked of an offloaded run: a policy, a schedule, formats, and the caps of the memories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shardwright.cost.offloading.policy import Policy
+from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.types import DType, Tier
+
+ScheduleName = Literal["zigzag", "diagonal"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run, prompts and settings of generation apart.
+
+    `caps` are bytes of each memory, None where there is no cap; `device` a device of PyTorch, that with CUDA or the
+    CPU where None. `sparse` is the share of cached positions that decode looks at.
+    """
+
+    policy: Policy
+    schedule: ScheduleName = "zigzag"
+    dtype: DType | None = None
+    caps: Mapping[Tier, int | None] = field(default_factory=dict[Tier, "int | None"])
+    spill: str | None = None
+    device: str | None = None
+    sparse: float = 1.0
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, where offloading can do what they ask for."""
+    if settings.samples != 1 or settings.logprobs:
+        raise fault(
+            "bad-setting", "offloading gives one continuation of each prompt, without log-probabilities", NOWHERE
+        )
+    return replace(settings)

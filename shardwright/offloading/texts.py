@@ -1,0 +1,79 @@
+"""The texts of a batch as they grow: tokens drawn from logits, until each text ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shardwright.generation.engine import Completion, row_key
+from shardwright.generation.settings import Settings
+from shardwright.offloading.buckets import Bucket
+from shardwright.offloading.report import Report
+
+if TYPE_CHECKING:
+    from shardwright.backends.torch.batches import Batch
+    from shardwright.backends.torch.tensors import Named
+
+
+class Texts:
+    """The texts of a batch as they grow."""
+
+    def __init__(self, bucket: Bucket, settings: Settings, vocab: int, report: Report) -> None:
+        """Tokens are counted in `report`."""
+        self.bucket = bucket
+        self.settings = settings
+        self.vocab = vocab
+        self.report = report
+        self.new: list[list[int]] = [[] for _ in bucket.prompts]
+        self.ended = [False] * len(bucket.prompts)
+        self.keys = [row_key(settings.seed, prompt.index, 0) for prompt in bucket.prompts]
+
+    def add(self, batch: Batch, token: int, logits: Named) -> list[list[int]] | None:
+        """The next token of every row; None where all have ended."""
+        settings, report = self.settings, self.report
+        if not token:
+            report.prompt_tokens += sum(batch.lengths)
+            report.padded_tokens += len(batch.lengths) * self.bucket.length
+        drawn = self.drawn(batch, token, logits)
+        report.padded_tokens += len(drawn)
+        for row, chosen in enumerate(drawn):
+            if self.ended[row]:
+                continue
+            if not 0 <= chosen < self.vocab:
+                raise self.bucket.prompts[row].fault(
+                    "not-numbers", f"the logits after {batch.lengths[row] + token} tokens are not numbers"
+                )
+            self.new[row].append(chosen)
+            report.new_tokens += 1
+            report.decode_tokens += bool(token)
+            self.ended[row] = chosen in settings.stop_tokens or len(self.new[row]) >= settings.max_new_tokens
+        return None if all(self.ended) else [[chosen] for chosen in drawn]
+
+    def drawn(self, batch: Batch, token: int, logits: Named) -> list[int]:
+        import torch
+
+        from shardwright.backends.torch.interpreter import Interpreter
+        from shardwright.backends.torch.tensors import Named
+
+        settings, program = self.settings, batch.prefill.program
+        device = logits.tensor.device
+        func = program.func("sample" if settings.temperature else "greedy")
+        given: dict[str, Any] = {"logits": logits.tensor}
+        rows = len(self.keys)
+        if settings.temperature:
+            given["key"] = torch.tensor(self.keys)
+            given["position"] = torch.tensor([n + token for n in batch.lengths])
+            given["temperature"] = torch.full((rows,), settings.temperature)
+            given["top_k"] = torch.full((rows,), settings.top_k)
+            given["top_p"] = torch.full((rows,), settings.top_p)
+        args = {
+            value.name: Named(given[value.name].to(device), value.shape.names, value.shape.dtype)
+            for value in func.params
+        }
+        (chosen,) = Interpreter(program, func, device).run(args, {})
+        return [int(number) for number in chosen.tensor.cpu()]
+
+    def completions(self) -> Iterator[Completion]:
+        for prompt, new in zip(self.bucket.prompts, self.new, strict=True):
+            self.report.prompts += 1
+            yield Completion(prompt, 0, tuple(new))
