@@ -186,4 +186,4 @@ def received_bytes(operation: Operation, source: TensorType, target: TensorType,
     """Bytes that each chip receives, rounded up to whole bytes."""
     if not isinstance(operation, Movement):
         return 0
-    return -(-received_elements(operation, source, target, mesh) * source.dtype.bits // 8)
+    return -(-received_elements(operation.moves, source, target, mesh) * source.dtype.bits // 8)

@@ -14,7 +14,8 @@ from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Array
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
+from shardwright.ir.ops import Fetch, Movement
+from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, TensorType, ValueType
 
 Arrays = Mapping[str, npt.ArrayLike]
@@ -108,14 +109,22 @@ class Interpreter(ABC):
                         names[value.name] = _Bound(array, kind, len(self.trips))
                 case SetState():
                     self._set(statement, names)
+                case Free():
+                    for name in statement.names:
+                        del names[name]
                 case Loop():
                     self._loop(statement, names)
 
     def _let(self, statement: Let, kinds: tuple[TensorType, ...], names: dict[str, _Bound]) -> tuple[Array, ...]:
         arguments = [self._argument(operand, names) for operand in statement.operands]
-        if statement.operation.is_movement:
+        operation = statement.operation
+        if isinstance(operation, Movement):
             value = arguments[0]
             assert isinstance(value, Local)
+            if isinstance(operation.moves, Fetch) and operation.moves.ahead:
+                name = statement.operands[0]
+                assert isinstance(name, str)
+                value = self._read_ahead(name, operation.moves, names)
             return (self.movement(statement, value, kinds[0]),)
         return compute(statement.operation, arguments, kinds, self.setting)
 
@@ -146,6 +155,15 @@ class Interpreter(ABC):
         array = np.asarray(bound.array[part])
         # State is written in place; what was read before must not change with it.
         return Local(array.copy() if name in self.program.state_names else array, kind)
+
+    def _read_ahead(self, name: str, operation: Fetch, names: dict[str, _Bound]) -> Local:
+        """What the trip after this one sees of a captured value, zeros after the last."""
+        trips = self.trips
+        at, none = operation.following({trip.loop.dim: trip.index for trip in trips}, self.sizes)
+        self.trips = tuple(_Trip(trip.loop, at[trip.loop.dim]) for trip in trips)
+        value = self._read(name, names)
+        self.trips = trips
+        return Local(np.zeros_like(value.array), value.kind) if none else value
 
     def _set(self, statement: SetState, names: dict[str, _Bound]) -> None:
         value = self._read(statement.operand, names)

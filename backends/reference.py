@@ -12,7 +12,7 @@ from shardwright.backends.interpreter import Arrays, Interpreter
 from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import Roll
+from shardwright.ir.ops import Movement, Roll
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import TensorType, ValueType
 
@@ -28,8 +28,10 @@ class _Unsharded(Interpreter):
         return self.setting.formats.leave(array, kind.dtype)
 
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
-        if isinstance(statement.operation, Roll):
-            return rolled(statement.operation, value, self.setting)
+        assert isinstance(statement.operation, Movement)
+        moves = statement.operation.moves
+        if isinstance(moves, Roll):
+            return rolled(moves, value, self.setting)
         return value.array
 
 

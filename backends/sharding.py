@@ -69,7 +69,7 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
         parts[0] = array if kind.dtype is DType.BOOL else array - parts[1:].sum(axis=0, dtype=array.dtype)
         if kind.dtype.is_integer:
             parts = Formats("exact").round(parts, kind.dtype)
-    return parts.reshape(*counts, *array.shape)
+    return parts.reshape((*counts, *array.shape))  # a scalar on one chip has no axes at all
 
 
 def unshard(

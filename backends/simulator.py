@@ -17,7 +17,7 @@ from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.backends.sharding import ReplicaError, shard, unshard
 from shardwright.ir.completion import complete
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Roll
+from shardwright.ir.ops import Movement, Roll
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.ir.verifier import Level, verify
@@ -62,11 +62,13 @@ class _OnChips(Interpreter):
         return formats.leave(whole, kind.dtype)
 
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
+        assert isinstance(statement.operation, Movement)
+        moves = statement.operation.moves
         name, mesh = statement.result.name, self.setting.mesh
         received = received_bytes(statement.operation, value.kind, result, mesh)
         self.bytes_received[name] = self.bytes_received.get(name, 0) + received
-        if isinstance(statement.operation, Roll):
-            return roll(statement.operation, value, self.setting)
+        if isinstance(moves, Roll):
+            return roll(moves, value, self.setting)
         return move(value, result, self.setting)
 
 

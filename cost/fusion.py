@@ -36,11 +36,12 @@ from shardwright.ir.ops import (
     Take,
     Uniform,
     Update,
+    Wait,
 )
-from shardwright.ir.program import Let, Loop, Program, Scope, SetState, Statement
-from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
 
-_VIEWS = (Alias, Rename, Split, Merge)
+_VIEWS = (Alias, Rename, Split, Merge, Wait)
 _POINTWISE = (Elementwise, Rotary, Iota, Full, Uniform, Take, Concat, Slice, AsPartial)
 _PARTLY_READ = (Take, Slice, Lookup)
 
@@ -77,7 +78,7 @@ class Kernel:
         return isinstance(self.root.operation, Update)
 
 
-Step = Kernel | SetState | Loop
+Step = Kernel | SetState | Free | Loop
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def is_view(statement: Let, mesh: Mapping[str, int]) -> bool:
     operation = statement.operation
     if isinstance(operation, _VIEWS):
         return True
+    if isinstance(operation, Take) and operation.stop is None and statement.result.type.placement != ON_DEVICE:
+        return True  # a copy that follows reads it where it lies
     return isinstance(operation, Movement) and bool(operation.named_axes) and _chips(operation, mesh) == 1
 
 
@@ -146,6 +149,8 @@ class _Fuser:
         match statement:
             case SetState():
                 self.demanded.add(self.source(statement.operand))
+                return
+            case Free():
                 return
             case Loop():
                 self.demanded.update(self.source(name) for name in mentioned(statement))
@@ -212,7 +217,7 @@ class _Fuser:
                 case Let():
                     if not is_view(statement, self.mesh) and statement.results[0].name not in self.inline:
                         steps.append(self._kernel(statement))
-                case SetState() | Loop():
+                case SetState() | Free() | Loop():
                     steps.append(statement)
         return Block(tuple(steps), self.types, self.sources, self.scope)
 
@@ -278,6 +283,8 @@ def mentioned(loop: Loop) -> set[str]:
                 names.update(operand_names(statement.operands))
             case SetState():
                 names.add(statement.operand)
+            case Free():
+                pass
             case Loop():
                 names |= mentioned(statement)
     return names

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.cost.fusion import Block, Kernel, fused, operand_names
 from shardwright.ir.ops import Lookup, Slice, Take, Update
-from shardwright.ir.program import Carry, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Carry, Free, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.types import ON_DEVICE, TensorType, ValueType
 
 
@@ -40,12 +40,15 @@ class Structure:
     `before` and `after` are values, by function and name, that are not written to memory unless a movement parts their
     kernel: computed before its main statement, or by it and after it.
     `bodies` has for each statement the number of the innermost loop's body that it is in, 0 outside loops.
+    `within` has for each statement the statements, by identity, whose kernels it is computed in; itself, where its
+    result goes to memory.
     """
 
     kernels: Mapping[int, Shares]
     before: frozenset[tuple[str, str]]
     after: frozenset[tuple[str, str]]
     bodies: Mapping[int, int]
+    within: Mapping[int, tuple[int, ...]]
 
 
 def structure_of(program: Program) -> Structure:
@@ -55,11 +58,13 @@ def structure_of(program: Program) -> Structure:
     before: set[tuple[str, str]] = set()
     after: set[tuple[str, str]] = set()
     bodies: dict[int, int] = {}
+    within: dict[int, tuple[int, ...]] = {}
     for func, copy in zip(program.funcs, whole.funcs, strict=True):
         originals = {id(b): a for (a, _), (b, _) in zip(func.walk(), copy.walk(), strict=True)}
-        _gather(whole, copy.body, Scope.of(whole, copy), copy.returns, originals, kernels, (before, after), copy.name)
+        inside = (before, after)
+        _gather(whole, copy.body, Scope.of(whole, copy), copy.returns, originals, kernels, inside, within, copy.name)
         _number(func.body, 0, bodies)
-    return Structure(kernels, frozenset(before), frozenset(after), bodies)
+    return Structure(kernels, frozenset(before), frozenset(after), bodies, within)
 
 
 def _number(body: Sequence[Statement], at: int, bodies: dict[int, int]) -> None:
@@ -78,6 +83,7 @@ def _gather(
     originals: Mapping[int, Statement],
     kernels: dict[int, Shares],
     inside: tuple[set[tuple[str, str]], set[tuple[str, str]]],
+    within: dict[int, tuple[int, ...]],
     func: str,
 ) -> None:
     block = fused(program, body, scope, returned)
@@ -87,13 +93,17 @@ def _gather(
             case Kernel():
                 kernels[id(originals[id(step.heavy)])] = _shares(step, block, lets)
                 following = _following(step)
+                root = id(originals[id(step.root)])
+                for statement in step.statements:
+                    own = id(originals[id(statement)])
+                    within[own] = (*within.get(own, ()), root)
                 for statement in step.inlined:
                     name = statement.results[0].name
                     inside[name in following].add((func, name))
             case Loop():
                 inner = scope.inside(step)
-                _gather(program, step.body, inner, step.following, originals, kernels, inside, func)
-            case SetState():
+                _gather(program, step.body, inner, step.following, originals, kernels, inside, within, func)
+            case SetState() | Free():
                 pass
 
 
@@ -172,7 +182,7 @@ def _body(body: Sequence[Statement]) -> tuple[Statement, ...]:
         match statement:
             case Let():
                 made.append(replace(statement, results=tuple(map(_whole_value, statement.results))))
-            case SetState():
+            case SetState() | Free():
                 made.append(replace(statement))
             case Loop():
                 carries = tuple(_whole_carry(carry) for carry in statement.carries)

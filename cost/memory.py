@@ -1,7 +1,8 @@
-"""What one chip's memory holds while a function of an explicit program runs: weights, state, and values live at once.
+"""What one chip's memories hold while a function of an explicit program runs: weights, state, and values live at once.
 
-Values are those that kernels write to memory (`cost.fusion`). A value is live from the kernel that writes it to the
-last one that reads it. State is donated: an update of it, or of a value that nobody reads afterwards, is in place. A
+Values are those that kernels write to memory (`cost.fusion`), each in the memories of its placement. A value is live
+from the kernel that writes it to the last one that reads it, or to its `free`; one in flight, from its start, in the
+memory that it goes to. State is donated: an update of it, or of a value that nobody reads afterwards, is in place. A
 pointwise kernel writes over an operand of the same size that it is the last to read. A loop counts as its body once,
 with the carried values in place of what they are before the first trip. Arguments stay to the end: they are the
 caller's.
@@ -13,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.cost.fusion import Block, Kernel, fused, mentioned, operand_names, pointwise
-from shardwright.ir.ops import Update
-from shardwright.ir.program import Func, Loop, Program, Scope, SetState, Value
+from shardwright.ir.ops import Store, Update
+from shardwright.ir.program import Free, Func, Loop, Program, Scope, SetState, Value
 from shardwright.ir.types import TensorType, Tier
 
 
@@ -29,7 +30,7 @@ class LiveValue:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one chip while a function runs.
+    """Bytes in one memory of one chip while a function runs.
 
     `activations` is the most that is live at once beside weights and state, arguments and results among it; `live`
     are these values, the largest first, and `at` names the value whose kernel was running then, "" where none is.
@@ -46,27 +47,31 @@ class Memory:
         return self.weights + self.state + self.activations
 
 
-def memory_of(program: Program, func: Func) -> Memory:
-    """The bytes that one chip needs for one call of a function of an explicit program; copies in host or disk memory
-    do not count.
+def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE) -> Memory:
+    """The bytes of one memory, the chip's own by default, that one call of a function of an explicit program needs for
+    each chip.
 
     Raises TypeError where a type still has holes.
     """
-    weights = sum(device_bytes(value, program.mesh) for value in program.weights)
-    state = sum(device_bytes(value, program.mesh) for value in program.state)
+    weights = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.weights)
+    state = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.state)
     scope = Scope.of(program, func)
     block = fused(program, func.body, scope, func.returns)
     arguments = [value.name for value in func.params]
     outside = {value.name for value in (*program.weights, *program.state)}
-    peak = _Liveness(program, block, outside, func.returns).peak(arguments, kept=arguments)
+    peak = _Liveness(program, block, tier, outside, func.returns).peak(arguments, kept=arguments)
     live = tuple(sorted(peak.live, key=lambda value: -value.bytes))
     return Memory(weights, state, peak.bytes, live, peak.at)
 
 
 def device_bytes(value: Value, mesh: Mapping[str, int]) -> int:
     """Bytes of a weight or state value on one chip's own memory; shares in other memories left out."""
-    kind = value.concrete
-    share = sum(percent for tier, percent in kind.placement.shares if tier is Tier.DEVICE)
+    return bytes_on(value.concrete, mesh, Tier.DEVICE)
+
+
+def bytes_on(kind: TensorType, mesh: Mapping[str, int], tier: Tier) -> int:
+    """Bytes that a chip has of a value in one memory."""
+    share = sum(percent for held, percent in kind.placement.shares if held is tier)
     return round(kind.local_bytes(mesh) * share / 100)
 
 
@@ -86,6 +91,7 @@ class _Liveness:
 
     program: Program
     block: Block
+    tier: Tier
     outside: set[str]
     returned: Sequence[str]
     owners: dict[str, str] = field(default_factory=dict[str, str])
@@ -99,7 +105,7 @@ class _Liveness:
             last[self._source(name)] = len(steps)
         live = {self._source(name): self._live(self._source(name)) for name in begin}
         live = {name: value for name, value in live.items() if name not in self.outside}
-        best = _Peak(tuple(live.values()), "")
+        best = _Peak(_held(live), "")
         for number, step in enumerate(steps):
             dying = {name for name in live if last.get(name, -1) <= number}
             match step:
@@ -111,10 +117,12 @@ class _Liveness:
                     reused = self._overwritten(step, dying, made)
                     now = {name: value for name, value in live.items() if name not in reused}
                     now |= {name: self._live(name) for name in made}
-                    here = _Peak(tuple(now.values()), step.heavy.results[0].name)
+                    here = _Peak(_held(now), step.heavy.results[0].name)
                     best = max(best, here, key=lambda peak: peak.bytes)
                 case SetState():
                     continue
+                case Free():
+                    made = []
             live |= {name: self._live(name) for name in made}
             live = {name: value for name, value in live.items() if last.get(name, -1) > number}
         return best
@@ -122,11 +130,11 @@ class _Liveness:
     def _loop(self, loop: Loop, live: Mapping[str, LiveValue], dying: set[str]) -> _Peak:
         """What lives through the loop, and the body's own peak: an initial value that dies becomes the carried one."""
         initial = {self._source(carry.initial) for carry in loop.carries}
-        through = [value for name, value in live.items() if name not in dying & initial]
+        through = _held({name: value for name, value in live.items() if name not in dying & initial})
         scope = self.block.scope.inside(loop)
         outside = set(scope.values) - {carry.value.name for carry in loop.carries}
         block = fused(self.program, loop.body, scope, loop.following)
-        body = _Liveness(self.program, block, outside, loop.following)
+        body = _Liveness(self.program, block, self.tier, outside, loop.following)
         inner = body.peak([carry.value.name for carry in loop.carries])
         return _Peak((*through, *inner.live), inner.at)
 
@@ -139,6 +147,12 @@ class _Liveness:
                 last[updated] = max(last[updated], last.get(name, -1))
                 self.owners[name] = updated
                 return []
+        if isinstance(root.operation, Store):
+            name = root.results[0].name
+            for state in {step.state for step in self.block.steps[number + 1 :] if isinstance(step, SetState)}:
+                if self._sets(number, name, state):
+                    self.owners[name] = state
+                    return []
         return [value.name for value in root.results]
 
     def _sets(self, number: int, name: str, state: str) -> bool:
@@ -174,6 +188,8 @@ class _Liveness:
                     names = mentioned(step)
                 case SetState():
                     names = {step.operand}
+                case Free():
+                    names = set(step.names)
             last.update((self._source(name), number) for name in names)
         return last
 
@@ -192,4 +208,9 @@ class _Liveness:
 
     def _live(self, name: str) -> LiveValue:
         kind = self.block.types[name]
-        return LiveValue(name, kind, kind.local_bytes(self.program.mesh))
+        return LiveValue(name, kind, bytes_on(kind, self.program.mesh, self.tier))
+
+
+def _held(live: Mapping[str, LiveValue]) -> tuple[LiveValue, ...]:
+    """Those that take any of the memory."""
+    return tuple(value for value in live.values() if value.bytes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwright.cost.collectives import CollectiveKind, collective_time
 from shardwright.cost.topology import Topology
@@ -22,14 +23,13 @@ from shardwright.ir.ops import (
     AllReduce,
     AllToAll,
     AsPartial,
-    Fetch,
     Movement,
     ReduceScatter,
     Roll,
     Slice,
-    Store,
+    Start,
 )
-from shardwright.ir.types import ON_DEVICE, Partial, Placement, Reduction, TensorType, axis_set
+from shardwright.ir.types import Partial, Reduction, TensorType, axis_set
 
 
 def bytes_of(elements: int, kind: TensorType) -> int:
@@ -47,7 +47,7 @@ def received_bytes(operation: Movement, operand: TensorType, mesh: Mapping[str, 
 
 def received_elements(operation: Movement | type[Movement], V: int, K: int) -> int:
     """Elements that one of K chips receives for the movement, when each has a shard of V; rounded up."""
-    made = operation if isinstance(operation, type) else type(operation)
+    made = operation if isinstance(operation, type) else type(operation.moves)
     if made is AllGather:
         return V * (K - 1)
     if made in (ReduceScatter, AllToAll):
@@ -55,7 +55,8 @@ def received_elements(operation: Movement | type[Movement], V: int, K: int) -> i
     if made is AllReduce:
         return -(-2 * V * (K - 1) // K)
     if made is Roll:
-        shift = operation.shift if isinstance(operation, Roll) else 1
+        moves = operation if isinstance(operation, type) else operation.moves
+        shift = moves.shift if isinstance(moves, Roll) else 1
         return V if shift % K else 0
     return 0
 
@@ -77,8 +78,8 @@ def movement_time(operation: Movement, operand: TensorType, topology: Topology) 
 
 
 def collective_kind(operation: Movement) -> CollectiveKind | None:
-    """The collective that a movement is, None where it is none."""
-    match operation:
+    """The collective that a movement is, or starts; None where it is none."""
+    match operation.moves:
         case AllGather():
             return CollectiveKind.ALL_GATHER
         case ReduceScatter():
@@ -96,15 +97,17 @@ def collective_kind(operation: Movement) -> CollectiveKind | None:
 def collective_bytes(operation: Movement, operand: TensorType, topology: Topology) -> int:
     """Bytes as `collective_time` counts them: of an all-gather the result, else the operand's shard."""
     sizes = dict(topology.mesh)
-    K = _chips(operation, sizes) if isinstance(operation, AllGather) else 1
+    K = _chips(operation, sizes) if isinstance(operation.moves, AllGather) else 1
     return bytes_of(operand.local_elements(sizes) * K, operand)
 
 
 def type_after(operation: Movement, operand: TensorType) -> TensorType:
     """The type of the result. The movement must apply to the operand (the verifier sees to it)."""
+    if isinstance(operation, Start):
+        return replace(type_after(operation.movement, operand), in_flight=True)
     if isinstance(operation, Roll):
         return operand
-    placement = operand.placement
+    placement = operation.placed(operand.placement)
     targets: dict[str, str] = {}
     made_partial: tuple[str, ...] = ()
     match operation:
@@ -114,10 +117,6 @@ def type_after(operation: Movement, operand: TensorType) -> TensorType:
             targets = {axis: dim for axes, _, dim in operation.transfers for axis in axes}
         case AsPartial():
             made_partial = operation.axes
-        case Fetch():
-            placement = ON_DEVICE
-        case Store():
-            placement = Placement(((operation.tier, 100.0),))
         case _:
             pass
     named = set(operation.named_axes)

@@ -27,7 +27,7 @@ from shardwright.cost.layouts import Codes, Coding, local_elements
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, Number, Operation
 from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
-from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Shape, TensorType, ValueType
 
@@ -114,6 +114,8 @@ class _Builder:
                     self.let(statement)
                 case SetState():
                     self.set(statement)
+                case Free():
+                    pass
                 case Loop():
                     self.loop(statement)
 

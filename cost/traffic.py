@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.cost.movements import communicates, received_bytes
 from shardwright.ir.ops import Movement
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import OpenType, TensorType
 
 
@@ -65,7 +65,7 @@ def _moved(program: Program, body: tuple[Statement, ...], scope: Scope, sizes: d
                 yield _received(program, statement, operation, scope, sizes)
             case Loop():
                 yield from _moved(program, statement.body, scope.inside(statement), sizes)
-            case Let() | SetState():
+            case Let() | SetState() | Free():
                 pass
         if not isinstance(statement, SetState):
             for value in statement.results:

@@ -10,7 +10,7 @@ from shardwright.cost.collectives import CollectiveKind
 from shardwright.cost.fusion import Kernel, Read, fused
 from shardwright.cost.movements import collective_kind
 from shardwright.ir.ops import AllGather, Contract, Movement
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, TensorType
 
 
@@ -103,7 +103,7 @@ def _body(
             case Loop():
                 inner = scope.inside(step)
                 yield from _body(program, sizes, step.body, inner, step.following, (*loops, step), (*path, number))
-            case SetState():
+            case SetState() | Free():
                 pass
 
 

@@ -101,6 +101,14 @@ def _softmax(statics: Statics) -> Operation:
     )
 
 
+def _fetch(statics: Statics) -> ops.Fetch:
+    ahead = statics.dims_option("ahead")
+    wrap = _wraps(statics)
+    if wrap and not ahead:
+        raise statics.wrong("wrap goes with ahead", None, f"as in {statics.keyword}[ahead=N, wrap=true](w)")
+    return ops.Fetch(ahead, wrap)
+
+
 Builder = Callable[[Statics], Operation]
 
 
@@ -130,7 +138,7 @@ _FUNCTIONS: tuple[Callable[[], Operation], ...] = (
     ops.LogicalOr,
     ops.LogicalNot,
     ops.Where,
-    ops.Fetch,
+    ops.Wait,
 )
 
 BUILDERS: dict[str, Builder] = {
@@ -164,6 +172,8 @@ BUILDERS: dict[str, Builder] = {
     "slice": lambda s: ops.Slice(s.arrows_from_axes()),
     "as_partial": lambda s: ops.AsPartial(s.axes()),
     "roll": _roll,
+    "fetch": _fetch,
+    "prefetch": lambda s: ops.Start(_fetch(s)),
     "store": lambda s: ops.Store(s.tier()),
 }
 
@@ -189,10 +199,13 @@ _ELSEWHERE = {
 
 def build_operation(call: syntax.CallExpr, mesh: Mesh) -> Operation:
     """The operation that a call names. Raises a located `DiagnosticError` for unknown names and wrong statics."""
+    if call.name == "start":
+        return _started(call, mesh)
     builder = BUILDERS.get(call.name)
     if builder is None:
-        near = did_you_mean(call.name, list(BUILDERS))
-        hint = f"did you mean {near}?" if near else f"the operations are {', '.join(sorted(BUILDERS))}"
+        known = [*BUILDERS, "start"]
+        near = did_you_mean(call.name, known)
+        hint = f"did you mean {near}?" if near else f"the operations are {', '.join(sorted(known))}"
         name = Span(call.span.line, call.span.column, call.span.line, call.span.column + len(call.name))
         raise fault("unknown-operation", f"there is no operation {call.name}", name, _ELSEWHERE.get(call.name, hint))
     statics = Statics(call, mesh)
@@ -205,3 +218,26 @@ def build_operation(call: syntax.CallExpr, mesh: Mesh) -> Operation:
         plural = "operand" if wanted == "1" else "operands"
         raise fault("wrong-operands", f"{call.name} takes {wanted} {plural}, and {given} are given", call.span)
     return operation
+
+
+def _started(call: syntax.CallExpr, mesh: Mesh) -> Operation:
+    """`start(store[host](h))`: its operand is a movement, not a value."""
+    args = call.args or ()
+    moved = args[0] if len(args) == 1 and not call.statics else None
+    operation = build_operation(moved, mesh) if isinstance(moved, syntax.CallExpr) else None
+    if not isinstance(operation, ops.Movement) or isinstance(operation, ops.Start | ops.Wait):
+        raise fault(
+            "wrong-operands",
+            "start takes one movement",
+            call.span,
+            "write it inside: start(store[host](h)), start(all_gather[x](w)); prefetch(w) is start(fetch(w))",
+        )
+    return ops.Start(operation)
+
+
+def operands_of(call: syntax.CallExpr) -> tuple[syntax.Expr, ...]:
+    """The expressions that a call's operation is applied to: of `start(store[host](h))`, h."""
+    args = call.args or ()
+    if call.name == "start" and args and isinstance(args[0], syntax.CallExpr):
+        return operands_of(args[0])
+    return args

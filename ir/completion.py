@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shardwright.ir.diagnostics import placed
 from shardwright.ir.operation import Number
-from shardwright.ir.program import Let, Loop, Program, Scope, Statement
+from shardwright.ir.program import Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.strategies import result_types
 from shardwright.ir.types import OpenType, TensorType
 
@@ -51,11 +51,14 @@ def _let(program: Program, statement: Let, scope: Scope) -> Let:
     shapes = [value.shape for value in statement.results]
     with placed(statement.span):
         found = result_types(statement.operation, statement.operands, kinds, shapes, program.mesh)
-    values = tuple(
-        replace(value, type=kind) if isinstance(value.type, OpenType) and value.type.admits(kind) else value
-        for value, kind in zip(statement.results, found, strict=True)
-    )
-    return replace(statement, results=values)
+    values: list[Value] = []
+    for value, kind in zip(statement.results, found, strict=True):
+        made = value
+        if isinstance(value.type, OpenType) and value.type.placement is not None:
+            lying = replace(kind, placement=value.type.placement, in_flight=value.type.in_flight)
+            made = replace(value, type=lying) if value.type.admits(lying) else value
+        values.append(made)
+    return replace(statement, results=tuple(values))
 
 
 def _loop(program: Program, statement: Loop, scope: Scope) -> Loop:

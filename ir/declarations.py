@@ -168,8 +168,8 @@ class Declarations:
         placement = self.placement(written.placement, dims) if written.placement else ON_DEVICE
         known = [axes for axes in splits if axes is not None]
         if len(known) == len(splits) and not is_open and not isinstance(partial, AnyPartial) and placement is not None:
-            return TensorType(dtype, tuple(dims), tuple(known), partial, placement)
-        return OpenType(dtype, tuple(dims), tuple(splits), partial, placement, is_open)
+            return TensorType(dtype, tuple(dims), tuple(known), partial, placement, written.in_flight)
+        return OpenType(dtype, tuple(dims), tuple(splits), partial, placement, is_open, written.in_flight)
 
     def placement(self, written: syntax.PlacementExpr, dims: list[Dim]) -> Placement | None:
         if written.shares is None:

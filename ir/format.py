@@ -326,6 +326,8 @@ class _Printer:
                 self._assign(stmt, f"{', '.join(target_text(t) for t in stmt.targets)} = ", (stmt.value,), pad)
             case ast.SetStmt():
                 self._assign(stmt, f"set {stmt.name} = ", (stmt.value,), pad)
+            case ast.FreeStmt():
+                self._line(stmt, f"free {', '.join(name.name for name in stmt.names)}", pad)
             case ast.NextStmt():
                 self._assign(stmt, "next ", stmt.values, pad)
             case ast.ReturnStmt():

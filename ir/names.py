@@ -9,8 +9,11 @@ import re
 from shardwright.ir.diagnostics import DiagnosticError, Span, did_you_mean, fault
 
 KEYWORDS = frozenset(
-    {"mesh", "dim", "weights", "state", "func", "loop", "as", "set", "next", "return", "on", "along", "order", "inf"}
-)
+    {
+        "mesh", "dim", "weights", "state", "func", "loop", "as", "set", "free", "next", "return", "on", "along",
+        "order", "inf",
+    }
+)  # fmt: skip
 """The grammar's own words."""
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4", "int32", "uint32", "bool")

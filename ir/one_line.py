@@ -49,7 +49,7 @@ def format_type(written: ast.TypeExpr) -> str:
         text += ("" if written.row is not None else " ") + _partial(written.partial)
     if written.placement is not None:
         text += f" on {_placement(written.placement)}"
-    return text
+    return f"{text} in flight" if written.in_flight else text
 
 
 def _partial(partial: ast.PartialExpr) -> str:

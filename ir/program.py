@@ -66,6 +66,19 @@ class SetState:
 
 
 @dataclass(frozen=True)
+class Free:
+    """`free a, b`: the values of these names are used no more, here or in a later trip."""
+
+    names: tuple[str, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """It defines nothing."""
+        return ()
+
+
+@dataclass(frozen=True)
 class Carry:
     """A value carried through a loop: what the body sees, and what it is before the first trip."""
 
@@ -89,7 +102,7 @@ class Loop:
     span: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
-Statement = Let | SetState | Loop
+Statement = Let | SetState | Free | Loop
 
 
 @dataclass(frozen=True)
@@ -224,6 +237,8 @@ def names_of(func: Func) -> set[str]:
                 names.update(o for o in statement.operands if isinstance(o, str))
             case SetState():
                 names.update((statement.state, statement.operand))
+            case Free():
+                names.update(statement.names)
             case Loop():
                 names.update(value.name for value in statement.results)
                 names.update(carry.value.name for carry in statement.carries)
@@ -271,6 +286,8 @@ def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement
             return replace(statement, operands=tuple(new(o) for o in statement.operands))
         case SetState():
             return replace(statement, operand=names.get(statement.operand, statement.operand))
+        case Free():
+            return replace(statement, names=tuple(names.get(name, name) for name in statement.names))
         case Loop():
             return replace(
                 statement,

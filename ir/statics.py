@@ -76,6 +76,19 @@ class Statics:
             return option.value.words[0]
         raise self.wrong(f"{name} is a dimension", option.span)
 
+    def dims_option(self, name: str) -> tuple[str, ...]:
+        """`ahead=NM`; empty where it is not given."""
+        option = self._option(name)
+        if option is None:
+            return ()
+        value = option.value
+        found = _dim_names(value) if isinstance(value, syntax.DimsStatic | syntax.WordStatic) else None
+        if not found:
+            raise self.wrong(f"{name} names dimensions", option.span)
+        if len(set(found)) != len(found):
+            raise self.wrong(f"a dimension stands twice in {''.join(found)}", option.span)
+        return found
+
     def axes_option(self, name: str) -> tuple[str, ...]:
         option = self._option(name)
         if option is None:

@@ -286,6 +286,7 @@ _NEEDS = {
 
 def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> DiagnosticError:
     state = kind.state(axis)
+    operation = operation.moves
     match operation:
         case ReduceScatter() | Slice():
             wanted: State = operation.target(axis)

@@ -61,6 +61,7 @@ class TypeExpr(Node):
     row: Row | None
     partial: PartialExpr | None = None
     placement: PlacementExpr | None = None
+    in_flight: bool = False
 
 
 # ---------------------------------------------------------------- expressions
@@ -213,6 +214,13 @@ class SetStmt(Stmt):
 
     name: str
     value: Expr
+
+
+@dataclass(frozen=True)
+class FreeStmt(Stmt):
+    """`free w_here, k_here`: these values are used no more."""
+
+    names: tuple[NameExpr, ...]
 
 
 @dataclass(frozen=True)

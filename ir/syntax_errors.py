@@ -47,7 +47,7 @@ _EXPRESSION = frozenset({"NAME", "NUMBER", "INT", "INF", "MINUS", "LPAR"})
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _TYPE = frozenset({"DTYPE", "DIMS", "LSQB"})
 _ITEMS = frozenset({"MESH", "DIM", "WEIGHTS", "STATE", "FUNC"})
-_STATEMENTS = frozenset({"NAME", "LOOP", "SET", "NEXT", "RETURN"})
+_STATEMENTS = frozenset({"NAME", "LOOP", "SET", "FREE", "NEXT", "RETURN"})
 _KEYWORD_KINDS = frozenset(word.upper() for word in KEYWORDS)
 _ORDER = ("EQUAL", "ARROW", "COLON", "FOUND", "NAME", "DIMS", "INT", "COMMA", "LPAR", "RPAR", "LSQB", "RSQB")
 
@@ -64,7 +64,7 @@ def _shown(token: Token) -> str:
 
 def _expected(accepts: Accepts) -> str:
     """The terminals that could stand here, grouped into things that a reader of the language knows."""
-    left = set(accepts) - {"$END"}
+    left = set(accepts) - {"$END", "FLIGHT"}
     if left >= _EXPRESSION:
         left.discard("LOOP")
     phrases: list[str] = []
@@ -173,7 +173,7 @@ def _wrong_place(token: Token, before: Token | None, accepts: Accepts) -> Diagno
     if token.type == "AT" and "STAR" in accepts:
         note = "write `(a @ b) @ c` or `a @ (b @ c)`"
         return fault("syntax", "a contraction of a contraction needs brackets", _span(token), note)
-    if "MESH" in accepts and (token.type in ("NAME", "RETURN", "SET", "NEXT", "LOOP")):
+    if "MESH" in accepts and (token.type in ("NAME", "RETURN", "SET", "FREE", "NEXT", "LOOP")):
         if token.type == "NAME" and str(token) in ("def", "fn", "function", "fun"):
             return fault("syntax", f"found `{token}`, expected `func`", _span(token))
         note = "write it between the braces of `func name(...) -> TYPE { ... }`"

@@ -227,6 +227,7 @@ class TreeBuilder:
             row,
             _one(children, ast.PartialExpr),
             _one(children, ast.PlacementExpr),
+            bool(_tokens(children, "FLIGHT")),
             span=_across(children),
         )
 
@@ -291,6 +292,10 @@ class TreeBuilder:
 
     def set(self, children: Children) -> ast.SetStmt:
         return ast.SetStmt(_checked(children[1]), children[3], span=_across(children))
+
+    def free(self, children: Children) -> ast.FreeStmt:
+        names = [ast.NameExpr(str(token), span=span_of(token)) for token in _tokens(children, "NAME")]
+        return ast.FreeStmt(tuple(names), span=_across(children))
 
     def next(self, children: Children) -> ast.NextStmt:
         return ast.NextStmt(_of(children, ast.Expr), span=_across(children))

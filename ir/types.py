@@ -192,7 +192,8 @@ class Shape:
 class TensorType:
     """A type without holes: `bf16 BLF_yz(partialsum-x) on device`.
 
-    `splits` runs parallel to `dims`. A mesh axis occurs at most once in all of `splits` and `partial`.
+    `splits` runs parallel to `dims`. A mesh axis occurs at most once in all of `splits` and `partial`. A value `in
+    flight` is on its way to its placement: nothing but a `wait` may use it.
     """
 
     dtype: DType
@@ -200,6 +201,7 @@ class TensorType:
     splits: tuple[Axes, ...]
     partial: Partial | None = None
     placement: Placement = ON_DEVICE
+    in_flight: bool = False
 
     def __post_init__(self) -> None:
         if len(self.splits) != len(self.dims):
@@ -297,7 +299,8 @@ class TensorType:
         text = f"{self.dtype} {row_text(self.names, self.splits)}".rstrip()
         if self.partial:
             text += str(self.partial) if self.dims else f" {self.partial}"
-        return text if self.placement == ON_DEVICE else f"{text} on {self.placement}"
+        text = text if self.placement == ON_DEVICE else f"{text} on {self.placement}"
+        return f"{text} in flight" if self.in_flight else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +324,7 @@ class OpenType:
     partial: Partial | AnyPartial | None = None
     placement: Placement | None = ON_DEVICE
     open: bool = False
+    in_flight: bool = False
 
     @staticmethod
     def anything(shape: Shape) -> OpenType:
@@ -340,6 +344,8 @@ class OpenType:
         if candidate.shape != self.shape:
             return False
         if self.placement is not None and candidate.placement != self.placement:
+            return False
+        if self.in_flight != candidate.in_flight:
             return False
         if any(a is not None and a != b for a, b in zip(self.splits, candidate.splits, strict=True)):
             return False
@@ -362,8 +368,10 @@ class OpenType:
         elif self.partial is not None and self.partial.kind is not None:
             text += f"(partial{self.partial.kind}-?)"
         if self.placement is None:
-            return f"{text} on ?"
-        return text if self.placement == ON_DEVICE else f"{text} on {self.placement}"
+            text = f"{text} on ?"
+        elif self.placement != ON_DEVICE:
+            text = f"{text} on {self.placement}"
+        return f"{text} in flight" if self.in_flight else text
 
 
 ValueType = TensorType | OpenType

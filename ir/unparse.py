@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shardwright.ir import syntax
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Add, Alias, Contract, Div, Full, Mul, Neg, Sub
-from shardwright.ir.program import DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.ops import Add, Alias, Contract, Div, Fetch, Full, Mul, Neg, Start, Sub
+from shardwright.ir.program import DimInfo, Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Placement, ValueType
 
 _OPERATORS = {Add: "+", Sub: "-", Mul: "*", Div: "/"}
@@ -52,7 +52,7 @@ def type_syntax(kind: ValueType) -> syntax.TypeExpr:
         placement = syntax.PlacementExpr(None)
     elif kind.placement != ON_DEVICE:
         placement = _placement(kind.placement)
-    return syntax.TypeExpr(str(kind.dtype), row, partial, placement)
+    return syntax.TypeExpr(str(kind.dtype), row, partial, placement, kind.in_flight)
 
 
 def _placement(placement: Placement) -> syntax.PlacementExpr:
@@ -82,6 +82,8 @@ def statement_syntax(statement: Statement) -> syntax.Stmt:
             return syntax.LetStmt(tuple(_target(value) for value in statement.results), expression_syntax(statement))
         case SetState():
             return syntax.SetStmt(statement.state, syntax.NameExpr(statement.operand))
+        case Free():
+            return syntax.FreeStmt(tuple(syntax.NameExpr(name) for name in statement.names))
         case Loop():
             ending = ()
             if statement.carries:
@@ -133,5 +135,10 @@ def expression_syntax(statement: Let) -> syntax.Expr:
             statement.result.type, OpenType
         ):
             return operands[0]
+        case Start(movement=Fetch() as fetch):
+            return syntax.CallExpr("prefetch", fetch.statics, operands)
+        case Start():
+            moved = syntax.CallExpr(operation.movement.keyword, operation.movement.statics, operands)
+            return syntax.CallExpr("start", (), (moved,))
         case _:
             return syntax.CallExpr(operation.keyword, operation.statics, operands)

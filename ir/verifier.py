@@ -9,9 +9,10 @@ from shardwright.ir.declarations import product_text
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
+from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take, Topk
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between
 from shardwright.ir.types import OpenType, TensorType, ValueType
 
@@ -35,6 +36,8 @@ def verify(program: Program, level: Level) -> None:
         checker = _Checker(program, func, level, orders)
         checker.block(func.body, Scope.of(program, func))
         diagnostics.extend(checker.diagnostics)
+        if not checker.diagnostics:
+            diagnostics.extend(check_lifetimes(program, func))
     if diagnostics:
         raise DiagnosticError(diagnostics)
 
@@ -142,6 +145,8 @@ class _Checker:
                         f"{statement.state} is set to {statement.operand}",
                         statement.span,
                     )
+            case Free():
+                pass  # `ir.lifetimes` sees to it
             case Loop():
                 inside = scope.inside(statement)
                 self.block(statement.body, inside)

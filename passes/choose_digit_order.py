@@ -11,7 +11,7 @@ from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import order_within, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, is_contiguous, order_size, radix
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take, Topk
-from shardwright.ir.program import DimInfo, Func, Let, Program, Scope
+from shardwright.ir.program import DimInfo, Free, Func, Let, Program, Scope
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.passes.base import Pass
@@ -285,7 +285,7 @@ def _constraints_in(func: Func, body: tuple[object, ...], scope: Scope) -> Itera
             for value in statement.results:
                 scope.define(value)
         else:
-            assert isinstance(statement, SetState)
+            assert isinstance(statement, SetState | Free)
 
 
 def _tied_dims(operation: Rename | Split | Merge | Take | Concat | Topk, operand: TensorType) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number, Operand, Operation
-from shardwright.ir.ops import Alias, Movement, Roll
+from shardwright.ir.ops import Alias, Fetch, Movement, Roll, Start, Wait
 from shardwright.ir.program import (
+    Free,
     Func,
     Let,
     Loop,
@@ -39,7 +41,8 @@ class Cleanup(Pass):
 
     Two movements of which the first has no other use become the one plan from the first's operand to the
     second's result, where that receives no more bytes and takes fewer steps. Statements that the author named
-    stay if they are used; a state that is set is used.
+    stay if they are used; a state that is set is used. A function with values in flight or freed stays as it is
+    scheduled.
     """
 
     name: ClassVar[str] = "cleanup"
@@ -48,7 +51,7 @@ class Cleanup(Pass):
         funcs: list[Func] = []
         for func in program.funcs:
             cleaned = func
-            while True:
+            while not has_lifetimes(func):
                 before = cleaned
                 cleaned = _without_repeats(program, cleaned)
                 cleaned = _with_merged_movements(program, cleaned)
@@ -68,6 +71,8 @@ def _uses(func: Func) -> dict[str, int]:
                 names.extend(statement.operands)
             case SetState():
                 names.append(statement.operand)
+            case Free():
+                pass
             case Loop():
                 names.extend(carry.initial for carry in statement.carries)
                 names.extend(statement.following)
@@ -93,7 +98,7 @@ def _is_dead(statement: Statement, uses: dict[str, int]) -> bool:
         case Loop():
             sets = any(isinstance(inner, SetState) for inner in _deep(statement.body))
             return not sets and all(value.name not in uses for value in statement.results)
-        case SetState():
+        case SetState() | Free():
             return False
 
 
@@ -152,6 +157,8 @@ def _without_repeats(program: Program, func: Func) -> Func:
                         scope.define(value)
                 case SetState():
                     versions[statement.state] = versions.get(statement.state, 0) + 1
+                    made.append(statement)
+                case Free():
                     made.append(statement)
                 case Loop():
                     made.append(inside(statement, scope, known))
@@ -237,4 +244,6 @@ def _movement(made: list[Statement], at: dict[str, int], statement: Statement, u
 
 
 def _retypes(operation: Operation) -> bool:
-    return isinstance(operation, Movement) and not isinstance(operation, Roll)
+    if isinstance(operation, Fetch) and operation.ahead:
+        return False  # it changes which slice is read, too
+    return isinstance(operation, Movement) and not isinstance(operation, Roll | Start | Wait)

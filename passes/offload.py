@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.ir.ops import Alias, Fetch, Store
+from shardwright.ir.ops import Alias, Fetch, Start, Store, Take, Update, Wait
 from shardwright.ir.program import (
     Carry,
+    Free,
     Func,
     Let,
     Loop,
@@ -79,6 +80,20 @@ def _home(kind: ValueType) -> Placement:
     return kind.placement or ON_DEVICE
 
 
+def _stays(statement: Let, scope: Scope) -> bool:
+    """Whether it only addresses a memory: one index of what lies there, or rows written that are there already."""
+    match statement.operation:
+        case Take(stop=None):
+            read = 1
+        case Update():
+            read = 2
+        case _:
+            return False
+    names = [operand for operand in statement.operands[:read] if isinstance(operand, str)]
+    home = _home(statement.result.type)
+    return bool(names) and home != ON_DEVICE and all(_home(scope.type_of(name)) == home for name in names)
+
+
 @dataclass
 class _Writer:
     namer: Namer
@@ -89,7 +104,7 @@ class _Writer:
         here: dict[str, str] = {}
         for statement in body:
             match statement:
-                case Let(operation=Fetch() | Store()):
+                case Let(operation=Fetch() | Store() | Start() | Wait()) | Free():
                     made.append(statement)
                 case Let():
                     made.extend(self.let(statement, scope, made, here))
@@ -111,6 +126,8 @@ class _Writer:
             if _home(statement.result.type) == _home(scope.type_of(name)) or _home(statement.result.type) != ON_DEVICE:
                 return [statement]
             return [replace(statement, operation=Fetch())]
+        if _stays(statement, scope):
+            return [statement]
         operands = tuple(
             self.fetched(operand, scope, made, here) if isinstance(operand, str) else operand
             for operand in statement.operands

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Alias, Contract, Convert
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def use_counts(func: Func) -> dict[str, int]:
                         count(operand)
             case SetState():
                 count(statement.operand)
+            case Free():
+                pass
             case Loop():
                 for name in (*(carry.initial for carry in statement.carries), *statement.following):
                     count(name)
@@ -88,6 +90,8 @@ def weights_of(program: Program, func: Func) -> dict[str, Value]:
                         found.pop(source.get(operand, operand), None)
             case SetState() as statement:
                 found.pop(source.get(statement.operand, statement.operand), None)
+            case Free():
+                pass
             case Loop() as loop:
                 for name in (*(carry.initial for carry in loop.carries), *loop.following):
                     found.pop(source.get(name, name), None)

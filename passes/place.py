@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.layout_problem import LayoutProblem
-from shardwright.cost.placement import Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.placement import OUT_OF_TIME, Node, Placement, PlacementOptions, UseKey, place_layouts
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
 from shardwright.passes.base import Pass
@@ -65,6 +64,7 @@ def place(
     open_ones = [(first.solution.cost, 0, options, first)]
     seen = {options.whole_reshapes}
     conflict: DigitConflictError | None = None
+    late: DiagnosticError | None = None
     # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
     while open_ones:
         _, _, narrowed, placement = heapq.heappop(open_ones)
@@ -78,14 +78,17 @@ def place(
                 if origin is None or (whole := narrowed.whole_reshapes | {(func, origin)}) in seen:
                     continue
                 seen.add(whole)
-                with suppress(DiagnosticError):
-                    tried = replace(narrowed, whole_reshapes=whole)
+                tried = replace(narrowed, whole_reshapes=whole)
+                try:
                     following = place_layouts(program, tried, solve)
+                except DiagnosticError as error:
+                    late = error if error.diagnostics[0].code == OUT_OF_TIME else late
+                else:
                     heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
             continue
         return written, placement
     assert conflict is not None
-    raise conflict
+    raise late or conflict
 
 
 def _origin(program: Program, func: str, result: str) -> str | None:
@@ -139,6 +142,8 @@ class _Writer:
                 case SetState():
                     operand = self.operand(statement.operand, (id(statement), 0))
                     self.blocks[-1].append(replace(statement, operand=operand))
+                case Free():
+                    self.blocks[-1].append(statement)
                 case Loop():
                     self.loop(statement)
 
@@ -151,7 +156,7 @@ class _Writer:
         for value in statement.results:
             node = self.placement.defined[id(statement), value.name]
             home, made = self.placement.kinds[node.home], self.placement.kinds[node.made]
-            chosen = replace(value, type=home, marking=_marking(value))
+            chosen = self.chosen(value, statement)
             if home == made:
                 results.append(chosen)
                 continue
@@ -177,7 +182,8 @@ class _Writer:
 
     def chosen(self, value: Value, by: Statement) -> Value:
         node = self.placement.defined[id(by), value.name]
-        return replace(value, type=self.placement.kinds[node.home], marking=_marking(value))
+        kind = replace(self.placement.kinds[node.home], in_flight=value.type.in_flight)
+        return replace(value, type=kind, marking=_marking(value))
 
     # ------------------------------------------------------------ uses
 

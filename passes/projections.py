@@ -24,7 +24,7 @@ from shardwright.ir.ops import (
     Sum,
     Update,
 )
-from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import Axes, ValueType, is_short_axis
 from shardwright.ir.verifier import check_divisibility
 
@@ -74,6 +74,8 @@ class Dataflow:
                         found.setdefault(value.name, set()).update(o for o in statement.operands if isinstance(o, str))
                 case SetState():
                     found.setdefault(statement.state, set()).add(statement.operand)
+                case Free():
+                    pass
                 case Loop():
                     for carry, following, result in zip(
                         statement.carries, statement.following, statement.results, strict=True
@@ -92,6 +94,8 @@ class Dataflow:
                     names = {o for o in statement.operands if isinstance(o, str)}
                 case SetState():
                     names = {statement.operand}
+                case Free():
+                    names = set(statement.names)
                 case Loop():
                     names = {*(carry.initial for carry in statement.carries), *statement.following}
             for name in names:

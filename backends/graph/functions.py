@@ -11,6 +11,7 @@ from shardwright.backends.graph.labels import (
     bytes_text,
     escaped,
     font,
+    movement_text,
     operation_text,
     printable,
     shortened,
@@ -41,7 +42,19 @@ from shardwright.cost.resharding import received_bytes
 from shardwright.ir.diagnostics import Source, Span
 from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Movement
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value, index_value
+from shardwright.ir.program import (
+    Free,
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Program,
+    Scope,
+    SetState,
+    Statement,
+    Value,
+    index_value,
+)
 from shardwright.ir.types import Partial, TensorType, ValueType
 
 _FAR_SOURCE, _FAR = 14, 60
@@ -122,6 +135,8 @@ class FunctionDrawer:
                     self.let(statement, scope, trips)
                 case SetState():
                     self.set_state(statement, scope)
+                case Free():
+                    pass  # the picture shows values, which end where no edge goes on
                 case Loop():
                     self.loop(statement, scope, trips)
             if not isinstance(statement, SetState):
@@ -142,7 +157,7 @@ class FunctionDrawer:
         annotation = self.annotation(statement.results)
         lines = [*definition, *(line for value in statement.results for line in tooltip_of(value.type, self.mesh))]
         if isinstance(operation, Movement):
-            label = f"<B>{escaped(operation.keyword)}</B> {escaped(shortened(statics_text(operation)))}".rstrip()
+            label = f"<B>{escaped(movement_text(operation))}</B> {escaped(shortened(statics_text(operation)))}".rstrip()
         else:
             label = escaped(shortened(operation_text(statement)))
             if look is SMALL:
@@ -383,5 +398,7 @@ def _operands(statement: Statement) -> list[str]:
             return [operand for operand in statement.operands if isinstance(operand, str)]
         case SetState():
             return [statement.operand]
+        case Free():
+            return []
         case Loop():
             return [*(carry.initial for carry in statement.carries), *statement.following]

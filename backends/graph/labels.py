@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from shardwright.backends.graph.palette import FAINT, INK, PARTIAL
 from shardwright.ir.one_line import call_head, format_expr
 from shardwright.ir.operation import Number, Operation
-from shardwright.ir.ops import Add, Alias, Contract, Div, Full, Mul, Neg, Sub
-from shardwright.ir.program import Let, Loop, Marking, SetState, Statement, Value
+from shardwright.ir.ops import Add, Alias, Contract, Div, Fetch, Full, Movement, Mul, Neg, Start, Sub
+from shardwright.ir.program import Free, Let, Loop, Marking, SetState, Statement, Value
 from shardwright.ir.syntax import CallExpr
 from shardwright.ir.types import (
     ON_DEVICE,
@@ -169,6 +169,13 @@ def statics_text(operation: Operation) -> str:
     return head_text(operation)[len(operation.keyword) :].removeprefix("[").removesuffix("]").replace("->", "→")
 
 
+def movement_text(operation: Movement) -> str:
+    """What a movement is called: `fetch`, `prefetch`, `start store`."""
+    if isinstance(operation, Start):
+        return "prefetch" if isinstance(operation.movement, Fetch) else f"start {operation.movement.keyword}"
+    return operation.keyword
+
+
 def statement_text(statement: Statement) -> str:
     """A statement as the language writes it, for tooltips; a loop without its body."""
     match statement:
@@ -177,6 +184,8 @@ def statement_text(statement: Statement) -> str:
             return f"{targets} = {format_expr(expression_syntax(statement))}"
         case SetState():
             return f"set {statement.state} = {statement.operand}"
+        case Free():
+            return f"free {', '.join(statement.names)}"
         case Loop():
             index = f" as {statement.index}" if statement.index else ""
             carries = ", ".join(f"{_target_text(c.value)} = {c.initial}" for c in statement.carries)

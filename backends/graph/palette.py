@@ -22,8 +22,10 @@ from shardwright.ir.ops import (
     Roll,
     Slice,
     Split,
+    Start,
     Store,
     Take,
+    Wait,
 )
 
 FONT = "DejaVu Sans,Verdana,Geneva,sans-serif"
@@ -66,9 +68,11 @@ MOVEMENTS: dict[type[Operation], Look] = {
     Store: Look("store", "#3b5b73", "#24394a", text="#ffffff"),
 }
 
-_SMALL: tuple[type[Operation], ...] = (Alias, Convert, Full, Iota, Merge, Neg, Rename, Split, Take)
+_SMALL: tuple[type[Operation], ...] = (Alias, Convert, Full, Iota, Merge, Neg, Rename, Split, Take, Wait)
 
 
 def look_of(operation: Operation) -> Look:
-    """How the node of an operation is drawn."""
+    """How the node of an operation is drawn; a movement that is started as the movement."""
+    if isinstance(operation, Start):
+        operation = operation.movement
     return MOVEMENTS.get(type(operation)) or (SMALL if isinstance(operation, _SMALL) else COMPUTE)

@@ -13,8 +13,8 @@ from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import placed
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
-from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.types import DType, OpenType, TensorType, ValueType
 
 
 def concrete(name: str, kind: ValueType) -> TensorType:
@@ -38,6 +38,8 @@ def names_read(body: Sequence[Statement]) -> list[str]:
                 found.update((o, None) for o in statement.operands if isinstance(o, str))
             case SetState():
                 found[statement.operand] = None
+            case Free():
+                pass  # XLA frees what is read no more
             case Loop():
                 found.update((carry.initial, None) for carry in statement.carries)
                 found.update((name, None) for name in names_read(statement.body))
@@ -58,7 +60,7 @@ def names_defined(body: Sequence[Statement]) -> set[str]:
                 found.update(names_defined(statement.body))
                 if statement.index:
                     found.add(statement.index)
-            case SetState():
+            case SetState() | Free():
                 pass
     return found
 
@@ -72,6 +74,26 @@ def states_set(body: Sequence[Statement]) -> list[str]:
         elif isinstance(statement, Loop):
             found.update((name, None) for name in states_set(statement.body))
     return list(found)
+
+
+def fetch_ahead(statement: Statement) -> ops.Fetch | None:
+    """The fetch that a statement is or starts, where it looks ahead."""
+    if isinstance(statement, Let) and isinstance(statement.operation, ops.Movement):
+        moves = statement.operation.moves
+        return moves if isinstance(moves, ops.Fetch) and moves.ahead else None
+    return None
+
+
+def names_ahead(body: Sequence[Statement], dim: str) -> set[str]:
+    """What is fetched ahead along a dimension, inner loops included."""
+    found: set[str] = set()
+    for statement in body:
+        fetch = fetch_ahead(statement)
+        if fetch is not None and dim in fetch.ahead and isinstance(statement, Let):
+            found.add(str(statement.operands[0]))
+        elif isinstance(statement, Loop):
+            found |= names_ahead(statement.body, dim)
+    return found
 
 
 @dataclass
@@ -128,7 +150,7 @@ class FunctionBody:
                         self.let_in_place(statement, scope, views, indent, keep=statement.result.name in later)
                 case SetState() if i not in done:
                     self.set(statement, scope, views, indent)
-                case SetState():
+                case SetState() | Free():
                     pass
                 case Loop():
                     self.loop(statement, scope, views, indent)
@@ -144,13 +166,40 @@ class FunctionBody:
 
     def let(self, statement: Let, scope: Scope, views: dict[str, View], indent: str) -> None:
         kinds = [concrete(value.name, value.type) for value in statement.results]
+        terms = self.terms(statement.operands, scope, views)
+        beyond = ""
+        fetch = fetch_ahead(statement)
+        if fetch is not None:
+            terms[0], beyond = self.ahead(fetch, terms[0], views[str(statement.operands[0])], indent)
         with placed(statement.span):
-            code = lower(statement.operation, self.terms(statement.operands, scope, views), kinds[0], self.lowering)
+            code = lower(statement.operation, terms, kinds[0], self.lowering)
+        if beyond:
+            zero = "False" if kinds[0].dtype is DType.BOOL else "0"
+            code = f"jnp.where({beyond}, {zero}, {code})"
         python = [self.names[value.name] for value in statement.results]
         self.lines.extend(assigned(", ".join(python), code, "; ".join(map(str, kinds)), indent))
         for value, name in zip(statement.results, python, strict=True):
             scope.define(value)
             views[value.name] = View(name)
+
+    def ahead(self, fetch: ops.Fetch, term: Term, view: View, indent: str) -> tuple[Term, str]:
+        """The slice that the trip after this one sees, and a condition under which there is none."""
+        assert view.slice is not None, "`states` of a loop stack what is fetched ahead"
+        sizes, indices = self.program.sizes(self.func), dict(view.slice.indices)
+        trip, last = "", 1
+        for dim in fetch.ahead:
+            trip = f"{trip} * {sizes[dim]} + {indices[dim]}" if trip else indices[dim]
+            trip, last = (f"({trip})" if dim != fetch.ahead[-1] and "+" in trip else trip), last * sizes[dim]
+        following = self.names.fresh("following")
+        self.lines.extend(assigned(following, f"{trip} + 1", f"trip of {last} along {' '.join(fetch.ahead)}", indent))
+        after = {}
+        rest = last
+        for dim in fetch.ahead:
+            rest //= sizes[dim]
+            after[dim] = f"{following} // {rest} % {sizes[dim]}" if rest > 1 else f"{following} % {sizes[dim]}"
+        moved = tuple((dim, after.get(dim, index)) for dim, index in view.slice.indices)
+        code = View(view.python, SliceOf(view.slice.whole, moved)).code
+        return replace(term, code=code), "" if fetch.wrap else f"{following} == {last}"
 
     def set_in_place(
         self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]
@@ -215,7 +264,9 @@ class FunctionBody:
         defined = names_defined(loop.body) | {carry.value.name for carry in loop.carries} | {loop.index or ""}
         read = [*names_read(loop.body), *loop.following]
         captured = [n for n in dict.fromkeys(read) if n not in defined and n not in states]
-        scanned = [n for n in captured if loop.dim in self.type_of(n, scope).names]
+        ahead = names_ahead(loop.body, loop.dim)
+        whole_too = [n for n in captured if n in ahead]
+        scanned = [n for n in captured if loop.dim in self.type_of(n, scope).names and n not in ahead]
         trips = self.program.sizes(self.func)[loop.dim]
         stacked = [n for n in states if loop.dim in self.type_of(n, scope).names]
 
@@ -224,7 +275,7 @@ class FunctionBody:
         if loop.index is not None and loop.index in read:
             index = self.names[loop.index]
             inner[loop.index] = View(index)
-        elif stacked:
+        elif stacked or whole_too:
             index = self.names[loop.index] if loop.index else self.names.fresh("i")
         carried: list[str] = []
         initial: list[str] = []
@@ -241,6 +292,11 @@ class FunctionBody:
                 whole = view.slice.whole if view.slice else concrete(state, self.program.globals[state].type)
                 before = view.slice.indices if view.slice else ()
                 inner[state] = View(view.python, SliceOf(whole, (*before, (loop.dim, index))))
+        for name in whole_too:
+            view = views[name]
+            whole = view.slice.whole if view.slice else self.type_of(name, scope)
+            before = view.slice.indices if view.slice else ()
+            inner[name] = View(view.python, SliceOf(whole, (*before, (loop.dim, index))))
         elements: list[str] = [index] if index else []
         slices: list[str] = [f"lax.iota(jnp.int32, {trips})"] if index else []
         for name in scanned:

@@ -30,7 +30,10 @@ def transposed(code: str, order: Sequence[int]) -> str:
 
 def lower_movement(operation: Movement, code: str, before: TensorType, after: TensorType, digits: Digits) -> str:
     """The expression of a movement of the array that `code` names."""
+    operation = operation.moves  # XLA finds itself what may run beside a copy or a collective
     match operation:
+        case ops.Wait():
+            return code
         case ops.AllReduce():
             return _all_reduce(operation, code, before)
         case ops.AllGather():

@@ -13,8 +13,8 @@ from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.tensors import Argument, Named
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Roll
-from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
+from shardwright.ir.ops import Fetch, Movement, Roll
+from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
 
 if TYPE_CHECKING:
@@ -69,18 +69,27 @@ class Interpreter:
     def statement(self, statement: Statement, names: Names, trips: Mapping[str, int]) -> None:
         match statement:
             case Let():
-                arguments = [self._argument(operand, names, trips) for operand in statement.operands]
+                at, none = dict(trips), False
+                if isinstance(statement.operation, Movement) and isinstance(statement.operation.moves, Fetch):
+                    at, none = statement.operation.moves.following(trips, self.sizes)
+                arguments: list[Argument] = [self._argument(operand, names, at) for operand in statement.operands]
+                if none and isinstance(arguments[0], Named):
+                    there = arguments[0]
+                    arguments = [Named(there.tensor.new_zeros(there.tensor.shape), there.names, there.dtype)]
                 made = self._let(statement, arguments)
                 for value, tensor in zip(statement.results, made, strict=True):
                     names[value.name] = Bound(tensor, len(trips))
             case SetState():
                 self.set_state(statement, names, trips)
+            case Free():
+                for name in statement.names:
+                    names.pop(name, None)
             case Loop():
                 self._loop(statement, names, trips)
 
     def _let(self, statement: Let, arguments: list[Argument]) -> tuple[Named, ...]:
-        if statement.operation.is_movement:
-            if isinstance(statement.operation, Roll):
+        if isinstance(statement.operation, Movement):
+            if isinstance(statement.operation.moves, Roll):
                 raise fault("no-roll", "the PyTorch backend runs programs of one device, where nothing rolls")
             value = arguments[0]
             assert isinstance(value, Named)
@@ -150,6 +159,8 @@ def uses(statement: Statement) -> set[str]:
             return {operand for operand in statement.operands if isinstance(operand, str)}
         case SetState():
             return {statement.operand, statement.state}
+        case Free():
+            return set()
         case Loop():
             inner = set[str]().union(*(uses(s) for s in statement.body), statement.following)
             return inner | {carry.initial for carry in statement.carries}

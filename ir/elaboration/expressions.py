@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir import ops, syntax
-from shardwright.ir.builders import build_operation
+from shardwright.ir.builders import build_operation, operands_of
 from shardwright.ir.diagnostics import Span, fault, placed
 from shardwright.ir.elaboration.demands import check_fits
 from shardwright.ir.elaboration.names import Names
@@ -15,7 +15,7 @@ from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops.contraction import summed_dims
 from shardwright.ir.program import Let, Marking, Scope, Statement, Value
 from shardwright.ir.strategies import explain_movement
-from shardwright.ir.types import DType, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, DType, OpenType, Shape, TensorType, ValueType
 
 _WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}
@@ -49,7 +49,7 @@ class Expressions:
             case syntax.CallExpr(name="size"):
                 return self.number_value(expr, shape)
             case syntax.CallExpr():
-                operation, parts = build_operation(expr, self.mesh), expr.args or ()
+                operation, parts = build_operation(expr, self.mesh), operands_of(expr)
             case _:
                 raise AssertionError(expr)
         operands = tuple(self.expression(part, None, f"{name}_{_word(part)}", scope, out) for part in parts)
@@ -165,7 +165,7 @@ class Expressions:
                 f"name them in a statement of its own: {named}",
             )
         (found,) = shapes
-        kind: ValueType = OpenType.anything(found)
+        kind: ValueType = unwritten(operation, operands, found, scope)
         if demanded is not None:
             check_fits(found, demanded, f"{fresh} is", expr.span)
             kind = replace(demanded, dims=found.dims)
@@ -186,6 +186,18 @@ class Expressions:
         out.append(Let((value,), operation, operands, expr.span))
         scope.define(value)
         return value.name
+
+
+def unwritten(operation: Operation, operands: tuple[Operand, ...], shape: Shape, scope: Scope) -> OpenType:
+    """The type of a result of which nothing was written: what is moved lies where the movement puts it, and one index
+    of a value where the value lies."""
+    kind = OpenType.anything(shape)
+    if isinstance(operation, ops.Take) and operation.stop is None and isinstance(operands[0], str):
+        return replace(kind, placement=scope.type_of(operands[0]).placement)
+    if isinstance(operation, ops.Movement) and isinstance(operands[0], str):
+        lies = operation.placed(scope.type_of(operands[0]).placement or ON_DEVICE)
+        return replace(kind, placement=lies, in_flight=isinstance(operation, ops.Start))
+    return kind
 
 
 def _check_movement(operation: ops.Movement, operands: tuple[Operand, ...], scope: Scope) -> None:

@@ -9,10 +9,10 @@ from shardwright.ir import ops, syntax
 from shardwright.ir.declarations import Declarations, unknown_dimension
 from shardwright.ir.diagnostics import Diagnostic, Span, fault
 from shardwright.ir.elaboration.demands import check_divides, check_extents, check_fits, count
-from shardwright.ir.elaboration.expressions import Expressions
+from shardwright.ir.elaboration.expressions import Expressions, unwritten
 from shardwright.ir.elaboration.names import Names, PoisonedError, head_span
-from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Scope, SetState, Statement, Value
-from shardwright.ir.types import OpenType, Shape, ValueType
+from shardwright.ir.program import Carry, Free, Func, Let, Loop, Marking, Scope, SetState, Statement, Value
+from shardwright.ir.types import OpenType, ValueType
 
 
 def build_function(
@@ -148,6 +148,10 @@ class _FuncBuilder:
                 self.let(statement, scope, out)
             case syntax.SetStmt():
                 self.set(statement, scope, out)
+            case syntax.FreeStmt():
+                for name in statement.names:
+                    self.names.view(name.name, scope, name.span)
+                out.append(Free(tuple(name.name for name in statement.names), statement.span))
             case syntax.LoopStmt():
                 self.loop(statement, scope, out)
             case _:
@@ -171,16 +175,18 @@ class _FuncBuilder:
                 targets[0].span.to(targets[-1].span),
             )
         values = tuple(
-            self.target_value(target, kind, shape, statement.value.span)
+            self.target_value(target, kind, unwritten(operation, operands, shape, scope), statement.value.span)
             for target, kind, shape in zip(targets, declared, shapes, strict=True)
         )
         out.append(Let(values, operation, operands, statement.value.span))
         for value in values:
             scope.define(value)
 
-    def target_value(self, target: syntax.Target, declared: ValueType | None, found: Shape, span: Span) -> Value:
+    def target_value(self, target: syntax.Target, declared: ValueType | None, given: OpenType, span: Span) -> Value:
+        """The value that a target names: of the declared type, or of the `given` one where none is written."""
         if declared is None:
-            return Value(target.name, OpenType.anything(found), Marking.UNWRITTEN, target.span)
+            return Value(target.name, given, Marking.UNWRITTEN, target.span)
+        found = given.shape
         at = target.type.span if target.type else span
         check_fits(found, declared, f"{target.name} is", at)
         kind = replace(declared, dims=found.dims)
@@ -231,11 +237,14 @@ class _FuncBuilder:
             wish, known = f"{carry.target.name}_0", declared.shape if declared else None
             operand = self.expressions.expression(carry.value, known, wish, scope, out)
             initial = self.expressions.value_name(operand, known, carry.value, wish, scope, out)
-            shape = scope.type_of(initial).shape
+            begins = scope.type_of(initial)
+            given = OpenType.anything(begins.shape)
+            if begins.in_flight:
+                given = replace(given, placement=begins.placement, in_flight=True)
             marked = carry.target if own else (result or carry.target)
             self.names.define(carry.target.name, carry.target.span)
             value = replace(
-                self.target_value(marked, declared, shape, carry.value.span),
+                self.target_value(marked, declared, given, carry.value.span),
                 name=carry.target.name,
                 span=carry.target.span,
             )
@@ -297,7 +306,7 @@ class _FuncBuilder:
             if want is None or str(want) == str(kind):
                 results.append(Value(target.name, kind, marking, target.span))
                 continue
-            value = self.target_value(target, want, kind.shape, target.span)
+            value = self.target_value(target, want, OpenType.anything(kind.shape), target.span)
             raw = Value(self.names.namer.fresh(f"{target.name}_raw"), kind, marking, target.span)
             results.append(raw)
             conversions.append(Let((value,), ops.Alias(), (raw.name,), target.span))

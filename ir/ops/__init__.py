@@ -1,6 +1,7 @@
 """The operations of the language."""
 
 from shardwright.ir.ops.contraction import Contract
+from shardwright.ir.ops.copies import Fetch, Start, Store, Wait
 from shardwright.ir.ops.elementwise import (
     Abs,
     Add,
@@ -40,12 +41,10 @@ from shardwright.ir.ops.movements import (
     AllReduce,
     AllToAll,
     AsPartial,
-    Fetch,
     Movement,
     ReduceScatter,
     Roll,
     Slice,
-    Store,
 )
 from shardwright.ir.ops.random_numbers import Uniform
 from shardwright.ir.ops.reductions import Argmax, Cumsum, Layernorm, Max, Rmsnorm, Softmax, Sum
@@ -106,6 +105,7 @@ __all__ = [
     "Softmax",
     "Split",
     "Sqrt",
+    "Start",
     "Store",
     "Sub",
     "Sum",
@@ -114,5 +114,6 @@ __all__ = [
     "Topk",
     "Uniform",
     "Update",
+    "Wait",
     "Where",
 ]

@@ -1,4 +1,4 @@
-"""Movements: the collectives, the slices that need none, and the copies between memories."""
+"""Movements: the collectives, and the slices that need none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import ClassVar
 from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, whole_row
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, Static, WordStatic
-from shardwright.ir.types import Axes, Shape, Tier
+from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, Static
+from shardwright.ir.types import Axes, Placement, Shape
 
 Scatter = tuple[Axes, str]
 """Axes, and the dimension that they come to split."""
@@ -32,6 +32,15 @@ class Movement(Operation):
     def communicates(self) -> bool:
         """Whether chips receive bytes."""
         return True
+
+    @property
+    def moves(self) -> Movement:
+        """The movement that happens, where this one starts it."""
+        return self
+
+    def placed(self, operand: Placement) -> Placement:
+        """Where the result lies, of an operand that lies there."""
+        return operand
 
     def mentioned_dims(self) -> Iterable[str]:
         """The dimensions that the statics name."""
@@ -239,30 +248,3 @@ class Roll(Movement):
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         return [AxisRow((self.dim,), (self.dim,))] if axis in self.axes else None
-
-
-@dataclass(frozen=True)
-class Fetch(Movement):
-    """`fetch(w)`: a value that lives in host or disk memory comes to the device."""
-
-    keyword: ClassVar[str] = "fetch"
-
-    @property
-    def communicates(self) -> bool:
-        return False
-
-
-@dataclass(frozen=True)
-class Store(Movement):
-    """`store[host](h)`: a value on the device goes to another memory."""
-
-    keyword: ClassVar[str] = "store"
-    tier: Tier = Tier.HOST
-
-    @property
-    def statics(self) -> tuple[Static, ...]:
-        return (WordStatic((str(self.tier),)),)
-
-    @property
-    def communicates(self) -> bool:
-        return False

@@ -139,6 +139,8 @@ CASES = (
     Case(ops.Alias(), _f("AB")),
     Case(ops.Fetch(), _f("AB")),
     Case(ops.Store(), _f("AB")),
+    Case(ops.Start(ops.AllGather(("x",))), _f("AB")),
+    Case(ops.Wait(), _f("AB")),
     Case(ops.AllGather(("x",)), _f("AB")),
     Case(ops.AllReduce(("x",)), _f("AB")),
     Case(ops.ReduceScatter(((("x",), "A"),)), _f("AB")),
