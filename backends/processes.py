@@ -157,7 +157,7 @@ class Peers(ABC):
         self.others: dict[int, _Connection] = {}
         self.failure: DiagnosticError | None = None
         """That another process is lost, once it is known."""
-        self._lost = lost
+        self.lost = lost
         self._finished: set[int] = set()
         self._changed = threading.Condition()
         self._closing = False
@@ -183,10 +183,11 @@ class Peers(ABC):
             elif self._closing or (not message and index in self._finished):
                 return
             else:
-                self._is_lost(str(message.get("failed") or f"process {index} of {self.processes.count} has ended"))
+                self.lose(str(message.get("failed") or f"process {index} of {self.processes.count} has ended"))
                 return
 
-    def _is_lost(self, what: str) -> None:
+    def lose(self, what: str) -> None:
+        """Another process is lost: the others are told, and whoever waits here."""
         self.tell(failed=what)
         error = fault("lost-process", f"{what}, and this is process {self.processes.index}", NOWHERE)
         error.source = Source(self.processes.name, "")
@@ -195,7 +196,7 @@ class Peers(ABC):
             self.failure = self.failure or error
             self._changed.notify_all()
         if first:
-            self._lost(error)
+            self.lost(error)
 
     def tell(self, **message: object) -> None:
         for connection in self.others.values():
@@ -361,5 +362,6 @@ def own_stdout() -> Generator[None]:
             yield
         finally:
             sys.stdout = before
-    os.dup2(kept, 1)
-    os.close(kept)
+            stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.batches import Batch, Options
 from shardwright.backends.torch.computing import Computation, InFlight
+from shardwright.backends.torch.links import Links
 from shardwright.backends.torch.pieces import rows_on
 from shardwright.backends.torch.rings import Rings
-from shardwright.backends.torch.schedule import Event, Kind
+from shardwright.backends.torch.schedule import Event, Kind, Resource, Turn
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.weights import Weights
 from shardwright.ir.types import Tier
@@ -30,7 +31,9 @@ class Actions:
         batches: Mapping[int, Batch],
         computation: Computation,
         moved: dict[str, int],
+        links: Links | None = None,
     ) -> None:
+        """`links` are those to the other processes of a pipeline."""
         self.tiers = tiers
         self.weights = weights
         self.rings = rings
@@ -38,6 +41,7 @@ class Actions:
         self.batches = batches
         self.computation = computation
         self.moved = moved
+        self.links = links
 
     @property
     def in_flight(self) -> InFlight:
@@ -47,7 +51,10 @@ class Actions:
         """Does this event. A batch takes its memory when its first computation begins, and one that has ended does
         nothing more."""
         batch = self.batches.get(event.batch)
-        if batch is None:
+        if event.resource in (Resource.RECEIVE, Resource.SEND):
+            assert batch is not None
+            self._exchange(event, batch)
+        elif batch is None:
             if not all(b.done for b in self.batches.values()):
                 self._load(event)
         elif event.kind is Kind.COMPUTE:
@@ -129,6 +136,31 @@ class Actions:
         cache.write_host(rows, batch.cached(event.token))
         if any(buffer.startswith("cache rows") for buffer in event.fills):
             self.in_flight.rows[event.order] = rows
+
+    # ------------------------------------------------------------ other processes
+
+    def _exchange(self, event: Event, batch: Batch) -> None:
+        """Receives or sends. Nothing is said of a batch after the token by which it ended, and all processes know it:
+        the last since it has drawn it, the others since they have received it before they go on."""
+        assert self.links is not None
+        turn, flight = Turn(event.batch, event.token), self.in_flight
+        match event.kind:
+            case Kind.RECEIVE_TOKENS:
+                if not batch.done:
+                    self.computation.accept(event, batch, self.links.receive_tokens(len(batch.lengths)))
+            case Kind.RECEIVE_HIDDEN:
+                if not batch.done:
+                    values = [carry.value for carry in batch.staged(event.token).loop.carries]
+                    flight.received[turn] = self.links.receive_hidden(values, event.order)
+            case Kind.SEND_HIDDEN:
+                leaving = flight.leaving.pop(turn, None)
+                if leaving is not None:
+                    self.links.send_hidden(leaving)
+            case _:
+                drawn = flight.drawn.pop(turn, None)
+                if drawn is not None:
+                    self.links.send_tokens(drawn)
+        self._count(event)
 
     # ------------------------------------------------------------ hidden states
 

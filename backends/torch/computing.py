@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardwright.backends.torch.attention import Partial, Query, attend_all, attend_cached, attend_new, merge
 from shardwright.backends.torch.batches import Batch, Options
 from shardwright.backends.torch.cache import LayerCache
 from shardwright.backends.torch.interpreter import Bound, Interpreter, Names
 from shardwright.backends.torch.pieces import rows_on
-from shardwright.backends.torch.schedule import Event
+from shardwright.backends.torch.schedule import Event, Turn
 from shardwright.backends.torch.stages import Attend, Stage
 from shardwright.backends.torch.tensors import Named, aligned, rounded
 from shardwright.backends.torch.tiers import Tiers
@@ -23,8 +23,17 @@ from shardwright.ir.types import DType, Tier
 if TYPE_CHECKING:
     from torch import Tensor
 
-Choose = Callable[[Batch, int, Named], list[list[int]] | None]
-"""Told the logits of a batch after its `token`-th pass; gives the ids [rows][1] of the next, None where all ended."""
+
+class Choose(Protocol):
+    """Which tokens come next."""
+
+    def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+        """The next token of every row, from the logits after its `token`-th pass."""
+        ...
+
+    def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
+        """What was drawn is added to the texts; gives the ids [rows][1] of the next pass, None where all ended."""
+        ...
 
 
 @dataclass
@@ -32,13 +41,18 @@ class InFlight:
     """What one event leaves for another, by the order of their step.
 
     `new` are new positions of a cache as they are kept, `rows` those that are on the host on their way to disk,
-    `from_disk` what was read of a cache, and `copied` its pieces on the device, each with its first position.
+    `from_disk` what was read of a cache, and `copied` its pieces on the device, each with its first position. Of a
+    batch's turn, `received` are hidden states from the process before, `leaving` those for the next, and `drawn` the
+    tokens that all processes are told.
     """
 
     new: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
     rows: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
     from_disk: dict[int, Tensor | None] = field(default_factory=dict[int, "Tensor | None"])
     copied: dict[int, list[tuple[Tensor, int]]] = field(default_factory=dict[int, "list[tuple[Tensor, int]]"])
+    received: dict[Turn, list[Named]] = field(default_factory=dict[Turn, list[Named]])
+    leaving: dict[Turn, list[Named]] = field(default_factory=dict[Turn, list[Named]])
+    drawn: dict[Turn, list[int]] = field(default_factory=dict[Turn, list[int]])
 
 
 class Computation:
@@ -84,7 +98,7 @@ class Computation:
         stage = staged.stages[event.stage]
         interpreter = self._interpreter(batch, event.token)
         device = self.tiers.device
-        layered = stage.layer is not None
+        layered, turn = stage.layer is not None, Turn(event.batch, event.token)
         names: Names = {}
         for name, value in self.weights.at_hand(stage, event.run * len(staged.stages) + event.stage):
             names[name] = Bound(value, int(layered))
@@ -112,13 +126,27 @@ class Computation:
             initial = [carry.initial for carry in loop.carries]
             self._body(event, batch, stage, interpreter, names, {})
             batch.values = {name: interpreter.read(name, names, {}) for name in stage.gives}
-            batch.hidden = [_whole(interpreter.read(name, names, {})) for name in initial]
+            if staged.first:
+                batch.hidden = [_whole(interpreter.read(name, names, {})) for name in initial]
+            else:
+                received = self.in_flight.received.pop(turn)
+                batch.hidden = [Named(v.tensor.to(device, copy=True), v.names, v.dtype) for v in received]
             return
         for result, value in zip(loop.results, batch.hidden, strict=True):
             names[result.name] = Bound(value, 0)
         self._body(event, batch, stage, interpreter, names, {})
+        if not staged.last:
+            self.in_flight.leaving[turn] = batch.hidden
+            return
         logits = interpreter.read(staged.func.returns[0], names, {})
-        following = self.choose(batch, event.token, logits)
+        drawn = self.choose.draw(batch, event.token, logits)
+        if not staged.first:
+            self.in_flight.drawn[turn] = drawn
+        self.accept(event, batch, drawn)
+
+    def accept(self, event: Event, batch: Batch, drawn: Sequence[int]) -> None:
+        """These are the next tokens of a batch, which may end by them."""
+        following = self.choose.accept(batch, event.token, drawn)
         if following is None:
             batch.done = True
         else:

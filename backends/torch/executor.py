@@ -22,6 +22,10 @@ Action = Callable[[Event], None]
 _ON_STREAM = (Resource.TO_DEVICE, Resource.DEVICE)
 """Resources whose events are issued to a stream; the others are done when their action returns."""
 
+_BETWEEN = (Resource.RECEIVE, Resource.SEND)
+"""Resources whose events wait for other processes. Where one of these is gone a wait may last for ever, so after a
+failure a thread that is in it is not waited for: it ends with this process."""
+
 
 class _CancelledError(Exception):
     """Another thread has failed."""
@@ -50,7 +54,7 @@ class Executor:
         """Returns when all events are done. Raises what the first action to fail has raised; no thread is left."""
         began = time.perf_counter()
         threads = [
-            threading.Thread(target=self._work, args=(resource, began), name=str(resource))
+            threading.Thread(target=self._work, args=(resource, began), name=str(resource), daemon=resource in _BETWEEN)
             for resource in Resource
             if resource is not Resource.DEVICE and self._schedule.of(resource)
         ]
@@ -59,11 +63,12 @@ class Executor:
                 thread.start()
             self._work(Resource.DEVICE, began)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
             raise
         finally:
             for thread in threads:
-                thread.join()
+                while thread.is_alive() and not (thread.daemon and self._failure is not None):
+                    thread.join(0.5 if thread.daemon else None)
         if self._failure is not None:
             raise self._failure
 
@@ -83,7 +88,7 @@ class Executor:
         except _CancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run is over, and its caller is told
-            self._fail(error)
+            self.fail(error)
 
     @contextmanager
     def _on_stream(self, resource: Resource) -> Generator[None]:
@@ -124,7 +129,8 @@ class Executor:
             self._changed.notify_all()
         return ended
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the run, which raises this error if it is the first."""
         with self._changed:
             if self._failure is None:
                 self._failure = error

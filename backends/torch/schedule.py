@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 
 class Resource(StrEnum):
@@ -25,6 +26,8 @@ class Resource(StrEnum):
     HOST = "host"
     FROM_DEVICE = "from device"
     DISK_WRITE = "disk write"
+    RECEIVE = "receive"
+    SEND = "send"
 
 
 class Kind(StrEnum):
@@ -41,6 +44,10 @@ class Kind(StrEnum):
     WRITE_CACHE = "write cache"
     STORE_HIDDEN = "store hidden"
     WRITE_HIDDEN = "write hidden"
+    RECEIVE_HIDDEN = "receive hidden"
+    RECEIVE_TOKENS = "receive tokens"
+    SEND_HIDDEN = "send hidden"
+    SEND_TOKENS = "send tokens"
 
 
 RESOURCES: Mapping[Kind, Resource] = {
@@ -55,6 +62,10 @@ RESOURCES: Mapping[Kind, Resource] = {
     Kind.STORE_HIDDEN: Resource.FROM_DEVICE,
     Kind.WRITE_CACHE: Resource.DISK_WRITE,
     Kind.WRITE_HIDDEN: Resource.DISK_WRITE,
+    Kind.RECEIVE_HIDDEN: Resource.RECEIVE,
+    Kind.RECEIVE_TOKENS: Resource.RECEIVE,
+    Kind.SEND_HIDDEN: Resource.SEND,
+    Kind.SEND_TOKENS: Resource.SEND,
 }
 
 
@@ -98,11 +109,30 @@ class Event:
         return f"{self.number:5} {self.resource:12} {self.kind:13} {where}{who}{moved}{after}"
 
 
+class Add(Protocol):
+    """Adds an event, after those that filled what it reads, and after those that read what it fills anew."""
+
+    def __call__(
+        self, kind: Kind, run: int, stage: int, turn: Turn | None, nbytes: int,
+        fills: Sequence[str] = (), reads: Sequence[str] = (), part: int = 0, order: int = 0,
+    ) -> None: ...  # fmt: skip
+
+
+class Exchange(Protocol):
+    """What a process of a pipeline receives and sends (`pipeline.PipelineEvents`)."""
+
+    def begins(self, add: Add, run: int, turns: Sequence[Turn]) -> None: ...
+    def ends(self, add: Add, run: int) -> None: ...
+    def arrives(self, add: Add, run: int, turn: Turn) -> list[str]: ...
+    def made(self, turn: Turn) -> str: ...
+    def leaves(self, add: Add, run: int, stage: int, turn: Turn) -> None: ...
+
+
 @dataclass(frozen=True)
 class Traffic:
     """The bytes that events move. `weights` are for each stage (from host, from disk); `attends` says which stages have
     a cache; the others are (host, disk) of a batch at a token: its cached positions, the new ones, its hidden states.
-    With `host_attention` the cache in host memory stays there in decode."""
+    With `host_attention` the cache in host memory stays there in decode. `exchange` is that with other processes."""
 
     weights: Sequence[tuple[int, int]]
     attends: Sequence[bool]
@@ -111,6 +141,7 @@ class Traffic:
     hidden: Mapping[Turn, tuple[int, int]]
     host_attention: bool = False
     parts: int = 1
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)
@@ -236,10 +267,17 @@ class _Builder:
         if stage:
             reads.append(f"hidden {turn.batch} device")
         fills = [f"hidden {turn.batch} device"]
+        exchange, last = traffic.exchange, stage + 1 == len(traffic.weights)
+        if exchange is not None and not stage:
+            reads += exchange.arrives(self.add, run, turn)
+        if exchange is not None and last:
+            fills.append(exchange.made(turn))
         made = f"new cache {order % 2}"
         if new_host or new_disk:
             fills.append(made)
         self.add(Kind.COMPUTE, run, stage, turn, 0, fills, reads, order=order)
+        if exchange is not None and last:
+            exchange.leaves(self.add, run, stage, turn)
         home = f"cache {stage} {turn.batch}"
         if new_host or new_disk:
             written = f"cache rows {order % 2}"
@@ -248,7 +286,7 @@ class _Builder:
             if new_disk:
                 self.add(Kind.WRITE_CACHE, run, stage, turn, new_disk, [f"{home} disk"], [written], order=order)
         hidden_host, hidden_disk = traffic.hidden[turn]
-        if stage + 1 < len(traffic.weights) and (hidden_host or hidden_disk):
+        if not last and (hidden_host or hidden_disk):
             name, written = f"hidden {turn.batch}", f"hidden rows {order % 2}"
             stored = ([f"{name} host"] if hidden_host else []) + ([written] if hidden_disk else [])
             self.add(
@@ -272,6 +310,8 @@ def build(traffic: Traffic, passes: Sequence[Sequence[Turn]]) -> Schedule:
         step = numbers[p, stage]
         following = squares[order + 1] if order + 1 < len(squares) else None
         turns = passes[p]
+        if traffic.exchange is not None and not stage and turn is turns[0]:
+            traffic.exchange.begins(make.add, p, turns)
         if step + 1 < len(steps):
             at = turns.index(turn)
             last = at + 1 == len(turns)
@@ -286,6 +326,8 @@ def build(traffic: Traffic, passes: Sequence[Sequence[Turn]]) -> Schedule:
         make.compute(order, step, p, stage, turn)
         if following is not None and not apart:
             _load_hidden(make, order + 1, following)
+    if traffic.exchange is not None:
+        traffic.exchange.ends(make.add, len(passes) - 1)
     return Schedule(tuple(make.events), tuple(tuple(turns) for turns in passes))
 
 

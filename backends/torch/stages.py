@@ -67,12 +67,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Staged:
-    """A function in stages. `carried` are the names under which a layer takes what is carried, and gives the next."""
+    """A function in stages: all of them, or those of one process of a pipeline (`pipeline.part_of`), which has the
+    `first` or the `last` or neither."""
 
     program: Program
     func: Func
     loop: Loop
     stages: tuple[Stage, ...]
+    first: bool = True
+    last: bool = True
 
     @property
     def attention(self) -> Attend | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from shardwright.backends.torch.batches import Batch, Options, cache_shape, hidden_layout
 from shardwright.backends.torch.cache import CacheShape
 from shardwright.backends.torch.pieces import rows_on
-from shardwright.backends.torch.schedule import Traffic, Turn
+from shardwright.backends.torch.schedule import Exchange, Traffic, Turn
 from shardwright.backends.torch.weights import Weights
 from shardwright.ir.types import Tier
 
@@ -15,9 +15,10 @@ _AWAY = (Tier.HOST, Tier.DISK)
 
 
 def traffic_of(
-    weights: Weights, options: Options, batches: Sequence[Batch], passes: Iterable[Sequence[Turn]]
-) -> Traffic:
-    """What each turn of these passes moves."""
+    weights: Weights, options: Options, batches: Sequence[Batch], passes: Iterable[Sequence[Turn]],
+    exchange: Exchange | None = None,
+) -> Traffic:  # fmt: skip
+    """What each turn of these passes moves; `exchange` is that with other processes."""
     stages = batches[0].prefill.stages
     by_number = {batch.number: batch for batch in batches}
     cache: dict[Turn, tuple[int, int]] = {}
@@ -43,7 +44,19 @@ def traffic_of(
         hidden,
         options.host_attention,
         weights.parts,
+        exchange,
     )
+
+
+def sent_bytes(batches: Sequence[Batch], passes: Iterable[Sequence[Turn]]) -> dict[Turn, int]:
+    """The hidden states of each turn, which a pipeline sends from process to process."""
+    whole = {batch.number: (hidden_bytes(batch), len(batch.ids[0])) for batch in batches}
+    return {t: whole[t.batch][0] // (1 if not t.token else whole[t.batch][1]) for turns in passes for t in turns}
+
+
+def hidden_bytes(batch: Batch) -> int:
+    """The hidden states of a batch in prefill."""
+    return hidden_layout(batch)[1] * len(batch.lengths)
 
 
 def _written(shape: CacheShape, tier: Tier, at: int, length: int) -> int:

@@ -111,6 +111,7 @@ def _dispatch(argv: list[str]) -> int:
     subparsers = Parser(prog="shardwright").add_subparsers()
     command.add_parser(subparsers)
     args = subparsers.choices[name].parse_args(argv[1:])
+    args.argv = argv
     return _execute(name, command, args)
 
 

@@ -52,7 +52,14 @@ def add_planning(parser: Parser) -> None:
         help="also write when each copy and computation happens, for draw",
     )
     add("--no-page-cache", action="store_true", help="files are read from the disk each time")
-    add("--gpus", type=positive, metavar="N", default=1, help="a pipeline over N such machines (default: 1)")
+    add(
+        "--gpus",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="a pipeline over so many: of a run, so many processes on "
+        "this machine, where torchrun has not started them (default: 1)",
+    )
     add(
         "--frontier",
         metavar="OUT.{svg,png,pdf}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_output, natural, number, positive, size_in_bytes
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.backends.timeline import Recorder
+    from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
     from shardwright.cost.offloading.policy import Policy
     from shardwright.cost.offloading.pricing import Setting
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from shardwright.generation.tokenizer import Tokenizer
     from shardwright.models.config import Config
     from shardwright.models.description import Model
-    from shardwright.offloading.run import Report, Request
+    from shardwright.offloading.journal import Journal
+    from shardwright.offloading.report import Report
+    from shardwright.offloading.request import Request
+    from shardwright.offloading.run import OffloadedModel
 
 
 def add_run(parser: Parser) -> None:
@@ -60,38 +66,92 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a run is asked to do: all that is known before anything is loaded."""
+
+    prompts: list[Prompt]
+    tokenizer: Tokenizer | None
+    settings: Settings
+    request: Request
+
+    def facts(self) -> dict[str, str]:
+        """What several processes must have in common, by name."""
+        import hashlib
+
+        tokens = repr([(prompt.index, prompt.tokens) for prompt in self.prompts])
+        return {
+            "prompts": hashlib.sha256(tokens.encode()).hexdigest(),
+            "settings": repr(self.settings),
+            "policy": f"{self.request.policy!r} {self.request.schedule} {self.request.dtype} {self.request.sparse}",
+        }
+
+
 def execute_run(args: argparse.Namespace) -> int:
     """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
     prints what was measured (`offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered before,
-    and `output`."""
-    from shardwright.cli.output import print_json
-    from shardwright.generation.outputs import completion_keys
-    from shardwright.ir.diagnostics import Source, located
+    and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
+    from shardwright.backends.torch.world import in_world, joined
+    from shardwright.offloading.journal import Journal
+    from shardwright.offloading.launching import run_together
+
+    if in_world():
+        with joined() as world:
+            args.json = args.json and world.writes
+            return _run(args, _asked(args, world.count), world)
+    asked = _asked(args, args.gpus)
+    if args.gpus == 1:
+        return _run(args, asked)
+    with Journal(args.output, asked.prompts):
+        pass  # what is wrong with it is said once, by this process
+    return run_together(args.argv, args.gpus)
+
+
+def _asked(args: argparse.Namespace, gpus: int) -> Asked:
+    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.models.architectures import describe
     from shardwright.models.config import config_path, read_config
-    from shardwright.offloading.journal import Journal
-    from shardwright.offloading.run import OffloadedModel
 
+    with located(Source("offload", "")):
+        if args.gpus not in (1, gpus):
+            raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
+        if gpus > 1 and args.timeline:
+            raise fault("bad-setting", "--timeline records a run of one process, and a pipeline has several", NOWHERE)
+        if gpus > 1 and args.prompts == "-":
+            raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     config = read_config(args.model)
     with located(Source(str(config_path(args.model)), "")):
         model = describe(config)
     prompts, tokenizer = _prompts(args, model)
     settings = _settings(args, config)
     with located(Source("offload", "")):
-        request = _request(args, prompts)
-    with Journal(args.output, prompts) as journal:
-        resumed = len(journal.answered)
-        left = [prompt for prompt in prompts if prompt.index not in journal.answered]
-        if resumed:
-            print(f"{args.output} answers {resumed} of {len(prompts)} prompts; going on", file=sys.stderr)
-        measured: dict[str, Any] = {}
-        recorder = _recorder(args)
+        return Asked(prompts, tokenizer, settings, _request(args, prompts, gpus))
+
+
+def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
+    """What one process does. Of several each has some of the layers, and the first writes."""
+    from shardwright.cli.output import print_json
+    from shardwright.generation.outputs import completion_keys
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.offloading.journal import Journal
+    from shardwright.offloading.run import OffloadedModel
+
+    request, writes = asked.request, world is None or world.writes
+    if world is not None:
+        world.agree(asked.facts())
+    measured: dict[str, Any] = {}
+    recorder = _recorder(args)
+    with Journal(args.output, asked.prompts) if writes else nullcontext() as journal:
+        answered = _answered(journal, world)
+        left = [prompt for prompt in asked.prompts if prompt.index not in answered]
+        if answered and writes:
+            print(f"{args.output} answers {len(answered)} of {len(asked.prompts)} prompts; going on", file=sys.stderr)
         if left:
             with (
                 located(Source(args.model, "")),
-                Progress(len(left)) as progress,
+                Progress(len(left), writes) as progress,
                 OffloadedModel(
-                    args.model, request, left, settings, loading=progress.loaded, observe=recorder
+                    args.model, request, left, asked.settings, loading=progress.loaded, observe=recorder, world=world
                 ) as offloaded,
             ):
                 if recorder is not None:
@@ -99,18 +159,51 @@ def execute_run(args: argparse.Namespace) -> int:
                 progress.report = offloaded.report
                 progress.moved = offloaded.runtime.moved
                 for completion in offloaded.completions():
-                    journal.write(completion_keys(completion, tokenizer))
+                    if journal is not None:
+                        journal.write(completion_keys(completion, asked.tokenizer))
                     progress.show()
                 measured = offloaded.report.as_json()
+                if world is not None:
+                    measured |= _of_all(world, offloaded)
+    if not writes:
+        return 0
     if recorder is not None:
-        _write_timeline(args, recorder, request, prompts)
+        _write_timeline(args, recorder, request, asked.prompts)
     if args.json:
         print_json(
-            {"ok": True, **measured, "policy": request.policy.as_json(), "resumed": resumed, "output": args.output}
+            {
+                "ok": True,
+                **measured,
+                "policy": request.policy.as_json(),
+                "resumed": len(answered),
+                "output": args.output,
+            }
         )
     elif measured:
         print(_summary(measured), file=sys.stderr)
     return 0
+
+
+def _answered(journal: Journal | None, world: World | None) -> set[int]:
+    """The prompts that are answered already, as the process knows that has the journal."""
+    answered = set[int]() if journal is None else set(journal.answered)
+    if world is None:
+        return answered
+    if world.writes:
+        world.share("answered", sorted(answered))
+    return set(world.shared("answered", 0))
+
+
+def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
+    """`stages`, what each process measured, and `peak_bytes`, the highest of them."""
+    report, layers = offloaded.report, offloaded.layers
+    own = {"peak_bytes": report.peak_bytes, "moved_bytes": report.moved_bytes}
+    world.share("measured", {"layers": [layers.start, layers.stop], **own})
+    if not world.writes:
+        return {}
+    stages = [world.shared("measured", index) for index in range(world.count)]
+    peaks = {tier: max(stage["peak_bytes"][tier] for stage in stages) for tier in report.peak_bytes}
+    return {"peak_bytes": peaks, "stages": stages}
 
 
 def _recorder(args: argparse.Namespace) -> Recorder | None:
@@ -164,14 +257,14 @@ def _settings(args: argparse.Namespace, config: Config) -> Settings:
     return Settings(args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed, stop_tokens=stops)
 
 
-def _request(args: argparse.Namespace, prompts: list[Prompt]) -> Request:
+def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Request:
     from shardwright.ir.types import DType, Tier
     from shardwright.offloading.run import Request
 
     caps = {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
     dtype = DType(args.dtype) if args.dtype else None
     return Request(
-        _policy(args, prompts),
+        _policy(args, prompts, gpus),
         args.schedule,
         dtype,
         caps,
@@ -181,7 +274,7 @@ def _request(args: argparse.Namespace, prompts: list[Prompt]) -> Request:
     )
 
 
-def _policy(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
+def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
     """Given in the paper's order, as a file that --plan-only --json wrote, or the best for the machine."""
     from dataclasses import replace
     from pathlib import Path
@@ -189,7 +282,7 @@ def _policy(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
     from shardwright.cost.offloading.policy import parse_policy
 
     if args.policy is None:
-        policy = _planned(args, prompts)
+        policy = _planned(args, prompts, gpus)
     elif Path(args.policy).is_file():
         policy = _of_file(args.policy)
     else:
@@ -212,14 +305,14 @@ def _of_file(path: str) -> Policy:
             raise fault("bad-policy", "this is not what offload --plan-only --json writes") from None
 
 
-def _planned(args: argparse.Namespace, prompts: list[Prompt]) -> Policy:
+def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
     from shardwright.prediction.offloading import best_plan
 
-    setting = _setting(args, prompts)
+    setting = _setting(args, prompts, gpus)
     return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
 
 
-def _setting(args: argparse.Namespace, prompts: list[Prompt]) -> Setting:
+def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1) -> Setting:
     """The run as the cost model sees it: every prompt as long as the longest."""
     from shardwright.cost.chips import load_machine
     from shardwright.cost.offloading.runtimes import load_runtime
@@ -228,16 +321,17 @@ def _setting(args: argparse.Namespace, prompts: list[Prompt]) -> Setting:
 
     longest = max(len(prompt.tokens) for prompt in prompts)
     model = model_of(args.model).model
-    return setting_of(model, load_machine(args.machine), load_runtime("ours"), longest, args.max_new_tokens)
+    machine, runtime = load_machine(args.machine), load_runtime("ours")
+    return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus)
 
 
 class Progress:
     """A line on standard error, where that is a terminal: prompts, tokens per second, time left, bytes moved."""
 
-    def __init__(self, prompts: int) -> None:
+    def __init__(self, prompts: int, writes: bool = True) -> None:
         self._prompts = prompts
         self._began = time.perf_counter()
-        self._wanted = sys.stderr.isatty()
+        self._wanted = writes and sys.stderr.isatty()
         self.report: Report | None = None
         self.moved: dict[str, int] = {}
 

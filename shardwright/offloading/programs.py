@@ -32,6 +32,7 @@ class Programs:
         imported = self._imported(1, 1, 1)
         self.vocab = imported.model.vocab
         self.longest = imported.model.longest
+        self.layers = imported.model.layers
         self.mapping: WeightMap = imported.mapping
 
     def program(self, rows: int, length: int, cache: int) -> Program:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from shardwright.backends.torch.pipeline import Order, Place, diagonal_order, n_groups, part_of, zigzag_order
 from shardwright.generation.engine import Completion
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
@@ -24,9 +25,10 @@ from shardwright.offloading.texts import Texts
 if TYPE_CHECKING:
     from shardwright.backends.torch.batches import Batch
     from shardwright.backends.torch.runtime import Runtime
-    from shardwright.backends.torch.schedule import Timed, Turn
+    from shardwright.backends.torch.schedule import Timed
     from shardwright.backends.torch.tensors import Named
     from shardwright.backends.torch.tiers import Tiers
+    from shardwright.backends.torch.world import World
     from shardwright.models.checkpoint import CheckpointSource
 
 
@@ -42,8 +44,12 @@ class OffloadedModel:
         *,
         loading: Callable[[int, int], None] | None = None,
         observe: Callable[[Timed], None] | None = None,
+        world: World | None = None,
     ) -> None:
         """Checks the memory, then loads what of the weights lies on device and host.
+
+        With `world` it is one of several processes, each with some of the layers: all make it of the same arguments and
+        ask for all completions, and each gets them all.
 
         Raises a `DiagnosticError` where the checkpoint is at fault, or memory does not suffice, with the tensor and the
         policy.
@@ -53,6 +59,8 @@ class OffloadedModel:
         self.folder = Path(checkpoint)
         self.report = Report()
         self._observe = observe
+        self.world = world
+        self.place = Place() if world is None else Place(world.index, world.count)
         self.programs = Programs(self.folder, request, settings)
         for prompt in prompts:
             if len(prompt.tokens) + settings.max_new_tokens > self.programs.longest + 1:
@@ -77,19 +85,22 @@ class OffloadedModel:
         import torch
 
         from shardwright.backends.torch.batches import Options
-        from shardwright.backends.torch.runtime import Runtime
+        from shardwright.backends.torch.links import Links
+        from shardwright.backends.torch.runtime import Pipeline, Runtime
         from shardwright.backends.torch.stages import staged
         from shardwright.backends.torch.tiers import open_tiers
         from shardwright.backends.torch.weights import Weights
         from shardwright.models.checkpoint import CheckpointSource
 
-        request, policy = self.request, self.request.policy
+        request, policy, world = self.request, self.request.policy, self.world
         device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if world is not None:
+            device = world.device(request.device)
         self.tiers: Tiers = stack.enter_context(open_tiers(device, dict(request.caps), str(policy), request.spill))
         program, mapping = self.programs.program(1, 1, 1), self.programs.mapping
         dtypes = {value.name: value.type.dtype for value in program.weights}
         self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
-        stages = staged(program, program.func("decode")).stages
+        stages = part_of(staged(program, program.func("decode")), self.place).stages
         orders = {name: stored_order(entry) for name, entry in mapping.entries.items()}
         self.weights = Weights(
             self.tiers,
@@ -99,18 +110,40 @@ class OffloadedModel:
             stages,
             orders,
             in_4_bits=policy.quantized_weights,
-            parts=min(4, policy.n_gpu_batches),
+            parts=min(4, self._together),
         )
+        pipeline = None
+        if world is not None:
+            pipeline = Pipeline(world, self.place, Links(world, self.place, self.tiers), self._together)
         self.runtime: Runtime = Runtime(
             self.tiers,
             self.weights,
             Options(policy.host_attention, policy.quantized_cache, request.sparse),
             self._observe,
+            pipeline,
         )
         stack.callback(self.runtime.close)
         self._check_memory()
-        self.weights.load(loading)
+
+        def watched(done: int, total: int) -> None:
+            if world is not None:
+                world.check()
+            if loading is not None:
+                loading(done, total)
+
+        self.weights.load(watched)
         self.runtime.reserve([self._batch(i, bucket) for i, bucket in enumerate(self.buckets)])
+
+    @property
+    def layers(self) -> range:
+        """Those of this process."""
+        return self.place.layers(self.programs.layers)
+
+    @property
+    def _together(self) -> int:
+        """The most batches that one pass takes through the layers of this process."""
+        n = self.request.policy.n_gpu_batches
+        return -(-n // n_groups(self.place, n))
 
     def _check_memory(self) -> None:
         """What is known beforehand to be needed: weights and their buffers, and the caches of the largest block."""
@@ -141,9 +174,8 @@ class OffloadedModel:
         program = self.programs.program(len(bucket.prompts), bucket.length, cache)
         ids = [[*p.tokens, *[0] * (bucket.length - len(p.tokens))] for p in bucket.prompts]
         lengths = [len(p.tokens) for p in bucket.prompts]
-        return Batch(
-            number, staged(program, program.func("prefill")), staged(program, program.func("decode")), ids, lengths
-        )
+        prefill, decode = (part_of(staged(program, program.func(name)), self.place) for name in ("prefill", "decode"))
+        return Batch(number, prefill, decode, ids, lengths)
 
     # ------------------------------------------------------------ the run
 
@@ -176,39 +208,39 @@ class OffloadedModel:
         for start in range(0, len(numbered), n):
             yield numbered[start : start + n]
 
-    def _passes(self, numbers: Sequence[int]) -> list[tuple[Turn, ...]]:
-        from shardwright.backends.torch.schedule import Turn, diagonal_passes, zigzag_passes
-
+    def _order(self, numbers: Sequence[int]) -> Order:
         tokens, together = self.settings.max_new_tokens, self.request.policy.n_gpu_batches
         if self.request.schedule == "diagonal":
-            made = diagonal_passes(len(numbers), tokens, together)
-        else:
-            made = zigzag_passes(len(numbers), tokens)
-        return [tuple(Turn(numbers[t.batch], t.token) for t in turns) for turns in made if turns]
+            return diagonal_order(numbers, tokens, together, self.place)
+        return zigzag_order(numbers, tokens, self.place)
 
     def _block(self, block: list[tuple[int, Bucket]]) -> Iterator[Completion]:
         batches = [self._batch(number, bucket) for number, bucket in block]
         texts = {number: Texts(bucket, self.settings, self.programs.vocab, self.report) for number, bucket in block}
-        passes = self._passes([number for number, _ in block])
+        order = self._order([number for number, _ in block])
         ended: SimpleQueue[Texts | BaseException | None] = SimpleQueue()
         stopped = False
         began = time.perf_counter()
         prefilled = began
 
-        def choose(batch: Batch, token: int, logits: Named) -> list[list[int]] | None:
-            nonlocal prefilled
-            if stopped:
-                return None
-            if not token:
-                prefilled = time.perf_counter()
-            following = texts[batch.number].add(batch, token, logits)
-            if following is None:
-                ended.put(texts[batch.number])
-            return following
+        class Choosing:
+            def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+                return [] if stopped else texts[batch.number].draw(batch, token, logits)
+
+            def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
+                nonlocal prefilled
+                if stopped:
+                    return None
+                if not token:
+                    prefilled = time.perf_counter()
+                following = texts[batch.number].accept(batch, token, drawn)
+                if following is None:
+                    ended.put(texts[batch.number])
+                return following
 
         def work() -> None:
             try:
-                self.runtime.run(batches, passes, choose)
+                self.runtime.run(batches, order.passes, Choosing(), order.groups)
                 ended.put(None)
             except BaseException as error:  # noqa: BLE001 - raised again where completions are asked for
                 ended.put(error)

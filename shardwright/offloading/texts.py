@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.generation.engine import Completion, row_key
@@ -28,13 +28,12 @@ class Texts:
         self.ended = [False] * len(bucket.prompts)
         self.keys = [row_key(settings.seed, prompt.index, 0) for prompt in bucket.prompts]
 
-    def add(self, batch: Batch, token: int, logits: Named) -> list[list[int]] | None:
-        """The next token of every row; None where all have ended."""
+    def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
+        """What was drawn for every row is added; gives it as the ids of the next pass, None where all have ended."""
         settings, report = self.settings, self.report
         if not token:
             report.prompt_tokens += sum(batch.lengths)
             report.padded_tokens += len(batch.lengths) * self.bucket.length
-        drawn = self.drawn(batch, token, logits)
         report.padded_tokens += len(drawn)
         for row, chosen in enumerate(drawn):
             if self.ended[row]:
@@ -49,7 +48,8 @@ class Texts:
             self.ended[row] = chosen in settings.stop_tokens or len(self.new[row]) >= settings.max_new_tokens
         return None if all(self.ended) else [[chosen] for chosen in drawn]
 
-    def drawn(self, batch: Batch, token: int, logits: Named) -> list[int]:
+    def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+        """The next token of every row."""
         import torch
 
         from shardwright.backends.torch.interpreter import Interpreter

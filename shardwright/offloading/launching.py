@@ -1,0 +1,65 @@
+"""Several processes of one command on this machine, one for each stage of a pipeline, started and ended together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from shardwright.ir.diagnostics import NOWHERE, Source, fault
+
+_GRACE = 15
+"""Seconds that the others have to end when one has failed; they need less (`backends.torch.world.GRACE`)."""
+
+
+def run_together(argv: Sequence[str], count: int) -> int:
+    """Runs `shardwright ARGV` in so many processes, which find each other as those of torchrun do. The exit status: 0
+    where all have done their work.
+
+    When one fails the others end, and so they do when this process is killed. Raises a `DiagnosticError` where one was
+    killed and none is left to say so.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "SHARDWRIGHT_PARENT_PIPE": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count))),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for index in range(count):
+            own = {"RANK": str(index), "LOCAL_RANK": str(index)}
+            words = [sys.executable, "-m", "shardwright", *argv]
+            processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **shared, **own}))
+        statuses = _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+    killed = [i for i, status in enumerate(statuses) if status < 0]
+    if len(killed) == count:
+        failed = fault("lost-process", f"all {count} processes have been killed", NOWHERE)
+        failed.source = Source("offload", "")
+        raise failed
+    return 1 if any(statuses) else 0
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """The exit statuses of all; once one has failed the others are not waited for long."""
+    deadline = None
+    while any(process.poll() is None for process in processes):
+        failed = any(process.returncode for process in processes if process.returncode is not None)
+        deadline = time.monotonic() + _GRACE if failed and deadline is None else deadline
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return [1 if process.poll() is None else process.returncode for process in processes]
