@@ -106,12 +106,12 @@ def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> Any:
 
 def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
     """Groups of resources that are busy one after the other."""
-    copies = ("to_device", "from_device", "disk")
     if not runtime.overlapped:
-        return (("device", "host", *copies),)
+        return (("device", "host", "to_device", "from_device", "disk"),)
+    copies = (("to_device",), ("from_device",), ("disk",), ("relayed",))
     if runtime.host_attention == "concurrent":
-        return (("device", "blocking"), ("host", "blocking"), *((copy,) for copy in copies))
-    return (("device", "host", "blocking"), *((copy,) for copy in copies))
+        return (("device", "blocking"), ("host", "blocking"), *copies)
+    return (("device", "host", "blocking"), *copies)
 
 
 def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:

@@ -52,8 +52,9 @@ class Runtime:
     copies and computation run at the same time; else one after the other. `blocks`: several batches use a layer's
     weights before the next layer; else one batch runs row by row. `host_attention`: none, serial (the device waits for
     it) or concurrent. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is
-    not, a copy holds up the thread that starts the computation. `offloads_cache`: cache and hidden states may leave the
-    device. `quantizes`: it can keep weights and cache in 4 bits.
+    not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk
+    copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may
+    leave the device. `quantizes`: it can keep weights and cache in 4 bits.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
     device goes over the cache, `score_bytes` the traffic of one attention score in prefill. `store_cache_bytes_per_s`,
@@ -70,6 +71,7 @@ class Runtime:
     host_attention: str
     pinned_weights: bool
     pinned_cache: bool
+    relays: bool
     offloads_cache: bool
     quantizes: bool
     memory: float

@@ -19,7 +19,8 @@ from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part, Sizes
 @dataclass(frozen=True, slots=True)
 class Load:
     """Seconds that a step keeps each resource busy. `blocking` copies hold up the thread that starts the device's
-    computation; they are part of `to_device` too."""
+    computation; they are part of `to_device` too. `relayed` is what threads take that read tensors from disk and then
+    copy them; it is part of `disk` and `to_device` too."""
 
     device: float = 0.0
     host: float = 0.0
@@ -27,6 +28,7 @@ class Load:
     to_device: float = 0.0
     from_device: float = 0.0
     disk: float = 0.0
+    relayed: float = 0.0
 
     def __add__(self, other: Load) -> Load:
         # Written out: a search adds millions of these.
@@ -37,6 +39,7 @@ class Load:
             self.to_device + other.to_device,
             self.from_device + other.from_device,
             self.disk + other.disk,
+            self.relayed + other.relayed,
         )
 
     def times(self, count: float) -> Load:
@@ -47,6 +50,7 @@ class Load:
             count * self.to_device,
             count * self.from_device,
             count * self.disk,
+            count * self.relayed,
         )
 
 
@@ -136,7 +140,7 @@ class _Model:
         if runtime.host_attention == "concurrent":
             computed = max(load.device, load.host)
         shared = runtime.constants.contention * min(load.host, load.to_device)
-        held_up = max(computed + load.blocking, load.to_device, load.from_device, load.disk)
+        held_up = max(computed + load.blocking, load.to_device, load.from_device, load.disk, load.relayed)
         return held_up + shared + runtime.step_overhead_s
 
     def _transitions(self, tokens: int, context: float) -> Iterator[tuple[int, list[tuple[int, Load]]]]:
@@ -179,7 +183,13 @@ class _Model:
         host = placed.host / (rates.to_device if pinned else rates.unpinned_to_device)
         disk = _divide(placed.disk, rates.disk_read)
         copied = placed.disk / (rates.to_device if pinned else rates.unpinned_to_device)
-        return Load(to_device=host + copied, blocking=0.0 if pinned else host, disk=disk)
+        return Load(
+            to_device=host + copied, blocking=0.0 if pinned else host, disk=disk, relayed=self._relayed(disk + copied)
+        )
+
+    def _relayed(self, seconds: float) -> float:
+        """What reading and copying take one after the other, where one thread does both."""
+        return seconds if self.runtime.relays else 0.0
 
     def _placed(self, part: Part) -> Placed:
         return place(part, self.policy.weights, self.runtime, quantized=self.policy.quantized_weights)
@@ -210,7 +220,10 @@ class _Model:
             return Load(disk=disk)
         pinned = self.runtime.pinned_cache
         host = cache.host * nbytes / (rates.to_device if pinned else rates.unpinned_to_device)
-        return Load(to_device=host + cache.disk * nbytes / rates.to_device, blocking=0.0 if pinned else host, disk=disk)
+        copied = cache.disk * nbytes / rates.to_device
+        return Load(
+            to_device=host + copied, blocking=0.0 if pinned else host, disk=disk, relayed=self._relayed(disk + copied)
+        )
 
     def _cache_stored(self, tokens: int) -> Load:
         """To the host's memory, which is not pinned, or through pinned buffers to the disk."""
@@ -251,8 +264,8 @@ class _Model:
 
 
 def _bound(load: Load) -> Load:
-    """1 at the resource that is busy longest, 0 elsewhere."""
-    longest = max(RESOURCES, key=lambda name: getattr(load, name))
+    """1 at the resource that is busy longest, 0 elsewhere; reading and copying on counts as the disk's."""
+    longest = max(RESOURCES, key=lambda name: max(load.disk, load.relayed) if name == "disk" else getattr(load, name))
     return Load(**{longest: 1.0})
 
 

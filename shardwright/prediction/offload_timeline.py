@@ -33,6 +33,9 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 MOST_EVENTS = 400_000
 """Of a timeline; its file has about 100 bytes for each."""
 
+_NO_TIME = 1e-12
+"""Seconds that are left over where parts of a sum are taken away."""
+
 _SHARED = {"disk read": "disk", "disk write": "disk"}
 
 
@@ -96,16 +99,23 @@ def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[i
     where = f"{step.part} batch {step.batch} token {step.token}"
     waits = runtime.overlapped
     at, before = first, after
+    # The two parts of what one thread reads and then copies on; without overlap everything waits for what is before it.
+    relayed = load.relayed if waits else 0.0
+    copied_on = relayed * setting.rates.disk_read / (setting.rates.disk_read + setting.rates.to_device)
+    read = relayed - copied_on
     for resource, name, seconds, starts_first in (
-        ("disk", "read and write", load.disk, True),
-        ("to device", "copy", load.to_device, True),
+        ("disk", "read", read, True),
+        ("disk", "read and write", load.disk - read, True),
+        ("to device", "copy", load.to_device - copied_on, True),
+        ("to device", "copy what was read", copied_on, True),
         ("from device", "store", load.from_device, True),
         ("device", "wait for copies", load.blocking if waits else 0.0, True),
         ("device", "compute", load.device, False),
         ("host", "attention", load.host, runtime.host_attention == "concurrent"),
     ):
-        if seconds:
+        if seconds > _NO_TIME:
             own = after if waits and starts_first else before
+            own = (first,) if name == "copy what was read" else own
             yield _Task(at, resource, f"{name} {where}", seconds, own, number if resource == "device" else None)
             if not waits or resource in {"device", "host"}:
                 before = (at,)

@@ -167,6 +167,17 @@ def test_decode_from_disk_takes_what_reading_takes() -> None:
     assert times.tokens_per_s == pytest.approx(8 / times.seconds)
 
 
+def test_a_thread_that_reads_and_copies_does_one_after_the_other() -> None:
+    """Weights from disk alone; the last feedforward computes while nothing is fetched."""
+    rates = rates_of(T4, FLEXGEN)
+    policy, last = parse_policy("1,1,0,0,100,0,100,0"), 4 * E * F / rates.memory
+    relayed = N * (LAYER / rates.disk_read + LAYER / rates.to_device) + last
+    assert times_of(small(), policy, FLEXGEN, rates).decode.seconds == pytest.approx(7 * relayed)
+    in_pieces = N * LAYER / rates.disk_read + last
+    runtime = replace(FLEXGEN, relays=False)
+    assert times_of(small(), policy, runtime, rates).decode.seconds == pytest.approx(7 * in_pieces)
+
+
 def test_a_synchronised_runtime_waits_at_every_step() -> None:
     """Fetching two thirds of a layer during attention, a third during the feedforward: each step takes the longer of
     that and its computation, and nothing runs ahead."""
