@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shardwright.ir.index_boxes import Index
@@ -38,6 +39,29 @@ class WeightSource(Protocol):
         """The elements of the box `index`, a slice with start and stop for each dimension.
 
         The array may be a view of one that the source holds: do not write to it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """`nbytes` of a file from byte `offset` on, of its tensor `tensor`; in the box they begin at byte `at`."""
+
+    path: str
+    tensor: str
+    offset: int
+    nbytes: int
+    at: int
+
+
+@runtime_checkable
+class FileSource(WeightSource, Protocol):
+    """A source whose arrays lie in files, from which others may read them, too."""
+
+    def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
+        """Where the box lies in the files, in the order in which its dimensions are stored there.
+
+        None where it is no few ranges, or the files have another number format.
         """
         ...
 

@@ -94,7 +94,7 @@ def _buffers(schedule: Schedule, spans: Sequence[Span], traffic: Traffic, change
 def _place(event: Event, buffer: str, traffic: Traffic) -> tuple[Tier, float] | None:
     """The tier and the bytes of a buffer that this event fills; None where it is not counted here."""
     if event.kind in _BUFFERS:
-        return _BUFFERS[event.kind], event.nbytes
+        return None if buffer.startswith("hidden copy") else (_BUFFERS[event.kind], event.nbytes)
     turn = Turn(event.batch, event.token)
     match str(event.kind), buffer.rsplit(" ", 1)[-1]:
         case "store cache", last if last not in {"host", "disk"}:

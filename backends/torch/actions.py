@@ -58,11 +58,12 @@ class Actions:
             if not all(b.done for b in self.batches.values()):
                 self._load(event)
         elif event.kind is Kind.COMPUTE:
-            if event.stage == 0 and not event.token and not batch.done:
+            if event.stage == 0:
                 for other in self.batches.values():
                     if other.done and other.caches:
                         other.release()
-                batch.admit(self.tiers, self.options)
+                if not event.token and not batch.done:
+                    batch.admit(self.tiers, self.options)
             if not batch.done:
                 self._do(event, batch)
         else:
@@ -90,8 +91,9 @@ class Actions:
             case Kind.STORE_CACHE:
                 self._store_cache(event, batch)
             case Kind.WRITE_CACHE:
-                rows = self.in_flight.rows.pop(event.order)
-                batch.caches[event.stage].write_disk(rows, batch.cached(event.token))
+                rows, cache = self.in_flight.rows.pop(event.order), batch.caches[event.stage]
+                cache.grow(Tier.DISK, batch.room(event.token, self.options))
+                cache.write_disk(rows, batch.places(event.token))
             case _:
                 self._move_hidden(event, batch)
         self._count(event)
@@ -129,11 +131,12 @@ class Actions:
             staging = self.rings.buffer("cache rows", event.order, new.numel() * new.element_size())
             rows = staging.view(new.dtype).reshape(new.shape)
             rows.copy_(new, non_blocking=True)
-            new.record_stream(torch.cuda.current_stream())
+            # What follows is done by the host; until then nothing else may have the memory of `new`.
             torch.cuda.current_stream().synchronize()
         else:
             rows = new
-        cache.write_host(rows, batch.cached(event.token))
+        cache.grow(Tier.HOST, batch.room(event.token, self.options))
+        cache.write_host(rows, batch.places(event.token))
         if any(buffer.startswith("cache rows") for buffer in event.fills):
             self.in_flight.rows[event.order] = rows
 
@@ -175,4 +178,5 @@ class Actions:
             case Kind.READ_HIDDEN:
                 home.read_disk(self.rings.buffer("hidden ring", event.order, event.nbytes))
             case _:
-                batch.hidden = home.load(batch.hidden, self.rings.if_any("hidden ring", event.order))
+                buffer = self.rings.buffer("hidden copy", event.order)
+                batch.hidden = home.load(batch.hidden, self.rings.if_any("hidden ring", event.order), buffer)

@@ -44,9 +44,6 @@ class Query:
     window: int = 0
     sparse: float = 1.0
 
-    def to(self, device: torch.device) -> Query:
-        return Query(self.q.to(device), self.pos.to(device), self.scale, self.window, self.sparse)
-
     @property
     def at(self) -> Tensor:
         """The positions of the queries, [B, L]."""

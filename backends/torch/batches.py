@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.cache import CacheShape, LayerCache
+from shardwright.backends.torch.cache import CacheShape, LayerCache, Places
 from shardwright.backends.torch.hidden import HiddenHome
 from shardwright.backends.torch.pieces import Rows, rows_of
 from shardwright.backends.torch.quantization import Coding
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Options:
     """`host_attention`: in decode the host attends what of the cache lies there. `quantized_cache`: it is kept in 4
-    bits. `sparse`: of a piece of the cache, the share of positions that decode looks at."""
+    bits. `sparse`: of a piece of the cache, the share of positions that decode looks at. `page`: caches begin with room
+    for the prompts and grow by so many positions; where None they have room for all from the beginning."""
 
     host_attention: bool = True
     quantized_cache: bool = False
     sparse: float = 1.0
+    page: int | None = None
 
 
 @dataclass
@@ -49,6 +51,13 @@ class Batch:
     lock: Lock = field(default_factory=Lock)
     """Held while its memory is copied or given back."""
 
+    length: int = field(init=False)
+    """To which the prompts are padded."""
+    _places: dict[int, Places] = field(default_factory=dict[int, Places])
+
+    def __post_init__(self) -> None:
+        self.length = len(self.ids[0])
+
     def staged(self, token: int) -> Staged:
         return self.decode if token else self.prefill
 
@@ -59,6 +68,22 @@ class Batch:
     def longest(self, token: int) -> int:
         return max(self.cached(token))
 
+    def places(self, token: int) -> Places:
+        """Where the new positions of the pass of this token go."""
+        if token not in self._places:
+            # The passes of a batch follow each other: while one is computed, the last one's positions may be stored.
+            self._places = {at: places for at, places in self._places.items() if at >= token - 1}
+            self._places[token] = Places(tuple(self.cached(token)), 1 if token else self.length, {})
+        return self._places[token]
+
+    def room(self, token: int, options: Options) -> int:
+        """For how many positions its caches have room once those of this token are in them."""
+        needed = self.longest(token) + (1 if token else self.length)
+        whole = cache_shape(self.prefill, options).positions
+        if options.page is None:
+            return whole
+        return min(whole, self.length + -(-max(0, needed - self.length) // options.page) * options.page)
+
     def admit(self, tiers: Tiers, options: Options) -> None:
         """Allocates its caches, the room for its hidden states, and its small state, all 0."""
         import torch
@@ -67,7 +92,7 @@ class Batch:
         for stage in self.prefill.stages:
             if stage.attends:
                 what = f"keys and values of layer {stage.layer}, batch {self.number}"
-                self.caches[stage.index] = LayerCache(tiers, shape, what)
+                self.caches[stage.index] = LayerCache(tiers, shape, what, self.room(0, options))
         rows, nbytes = hidden_layout(self)
         self.hidden_home = HiddenHome(tiers, rows, nbytes, f"hidden states of batch {self.number}")
         attend = self.prefill.attention

@@ -1,12 +1,13 @@
 """The KV cache of one batch in one layer, in pieces of positions on device, host and disk.
 
 A piece is [positions, 2, rows, width]: for each position the keys, then the values, of every row of the batch, so that
-what is filled of a piece is one range of its bytes.
+what is filled of a piece is one range of its bytes. It has room for so many positions as have been asked for, and
+`grow` makes it larger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.types import Tier
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -35,6 +37,10 @@ class CacheShape:
         """Of one position of all rows: keys and values."""
         return 2 * self.rows * self.coding.row_bytes
 
+    @property
+    def positions(self) -> int:
+        return max((rows.stop for rows in self.pieces), default=0)
+
     def filled(self, tier: Tier, positions: int) -> int:
         """How many of the first `positions` lie on the tier."""
         rows = rows_on(self.pieces, tier)
@@ -48,6 +54,40 @@ class CacheShape:
         return keys, values
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where new positions go: of row b those from begins[b] on, `length` of each.
+
+    `index` gives, on a device, of a tier the positions in its piece and the rows of the batch that they are of, where
+    the rows of the batch are of unequal length; it is made once for all layers.
+    """
+
+    begins: tuple[int, ...]
+    length: int
+    index: dict[tuple[Tier, int], tuple[Tensor, Tensor] | None]
+
+    @property
+    def level(self) -> bool:
+        return len(set(self.begins)) == 1
+
+    @property
+    def stop(self) -> int:
+        return max(self.begins) + self.length
+
+    def at(self, tier: Tier, rows: Rows, l: int, device: torch.device) -> tuple[Tensor, Tensor] | None:  # noqa: E741
+        """For the `l`-th new position; None where none of it lies on the tier."""
+        import torch
+
+        if (tier, l) not in self.index:
+            held = [b for b, begin in enumerate(self.begins) if rows.start <= begin + l < rows.stop]
+            made = None
+            if held:
+                where = [self.begins[b] + l - rows.start for b in held]
+                made = torch.tensor(where, device=device), torch.tensor(held, device=device)
+            self.index[tier, l] = made
+        return self.index[tier, l]
+
+
 class LayerCache:
     """The cache of one batch in one layer.
 
@@ -55,22 +95,48 @@ class LayerCache:
     is no number would outlast being multiplied by 0.
     """
 
-    def __init__(self, tiers: Tiers, shape: CacheShape, what: str) -> None:
+    def __init__(self, tiers: Tiers, shape: CacheShape, what: str, positions: int) -> None:
+        """With room for the first so many `positions`."""
         self.tiers = tiers
         self.shape = shape
+        self.what = what
         self.device: Tensor | None = None
         self.host: Tensor | None = None
-        self.disk: int | None = None
-        self.taken = dict.fromkeys(Tier, 0)
-        for rows in shape.pieces:
-            extents = (rows.count, 2, shape.rows, shape.coding.width)
-            self.taken[rows.tier] = rows.count * shape.position_bytes
-            if rows.tier is Tier.DEVICE:
-                self.device = tiers.on_device(what, extents, shape.coding.kept_as).zero_()
-            elif rows.tier is Tier.HOST:
-                self.host = tiers.on_host(what, extents, shape.coding.kept_as).zero_()
-            else:
-                self.disk = tiers.spill.region(what, rows.count * shape.position_bytes)
+        self.disk: list[tuple[int, int, int]] = []
+        """Of positions in the piece the first, how many, and where in the spill file they are."""
+        for tier in Tier:
+            self.grow(tier, positions)
+
+    def room(self, tier: Tier) -> int:
+        """For how many positions there is room on the tier."""
+        if tier is Tier.DISK:
+            return sum(count for _, count, _ in self.disk)
+        piece = self.device if tier is Tier.DEVICE else self.host
+        return 0 if piece is None else piece.shape[0]
+
+    def grow(self, tier: Tier, positions: int) -> None:
+        """Makes room for what of the first so many positions lies on the tier; what is there stays."""
+        before, after = self.room(tier), self.shape.filled(tier, positions)
+        if after <= before:
+            return
+        shape, what = self.shape, self.what
+        if tier is Tier.DISK:
+            self.disk.append((before, after - before, self._region(after - before)))
+            return
+        extents = (after, 2, shape.rows, shape.coding.width)
+        make = self.tiers.on_device if tier is Tier.DEVICE else self.tiers.on_host
+        made, old = make(what, extents, shape.coding.kept_as), self.device if tier is Tier.DEVICE else self.host
+        made[before:].zero_()
+        if old is not None:
+            made[:before].copy_(old)
+        self._free(tier)
+        if tier is Tier.DEVICE:
+            self.device = made
+        else:
+            self.host = made
+
+    def _region(self, positions: int) -> int:
+        return self.tiers.spill.region(self.what, positions * self.shape.position_bytes)
 
     def kept(self, tier: Tier, positions: int) -> Tensor | None:
         """What of the first `positions` is in the memory of the device or the host."""
@@ -80,12 +146,14 @@ class LayerCache:
 
     def read(self, into: Tensor, positions: int) -> Tensor | None:
         """What of the first `positions` is on disk, read into a buffer of bytes on the host."""
-        n = self.shape.filled(Tier.DISK, positions)
-        if not n or self.disk is None:
+        n, each = self.shape.filled(Tier.DISK, positions), self.shape.position_bytes
+        if not n:
             return None
-        nbytes = n * self.shape.position_bytes
-        self.tiers.spill.read(into[:nbytes], self.disk)
-        return into[:nbytes].view(self.shape.coding.kept_as).reshape(n, 2, self.shape.rows, -1)
+        self.tiers.spill.read_all(
+            self.what,
+            [(into[first * each : min(first + count, n) * each], at) for first, count, at in self.disk if first < n],
+        )
+        return into[: n * each].view(self.shape.coding.kept_as).reshape(n, 2, self.shape.rows, -1)
 
     # ------------------------------------------------------------ new positions
 
@@ -96,58 +164,68 @@ class LayerCache:
         both = torch.stack([keys, values]).flatten(3).permute(2, 0, 1, 3)
         return self.shape.coding.encode(both.contiguous())
 
-    def write_device(self, new: Tensor, at: Sequence[int]) -> None:
-        self._write(self.device, Tier.DEVICE, new, at)
+    def write_device(self, new: Tensor, places: Places) -> None:
+        self._write(self.device, Tier.DEVICE, new, places)
 
-    def write_host(self, new: Tensor, at: Sequence[int]) -> None:
-        self._write(self.host, Tier.HOST, new, at)
+    def write_host(self, new: Tensor, places: Places) -> None:
+        self._write(self.host, Tier.HOST, new, places)
 
-    def _write(self, piece: Tensor | None, tier: Tier, new: Tensor, at: Sequence[int]) -> None:
-        """New positions of each row b from at[b] on; those that lie elsewhere are left out."""
-        import torch
-
+    def _write(self, piece: Tensor | None, tier: Tier, new: Tensor, places: Places) -> None:
+        """New positions of each row; those that lie elsewhere are left out."""
         if piece is None:
             return
         rows = rows_on(self.shape.pieces, tier)
-        if len(set(at)) == 1:
-            start, stop = max(at[0], rows.start), min(at[0] + new.shape[0], rows.stop)
+        if places.level:
+            at = places.begins[0]
+            start, stop = max(at, rows.start), min(at + new.shape[0], rows.stop)
             if stop > start:
-                piece[start - rows.start : stop - rows.start].copy_(
-                    new[start - at[0] : stop - at[0]], non_blocking=True
-                )
+                piece[start - rows.start : stop - rows.start].copy_(new[start - at : stop - at], non_blocking=True)
             return
         for l in range(new.shape[0]):  # noqa: E741
-            held = [b for b, begin in enumerate(at) if rows.start <= begin + l < rows.stop]
-            if held:
-                where = torch.tensor([at[b] + l - rows.start for b in held], device=piece.device)
-                chosen = torch.tensor(held, device=piece.device)
+            found = places.at(tier, rows, l, piece.device)
+            if found is not None:
+                where, chosen = found
                 piece[where, :, chosen] = new[l][:, chosen].transpose(0, 1)
 
-    def write_disk(self, new: Tensor, at: Sequence[int]) -> None:
+    def write_disk(self, new: Tensor, places: Places) -> None:
         """The same for what lies on disk; `new` is on the host."""
-        if self.disk is None:
-            return
         rows, shape = rows_on(self.shape.pieces, Tier.DISK), self.shape
-        if len(set(at)) == 1:
-            start, stop = max(at[0], rows.start), min(at[0] + new.shape[0], rows.stop)
-            if stop > start:
-                place = self.disk + (start - rows.start) * shape.position_bytes
-                self.tiers.spill.write(new[start - at[0] : stop - at[0]], place)
+        if places.level:
+            at = places.begins[0]
+            start, stop = max(at, rows.start), min(at + new.shape[0], rows.stop)
+            for first, count, place in self._extents(start - rows.start, stop - rows.start):
+                self.tiers.spill.write(self.what, new[first + rows.start - at :][:count], place)
             return
         row_bytes = shape.coding.row_bytes
         for l in range(new.shape[0]):  # noqa: E741
-            for b, begin in enumerate(at):
-                if rows.start <= begin + l < rows.stop:
-                    position = self.disk + (begin + l - rows.start) * shape.position_bytes
+            for b, begin in enumerate(places.begins):
+                for _, _, place in self._extents(begin + l - rows.start, min(begin + l + 1, rows.stop) - rows.start):
                     for half in range(2):
-                        self.tiers.spill.write(new[l, half, b], position + (half * shape.rows + b) * row_bytes)
+                        at = place + (half * shape.rows + b) * row_bytes
+                        self.tiers.spill.write(self.what, new[l, half, b], at)
+
+    def _extents(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The positions from start to stop of the piece on disk: of each range the first, how many, and its place."""
+        for first, count, place in self.disk:
+            begin, end = max(start, first), min(stop, first + count)
+            if begin < end:
+                yield begin, end - begin, place + (begin - first) * self.shape.position_bytes
+
+    # ------------------------------------------------------------ the end
 
     def release(self) -> None:
         """Gives the memory back."""
-        for tier, nbytes in self.taken.items():
-            if tier is Tier.DISK:
-                if self.disk is not None:
-                    self.tiers.spill.release(self.disk, nbytes)
-            else:
-                self.tiers.memories[tier].give_back(nbytes)
-        self.device = self.host = self.disk = None
+        for tier in Tier:
+            self._free(tier)
+
+    def _free(self, tier: Tier) -> None:
+        if tier is Tier.DISK:
+            for _, count, place in self.disk:
+                self.tiers.spill.release(place, count * self.shape.position_bytes)
+            self.disk = []
+        elif tier is Tier.DEVICE and self.device is not None:
+            self.tiers.free_on_device(self.device)
+            self.device = None
+        elif tier is Tier.HOST and self.host is not None:
+            self.tiers.free_on_host(self.host)
+            self.host = None

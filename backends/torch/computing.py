@@ -102,7 +102,8 @@ class Computation:
         names: Names = {}
         for name, value in self.weights.at_hand(stage, event.run * len(staged.stages) + event.stage):
             names[name] = Bound(value, int(layered))
-        interpreter.accounted = {b.value.tensor.untyped_storage().data_ptr() for b in names.values()}
+        counted = [bound.value.tensor for bound in names.values()] + [value.tensor for value in batch.hidden]
+        interpreter.accounted = {tensor.untyped_storage().data_ptr() for tensor in counted}
         for name, value in batch.small.items():
             names[name] = Bound(value, 0)
         if event.stage == 0:
@@ -118,7 +119,7 @@ class Computation:
             for carry, value in zip(loop.carries, batch.hidden, strict=True):
                 names[carry.value.name] = Bound(value, 1)
             if loop.index is not None:
-                names[loop.index] = Bound(Named(torch.tensor(stage.layer, device=device), (), DType.INT32), 1)
+                names[loop.index] = Bound(Named(torch.full((), stage.layer or 0, device=device), (), DType.INT32), 1)
             self._body(event, batch, stage, interpreter, names, trips)
             batch.hidden = [_whole(interpreter.read(name, names, trips)) for name in loop.following]
             return
@@ -187,12 +188,11 @@ class Computation:
         query = Query(queries.reshape(B, K, -1, L, D), pos, attend.scale, attend.window, self.options.sparse)
         stored = (attend.batch, attend.length, *attend.heads, attend.size)
         keys, values = (aligned(new, stored).reshape(B, L, K, D) for new in (k_new, v_new))
-        begins = batch.cached(event.token)
-        longest = max(begins)
+        places, longest = batch.places(event.token), batch.longest(event.token)
         if not longest:
             made = attend_all(query, keys, values)
         else:
-            host = self._host_parts(event, cache, query, longest)
+            host = self._host_parts(event, batch, cache, query)
             parts = [attend_new(query, keys, values)]
             pieces = list(self.in_flight.copied.pop(event.order, []))
             kept = cache.kept(Tier.DEVICE, longest)
@@ -207,16 +207,18 @@ class Computation:
         result = made.reshape(queries.shape).permute([order.index(name) for name in shape.names])
         names[attend.result.name] = Bound(Named(rounded(result, shape.dtype), shape.names, shape.dtype), len(trips))
         new = cache.encoded(keys, values)
-        cache.write_device(new, begins)
+        cache.grow(Tier.DEVICE, batch.room(event.token, self.options))
+        cache.write_device(new, places)
         if event.fills[-1].startswith("new cache"):
             self.in_flight.new[event.order] = new
 
-    def _host_parts(self, event: Event, cache: LayerCache, query: Query, longest: int) -> Future[list[Partial]] | None:
+    def _host_parts(self, event: Event, batch: Batch, cache: LayerCache, query: Query) -> Future[list[Partial]] | None:
         """Attention on the host, begun on its own thread, over what of the cache is there or came from disk."""
         import torch
 
         if not self.options.host_attention:
             return None
+        longest = batch.longest(event.token)
         found = (
             (cache.kept(Tier.HOST, longest), rows_on(cache.shape.pieces, Tier.HOST).start),
             (self.in_flight.from_disk.pop(event.order, None), rows_on(cache.shape.pieces, Tier.DISK).start),
@@ -224,7 +226,8 @@ class Computation:
         pieces = [(piece, start) for piece, start in found if piece is not None]
         if not pieces:
             return None
-        there = query.to(torch.device("cpu"))
+        position = torch.tensor(batch.cached(event.token))
+        there = Query(query.q.cpu(), position, query.scale, query.window, query.sparse)
 
         def attended() -> list[Partial]:
             with torch.inference_mode():

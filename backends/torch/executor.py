@@ -1,26 +1,20 @@
 """Executes a schedule: a thread for each resource, events in order, each after those that it waits for.
 
-On CUDA a copy or a computation is only issued by its thread; what waits for it on the device waits by an event of its
-stream, and what waits on the host by synchronising with that event alone. An exception in any thread ends the run.
+What an event's action means, and how one waits for another on the device, is up to `streams`. An exception in any
+thread ends the run.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from shardwright.backends.torch.schedule import Event, Resource, Schedule, Timed
-
-if TYPE_CHECKING:
-    import torch
+from shardwright.backends.torch.streams import Mark, Streams
 
 Action = Callable[[Event], None]
 
-_ON_STREAM = (Resource.TO_DEVICE, Resource.DEVICE)
-"""Resources whose events are issued to a stream; the others are done when their action returns."""
 
 _BETWEEN = (Resource.RECEIVE, Resource.SEND)
 """Resources whose events wait for other processes. Where one of these is gone a wait may last for ever, so after a
@@ -32,23 +26,19 @@ class _CancelledError(Exception):
 
 
 class Executor:
-    """Runs the events of a schedule by `act`. `observe` is told of each event as it ends, on the thread that did it."""
+    """Runs the events of a schedule by `act`. `observe` is told of each event as it ends, on the thread that did it;
+    of events that the device takes the time of, when all are done."""
 
     def __init__(
-        self, schedule: Schedule, act: Action, device: torch.device, observe: Callable[[Timed], None] | None = None
+        self, schedule: Schedule, act: Action, streams: Streams, observe: Callable[[Timed], None] | None = None
     ) -> None:
-        import torch
-
         self._schedule = schedule
         self._act = act
-        self._device = device
+        self._streams = streams
         self._observe = observe
         self._changed = threading.Condition()
-        self._done: dict[int, Any] = {}
+        self._done: dict[int, Mark] = {}
         self._failure: BaseException | None = None
-        self._streams: dict[Resource, Any] = {}
-        if device.type == "cuda":
-            self._streams = {resource: torch.cuda.Stream(device) for resource in (*_ON_STREAM, Resource.FROM_DEVICE)}
 
     def run(self) -> None:
         """Returns when all events are done. Raises what the first action to fail has raised; no thread is left."""
@@ -69,34 +59,27 @@ class Executor:
             for thread in threads:
                 while thread.is_alive() and not (thread.daemon and self._failure is not None):
                     thread.join(0.5 if thread.daemon else None)
+            self._finish_streams()
         if self._failure is not None:
             raise self._failure
+        self._observe_issued()
 
     def _work(self, resource: Resource, began: float) -> None:
         try:
-            with self._on_stream(resource):
+            with self._streams.thread(resource):
                 for event in self._schedule.of(resource):
                     for before in event.after:
                         self._wait(before, resource)
                     if self._failure is not None:
                         return
                     begin = time.perf_counter() - began
-                    self._act(event)
-                    end = self._finish(event, resource) - began
-                    if self._observe is not None:
+                    end = self._do(event, resource) - began
+                    if self._observe is not None and self._done[event.number] is None:
                         self._observe(Timed(event, begin, end))
         except _CancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run is over, and its caller is told
             self.fail(error)
-
-    @contextmanager
-    def _on_stream(self, resource: Resource) -> Generator[None]:
-        import torch
-
-        stream = self._streams.get(resource)
-        with torch.inference_mode(), torch.cuda.stream(stream) if stream is not None else nullcontext():
-            yield
 
     def _wait(self, before: int, resource: Resource) -> None:
         with self._changed:
@@ -104,33 +87,35 @@ class Executor:
                 if self._failure is not None:
                     raise _CancelledError
                 self._changed.wait()
-            reached = self._done[before]
-        if reached is None:
-            return
-        if resource in self._streams:
-            self._streams[resource].wait_event(reached)
-        else:
-            reached.synchronize()
+            mark = self._done[before]
+        self._streams.wait(resource, mark)
 
-    def _finish(self, event: Event, resource: Resource) -> float:
+    def _do(self, event: Event, resource: Resource) -> float:
         """When it ended: taken before any other thread knows, so that what waits for it does not seem to precede it."""
-        import torch
-
-        reached = None
-        if resource in self._streams:
-            if resource in _ON_STREAM:
-                reached = torch.cuda.Event()
-                reached.record(self._streams[resource])
-            else:
-                self._streams[resource].synchronize()
+        mark = self._streams.issue(resource, lambda: self._act(event))
         with self._changed:
             ended = time.perf_counter()
-            self._done[event.number] = reached
+            self._done[event.number] = mark
             self._changed.notify_all()
         return ended
 
+    def _finish_streams(self) -> None:
+        """Nothing that was issued may still use memory that the caller gives back, whatever has failed."""
+        try:
+            self._streams.finish()
+        except BaseException as error:  # noqa: BLE001 - a fault of the device shows itself at the next call
+            self.fail(error)
+
+    def _observe_issued(self) -> None:
+        if self._observe is None:
+            return
+        for event in self._schedule.events:
+            span = self._streams.seconds(self._done[event.number])
+            if span is not None:
+                self._observe(Timed(event, *span))
+
     def fail(self, error: BaseException) -> None:
-        """Ends the run, which raises this error if it is the first."""
+        """The run ends with this error, unless it has failed already."""
         with self._changed:
             if self._failure is None:
                 self._failure = error

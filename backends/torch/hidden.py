@@ -11,11 +11,13 @@ from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.types import Tier
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
 class HiddenHome:
-    """Where the hidden states of a batch lie between stages."""
+    """Where the hidden states of a batch lie between stages. Where all stay on the device they are left as they are,
+    and their bytes are counted."""
 
     def __init__(self, tiers: Tiers, rows: tuple[Rows, ...], nbytes: int, what: str) -> None:
         """`nbytes` of one row of the batch, at most."""
@@ -24,73 +26,85 @@ class HiddenHome:
         self.tiers = tiers
         self.rows = rows
         self.row_bytes = nbytes
+        self.what = what
         self.host: Tensor | None = None
         self.disk: int | None = None
-        on_host, on_disk = rows_on(rows, Tier.HOST), rows_on(rows, Tier.DISK)
-        if on_host.count:
-            self.host = tiers.on_host(what, (on_host.count * nbytes,), torch.uint8)
-        if on_disk.count:
-            self.disk = tiers.spill.region(what, on_disk.count * nbytes)
+        self.device: Tensor | None = None
+        on_device, on_host = self.bytes_on(Tier.DEVICE), self.bytes_on(Tier.HOST)
+        if not self.moves:
+            tiers.memories[Tier.DEVICE].take(what, on_device)
+        elif on_device:
+            self.device = tiers.on_device(what, (on_device,), torch.uint8)
+        if on_host:
+            self.host = tiers.on_host(what, (on_host,), torch.uint8)
+        if self.bytes_on(Tier.DISK):
+            self.disk = tiers.spill.region(what, self.bytes_on(Tier.DISK))
+
+    @property
+    def moves(self) -> bool:
+        """Whether some of them leave the device."""
+        return any(rows.tier is not Tier.DEVICE for rows in self.rows)
 
     def bytes_on(self, tier: Tier) -> int:
         return rows_on(self.rows, tier).count * self.row_bytes
 
     def store(self, values: Sequence[Named], for_disk: Tensor | None) -> list[Named]:
-        """Rows that live on the host go there, those of the disk to a buffer; what stays on the device."""
+        """Each row where it belongs, those of the disk in a buffer; gives the values' shapes, with no memory."""
         import torch
 
-        at = {Tier.HOST: 0, Tier.DISK: 0}
-        kept: list[Named] = []
-        for value in values:
-            rows = value.tensor
-            for part, buffer in self._away(for_disk):
-                source = rows[part.start : part.stop]
-                nbytes = source.numel() * source.element_size()
-                begin = at[part.tier]
-                buffer[begin : begin + nbytes].view(source.dtype).reshape(source.shape).copy_(source)
-                at[part.tier] += nbytes
-            if rows.device.type == "cuda":
-                rows.record_stream(torch.cuda.current_stream())
-            kept.append(Named(rows[: rows_on(self.rows, Tier.DEVICE).stop].clone(), value.names, value.dtype))
-        return kept
+        for value, part, piece in self._pieces([v.tensor for v in values], for_disk):
+            piece.copy_(value[part.start : part.stop], non_blocking=True)
+            if value.is_cuda:  # made on the stream of computations, which must not have its memory back before
+                value.record_stream(torch.cuda.current_stream())
+        return [Named(v.tensor.new_empty(0, *v.tensor.shape[1:]), v.names, v.dtype) for v in values]
 
-    def load(self, kept: Sequence[Named], from_disk: Tensor | None) -> list[Named]:
-        """The whole values on the device, of the rows there, those on the host and those in a buffer from disk."""
-        import torch
-
-        at = {Tier.HOST: 0, Tier.DISK: 0}
+    def load(self, shapes: Sequence[Named], from_disk: Tensor | None, into: Tensor) -> list[Named]:
+        """The whole values in a buffer on the device, of what `store` gave."""
+        n = max(part.stop for part in self.rows)
         made: list[Named] = []
-        for value in kept:
-            pieces = [value.tensor]
-            for part, buffer in self._away(from_disk):
-                shape = (part.count, *value.tensor.shape[1:])
-                nbytes = torch.Size(shape).numel() * value.tensor.element_size()
-                begin = at[part.tier]
-                source = buffer[begin : begin + nbytes].view(value.tensor.dtype).reshape(shape)
-                pieces.append(source.to(self.tiers.device, non_blocking=True))
-                at[part.tier] += nbytes
-            made.append(Named(torch.cat(pieces), value.names, value.dtype))
+        at = 0
+        for shape in shapes:
+            extents = (n, *shape.tensor.shape[1:])
+            made.append(Named(_view(into, at, extents, shape.tensor.dtype), shape.names, shape.dtype))
+            at += made[-1].tensor.numel() * made[-1].tensor.element_size()
+        for value, part, piece in self._pieces([v.tensor for v in made], from_disk):
+            value[part.start : part.stop].copy_(piece, non_blocking=True)
         return made
 
-    def _away(self, staging: Tensor | None) -> Iterator[tuple[Rows, Tensor]]:
-        """The rows that are not on the device, each with the memory on the host that they go through."""
-        for tier, buffer in ((Tier.HOST, self.host), (Tier.DISK, staging)):
-            part = rows_on(self.rows, tier)
-            if part.count:
-                assert buffer is not None
-                yield part, buffer
+    def _pieces(self, values: Sequence[Tensor], staging: Tensor | None) -> Iterator[tuple[Tensor, Rows, Tensor]]:
+        """Of each value the rows in each memory, and the place for them there; `staging` is that for the disk."""
+        homes = {Tier.DEVICE: self.device, Tier.HOST: self.host, Tier.DISK: staging}
+        at = dict.fromkeys(Tier, 0)
+        for value in values:
+            for part in self.rows:
+                home = homes[part.tier]
+                assert home is not None
+                piece = _view(home, at[part.tier], (part.count, *value.shape[1:]), value.dtype)
+                at[part.tier] += piece.numel() * piece.element_size()
+                yield value, part, piece
 
     def write_disk(self, buffer: Tensor) -> None:
         assert self.disk is not None
-        self.tiers.spill.write(buffer, self.disk)
+        self.tiers.spill.write(self.what, buffer, self.disk)
 
     def read_disk(self, buffer: Tensor) -> None:
         assert self.disk is not None
-        self.tiers.spill.read(buffer, self.disk)
+        self.tiers.spill.read(self.what, buffer, self.disk)
 
     def release(self) -> None:
+        if not self.moves:
+            self.tiers.memories[Tier.DEVICE].give_back(self.bytes_on(Tier.DEVICE))
+        if self.device is not None:
+            self.tiers.free_on_device(self.device)
         if self.host is not None:
-            self.tiers.memories[Tier.HOST].give_back(self.host.numel())
+            self.tiers.free_on_host(self.host)
         if self.disk is not None:
             self.tiers.spill.release(self.disk, self.bytes_on(Tier.DISK))
-        self.host = self.disk = None
+        self.device = self.host = self.disk = None
+
+
+def _view(buffer: Tensor, at: int, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
+    nbytes = dtype.itemsize
+    for extent in extents:
+        nbytes *= extent
+    return buffer[at : at + nbytes].view(dtype).reshape(*extents)

@@ -29,6 +29,7 @@ class Rings:
             tier: max((rows_on(s.pieces, tier).count * s.position_bytes for s in shapes), default=0) for tier in Tier
         }
         hidden = [hidden_layout(batch) for batch in batches]
+        moved = max((r[-1].stop * nbytes for r, nbytes in hidden if r[-1].tier is not Tier.DEVICE), default=0)
         spilled = max((rows_on(rows, Tier.DISK).count * nbytes for rows, nbytes in hidden), default=0)
         new = max((s.position_bytes * len(b.ids[0]) for s, b in zip(shapes, batches, strict=True)), default=0)
         away = total[Tier.HOST] + total[Tier.DISK]
@@ -37,6 +38,7 @@ class Rings:
             "cache ring": (tiers.on_host, total[Tier.DISK], "a buffer of a cache from disk"),
             "cache copy": (tiers.on_device, copied, "a buffer of a cache from the host"),
             "cache rows": (tiers.on_host, new if away else 0, "a buffer of a cache's new positions"),
+            "hidden copy": (tiers.on_device, moved, "a buffer of hidden states from the host"),
             "hidden ring": (tiers.on_host, spilled, "a buffer of hidden states from disk"),
             "hidden rows": (tiers.on_host, spilled, "a buffer of hidden states for the disk"),
         }

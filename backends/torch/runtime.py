@@ -15,6 +15,7 @@ from shardwright.backends.torch.links import Links
 from shardwright.backends.torch.pipeline import PipelineEvents, Place
 from shardwright.backends.torch.rings import Rings
 from shardwright.backends.torch.schedule import Schedule, Timed, Turn, build, check
+from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.traffic import hidden_bytes, sent_bytes, traffic_of
 from shardwright.backends.torch.weights import Weights
@@ -42,6 +43,8 @@ class Runtime:
         self.weights = weights
         self.options = options
         self.observe = observe
+        self.streams: Streams | None = None
+        """In place of those of the device."""
         self.rings = Rings()
         self.moved: dict[str, int] = {}
         self.pipeline = pipeline
@@ -76,7 +79,8 @@ class Runtime:
         by_number = {batch.number: batch for batch in batches}
         links = None if self.pipeline is None else self.pipeline.links
         actions = Actions(self.tiers, self.weights, self.rings, self.options, by_number, computation, self.moved, links)
-        executor = Executor(schedule, actions.act, self.tiers.device, self.observe)
+        streams = self.streams or streams_of(self.tiers.device, timed=self.observe is not None)
+        executor = Executor(schedule, actions.act, streams, self.observe)
         with self.pipeline.world.watching(executor.fail) if self.pipeline is not None else nullcontext():
             executor.run()
         if links is not None:

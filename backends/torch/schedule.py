@@ -248,7 +248,8 @@ class _Builder:
             self.add(Kind.READ_HIDDEN, run, stage, turn, disk, [staging], [f"{name} disk"], order=order)
         if host or disk:
             reads = ([f"{name} host"] if host else []) + ([staging] if disk else [])
-            self.add(Kind.COPY_HIDDEN, run, stage, turn, host + disk, [f"{name} device"], reads, order=order)
+            fills = [f"{name} device", f"hidden copy {order % 2}"]
+            self.add(Kind.COPY_HIDDEN, run, stage, turn, host + disk, fills, reads, order=order)
 
     def compute(self, order: int, weights_order: int, run: int, stage: int, turn: Turn) -> None:
         traffic = self.traffic
@@ -266,6 +267,8 @@ class _Builder:
                 reads += [f"cache ring {order % 2}"] if disk else []
         if stage:
             reads.append(f"hidden {turn.batch} device")
+            if any(traffic.hidden[turn]):
+                reads.append(f"hidden copy {order % 2}")
         fills = [f"hidden {turn.batch} device"]
         exchange, last = traffic.exchange, stage + 1 == len(traffic.weights)
         if exchange is not None and not stage:

@@ -1,14 +1,15 @@
 """Weights that lie on device, host and disk by shares of their rows, and the buffers through which layers are loaded.
 
-What lies on disk is read from the checkpoint itself; in 4 bits from the spill file, to which it is written once. Two
-buffers on the device, and two on the host for what comes from disk, are allocated once and used in turn.
+What lies on disk is read from the checkpoint itself, straight from the ranges of its files where they hold the rows as
+they are wanted; in 4 bits from the spill file, to which it is written once. Two buffers on the device, and two on the
+host for what comes from disk, are allocated once and used in turn.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.stages import Stage
 from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.backends.torch.tiers import Tiers
+from shardwright.ir.index_boxes import Index, box_shape, boxes
 from shardwright.ir.program import Value
 from shardwright.ir.types import TensorType, Tier
-from shardwright.ir.weight_source import WeightSource
+from shardwright.ir.weight_source import FileRange, FileSource, WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +31,22 @@ ALIGNMENT = 64
 RING = 2
 
 
+@dataclass(frozen=True)
+class RowOrder:
+    """How rows of a weight are counted: `dims` its dimensions without that of layers, as its tensors have them, and a
+    row for each index of the first `leading` of these."""
+
+    dims: tuple[str, ...]
+    leading: int = 1
+
+
 @dataclass
 class Kept:
-    """A weight, of one layer where every layer has one: `names` its dimensions, rows along the first of `order`.
+    """A weight, of one layer where every layer has one: a row for each index of the first `leading` of `order`, its
+    dimensions.
 
-    `device` and `host` are [rows there, width], `spilled` where in the spill file the rest is, in 4 bits.
+    `ranges` are where the rows on disk lie in files, None where they must be put together; `device` and `host` are
+    [rows there, width], `spilled` where in the spill file the rest is, in 4 bits.
     """
 
     value: Value
@@ -43,6 +56,9 @@ class Kept:
     coding: Coding
     rows: tuple[Rows, ...]
     n_rows: int
+    leading: int = 1
+    as_stored: bool = False
+    ranges: list[FileRange] | None = None
     device: Tensor | None = None
     host: Tensor | None = None
     spilled: int | None = None
@@ -66,8 +82,8 @@ class Kept:
 class Weights:
     """The weights of a program's stages.
 
-    `order` gives, for a weight's name, its dimensions as they are stored, the first being the one along which it is
-    spread. With `in_4_bits` matrices are quantized, with groups along the dimensions after the first.
+    `order` gives, for a weight's name, how its tensors are stored; it is spread along their rows. With `in_4_bits`
+    matrices are quantized, with groups along the dimensions after the first.
     """
 
     def __init__(
@@ -77,7 +93,7 @@ class Weights:
         layer_dim: str,
         values: Sequence[Value],
         stages: Sequence[Stage],
-        order: Mapping[str, tuple[str, ...]],
+        order: Mapping[str, RowOrder],
         *,
         in_4_bits: bool = False,
         parts: int = 1,
@@ -171,6 +187,7 @@ class Weights:
                 self._slots.append(self.tiers.on_device(f"buffer {i + 1} of a layer's weights", (slot,), torch.uint8))
             if ring:
                 self._rings.append(self.tiers.on_host(f"buffer {i + 1} of weights from disk", (ring,), torch.uint8))
+        self._find_ranges()
         total = sum(kept.bytes_on(Tier.DEVICE) + kept.bytes_on(Tier.HOST) for kept in everything)
         done = 0
         for kept in everything:
@@ -181,7 +198,9 @@ class Weights:
                     made = kept.coding.encode(self._read(kept, part))
                     if rows.tier is Tier.DISK:
                         assert kept.spilled is not None
-                        self.tiers.spill.write(made, kept.spilled + (part.start - rows.start) * kept.coding.row_bytes)
+                        self.tiers.spill.write(
+                            kept.what, made, kept.spilled + (part.start - rows.start) * kept.coding.row_bytes
+                        )
                         continue
                     target = kept.device if rows.tier is Tier.DEVICE else kept.host
                     assert target is not None
@@ -190,31 +209,83 @@ class Weights:
                     if progress is not None:
                         progress(done, total)
 
+    def _boxes(self, kept: Kept, rows: Rows) -> Iterator[tuple[int, Index]]:
+        """The rows as boxes of the weight, in its own order of dimensions, each with how many rows it has."""
+        value = kept.value
+        sizes = {dim.name: dim.size for dim in value.shape.dims}
+        leading = kept.order[: kept.leading]
+        for taken in boxes([sizes[name] for name in leading], rows.start, rows.stop):
+            box = {name: slice(0, size) for name, size in sizes.items()} | dict(zip(leading, taken, strict=True))
+            if kept.layer is not None:
+                box[self.layer_dim] = slice(kept.layer, kept.layer + 1)
+            yield math.prod(box_shape(taken)), tuple(box[name] for name in value.shape.names)
+
     def _read(self, kept: Kept, rows: Rows) -> Tensor:
         """Rows [count, elements] from the checkpoint."""
+        import torch
+
         value = kept.value
-        box = {dim.name: slice(0, dim.size) for dim in value.shape.dims}
-        box[kept.order[0]] = slice(rows.start, rows.stop)
-        if kept.layer is not None:
-            box[self.layer_dim] = slice(kept.layer, kept.layer + 1)
-        array = self.source.read(value.name, tuple(box[name] for name in value.shape.names))
+        made: list[Tensor] = []
         names = [name for name in value.shape.names if kept.layer is None or name != self.layer_dim]
-        shape = [array.shape[value.shape.names.index(name)] for name in names]
-        array = array.reshape(shape).transpose([names.index(name) for name in kept.order])
-        return from_numpy(array).reshape(rows.count, -1).to(kept.coding.dtype)
+        for count, index in self._boxes(kept, rows):
+            array = self.source.read(value.name, index)
+            shape = [array.shape[value.shape.names.index(name)] for name in names]
+            array = array.reshape(shape).transpose([names.index(name) for name in kept.order])
+            made.append(from_numpy(array).reshape(count, -1).to(kept.coding.dtype))
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _find_ranges(self) -> None:
+        """Where in the checkpoint's files lies what is read in the run; the files are opened."""
+        if not isinstance(self.source, FileSource):
+            return
+        for kept in self._kept.values():
+            rows = rows_on(kept.rows, Tier.DISK)
+            if not rows.count or not kept.as_stored:
+                continue
+            ranges: list[FileRange] = []
+            at = 0
+            for count, index in self._boxes(kept, rows):
+                found = self.source.file_ranges(kept.value.name, index)
+                if found is None:
+                    break
+                ranges += [replace(part, at=at + part.at) for part in found]
+                at += count * kept.coding.row_bytes
+            else:
+                kept.ranges = ranges
+                for part in ranges:
+                    self.tiers.readers.open(part.path)
 
     # ------------------------------------------------------------ in the run
 
     def read_part(self, stage: Stage, order: int, part: int) -> None:
-        """From disk to the host."""
+        """From disk to the host, by several threads."""
+        jobs: list[Callable[[], None]] = []
         for kept, _, at in self.part(stage, part):
             rows = rows_on(kept.rows, Tier.DISK)
             if rows.count:
-                target = self._disk_rows(kept, order, at)
-                if kept.spilled is not None:
-                    self.tiers.spill.read(target, kept.spilled)
-                else:
-                    target.copy_(self._read(kept, rows))
+                jobs += self._reads(kept, rows, self._disk_rows(kept, order, at))
+        self.tiers.readers.run(jobs)
+
+    def _reads(self, kept: Kept, rows: Rows, target: Tensor) -> list[Callable[[], None]]:
+        """What reads the rows of a weight that lie on disk."""
+        import torch
+
+        if kept.spilled is not None:
+            return self.tiers.spill.jobs(kept.what, target, kept.spilled)
+        if kept.ranges is None:
+
+            def put_together() -> None:
+                target.copy_(self._read(kept, rows))
+
+            return [put_together]
+        readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
+        return [
+            job
+            for part in kept.ranges
+            for job in readers.jobs(
+                readers.open(part.path), f"tensor {part.tensor}", flat[part.at : part.at + part.nbytes], part.offset
+            )
+        ]
 
     def _disk_rows(self, kept: Kept, order: int, at: int) -> Tensor:
         rows = rows_on(kept.rows, Tier.DISK)
@@ -248,18 +319,21 @@ class Weights:
             )
 
 
-def _kept(value: Value, layer: int | None, layer_dim: str, order: tuple[str, ...] | None, in_4_bits: bool) -> Kept:
+def _kept(value: Value, layer: int | None, layer_dim: str, order: RowOrder | None, in_4_bits: bool) -> Kept:
     names = tuple(name for name in value.shape.names if layer is None or name != layer_dim)
     sizes = {dim.name: dim.size for dim in value.shape.dims}
     quantized = in_4_bits and len(names) > 1 and value.shape.dtype.is_float
     assert isinstance(value.type, TensorType)
     along = value.type.placement.along
-    chosen = names if quantized or order is None else order
-    if along is not None and along in chosen and not quantized:
-        chosen = (along, *(name for name in chosen if name != along))
-    n_rows = sizes[chosen[0]] if chosen else 1
-    coding = Coding(math.prod(sizes[n] for n in chosen[1:]), held_as(value.shape.dtype), quantized)
-    return Kept(value, layer, layer_dim, chosen, coding, rows_of(value.type.placement, n_rows), n_rows)
+    chosen = RowOrder(names) if quantized or order is None else order
+    dims, leading = chosen.dims, chosen.leading
+    as_stored = chosen is order and (along is None or (along,) == dims[:1])
+    if along is not None and (along,) != dims[:1] and not quantized:
+        dims, leading = (along, *(name for name in dims if name != along)), 1
+    n_rows = math.prod(sizes[name] for name in dims[:leading])
+    coding = Coding(math.prod(sizes[n] for n in dims[leading:]), held_as(value.shape.dtype), quantized)
+    rows = rows_of(value.type.placement, n_rows)
+    return Kept(value, layer, layer_dim, dims, coding, rows, n_rows, leading, as_stored)
 
 
 def _blocks(rows: Rows, coding: Coding) -> Iterator[Rows]:

@@ -229,7 +229,7 @@ def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Reque
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    from shardwright.backends.torch.tiers import sized
+    from shardwright.backends.torch.memory import sized
 
     peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
     return (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, did_you_mean, fault
 from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
-from shardwright.ir.weight_source import read_whole
+from shardwright.ir.weight_source import FileRange, read_whole
 from shardwright.models.safetensors_files import TensorFile, open_files
 from shardwright.models.weight_map import Entry, WeightMap, extents
 from shardwright.models.weights import Part
@@ -86,6 +86,38 @@ class CheckpointSource:
             self._fill(_as_stored(target, entry), entry.tensor_at(numbers), entry, box)
         return made
 
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum({file.path: file.size for file in self._files.values()}.values())
+
+    def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
+        """Where the box lies in the files, its stacked dimensions before those of a tensor, in their stored order.
+
+        None where the files have another number format, or the box has not all of the tensors' inner dimensions.
+        """
+        entry = self._mapping.entries[name]
+        box = dict(zip(entry.dims, index, strict=True))
+        stacked = [box[dim] for dim in entry.stacked]
+        taken = [tuple(_taken(item, box) for item in group) for group in entry.stored]
+        sizes = [extents(group, self._mapping.sizes) for group in entry.stored]
+        if any(box_shape(items) != tuple(size) for items, size in zip(taken[1:], sizes[1:], strict=True)):
+            return None
+        runs = _runs(sizes[0], taken[0]) if taken else [(0, 0, 1)]
+        made: list[FileRange] = []
+        at = 0
+        for numbers in itertools.product(*(range(part.start, part.stop) for part in stacked)):
+            tensor = entry.tensor_at(numbers)
+            file = self._files[tensor]
+            if _FORMATS[file.dtype(tensor)] != self._dtypes[name].name:
+                return None
+            begin, end = file.range(tensor)
+            row = (end - begin) // max(1, math.prod(sizes[0]) if sizes else 1)
+            for _, start, stop in runs:
+                made.append(FileRange(str(file.path), tensor, begin + start * row, (stop - start) * row, at))
+                at += (stop - start) * row
+        return made
+
     def _fill(self, target: NDArray[Any], tensor: str, entry: Entry, box: Mapping[str, slice]) -> None:
         """Copies what of a tensor is in the box to `target`, which has a dimension for each item of `entry.stored`."""
         taken = [tuple(_taken(item, box) for item in group) for group in entry.stored]
@@ -117,6 +149,9 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
     with CheckpointSource(folder, mapping, dtypes) as source:
         return {name: read_whole(source, name) for name in source.names}
 
+
+_FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""What numpy calls the formats of safetensors."""
 
 _WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 

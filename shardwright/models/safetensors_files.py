@@ -32,6 +32,19 @@ class TensorFile:
         self.handle: Any = stack.enter_context(opener(str(path), framework="numpy"))
         self.names: tuple[str, ...] = tuple(self.handle.keys())
         self.size = self._size()
+        self._ranges: dict[str, tuple[int, int]] | None = None
+
+    def range(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a tensor begin and end in the file."""
+        if self._ranges is None:
+            (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))
+            header = json.loads(os.pread(self._file.fileno(), length, 8))
+            self._ranges = {
+                tensor: (8 + length + keys["data_offsets"][0], 8 + length + keys["data_offsets"][1])
+                for tensor, keys in header.items()
+                if tensor != "__metadata__"
+            }
+        return self._ranges[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.handle.get_slice(name).get_shape())

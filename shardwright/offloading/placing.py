@@ -17,9 +17,8 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
     """The program with weights, keys and values, and the residual stream, where the policy has them.
 
     A weight is spread along the outermost dimension of its tensor in the checkpoint, so that a share on disk is one
-    range of a file, or, where that is made of several, along the largest of the others; in 4 bits along its inner
-    dimension, as groups lie along the outer one. The cache is spread along its positions, hidden states along the
-    batch.
+    range of a file; in 4 bits along its inner dimension, as groups lie along the outer one. The cache is spread along
+    its positions, hidden states along the batch.
     """
     weights = tuple(_weight(value, policy, mapping.entries[value.name]) for value in program.weights)
     caches = _caches(program)
@@ -31,18 +30,18 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
     return replace(program, weights=weights, state=state, funcs=hidden)
 
 
-def stored_order(entry: Entry) -> tuple[str, ...]:
-    """The dimensions of a weight, but for that of layers, as its tensors have them; it is spread along the first."""
-    items = [item.dim if isinstance(item, Part) else item for group in entry.stored for item in group]
-    names = (*(dim for dim in entry.stacked if dim != "N"), *(dim for dim in items if dim is not None))
-    if not entry.stored or len(names) < 2 or len(entry.stored[0]) == 1:
-        return names
-    last = names[-1]
-    return (last, *(name for name in names if name != last)) if len(entry.stored) > 1 else names
+def stored_order(entry: Entry) -> tuple[tuple[str, ...], int]:
+    """The dimensions of a weight, but for that of layers, as its tensors have them, and how many of them make a row:
+    those of the tensors' outermost dimension, and those along which tensors are stacked."""
+    stacked = tuple(dim for dim in entry.stacked if dim != "N")
+    groups = [[item.dim if isinstance(item, Part) else item for item in group] for group in entry.stored]
+    dims = [[dim for dim in group if dim is not None] for group in groups]
+    names = (*stacked, *(dim for group in dims for dim in group))
+    return names, max(min(1, len(names)), len(stacked) + len(dims[0] if dims else ()))
 
 
 def _weight(value: Value, policy: Policy, entry: Entry) -> Value:
-    order = stored_order(entry)
+    order, _ = stored_order(entry)
     inner = next((dim for dim in value.shape.names if dim != "N"), None)
     along = inner if policy.quantized_weights and len(order) > 1 else order[0] if order else None
     return _typed(value, _placement(policy.weights, along))

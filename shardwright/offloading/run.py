@@ -89,7 +89,7 @@ class OffloadedModel:
         from shardwright.backends.torch.runtime import Pipeline, Runtime
         from shardwright.backends.torch.stages import staged
         from shardwright.backends.torch.tiers import open_tiers
-        from shardwright.backends.torch.weights import Weights
+        from shardwright.backends.torch.weights import RowOrder, Weights
         from shardwright.models.checkpoint import CheckpointSource
 
         request, policy, world = self.request, self.request.policy, self.world
@@ -101,7 +101,7 @@ class OffloadedModel:
         dtypes = {value.name: value.type.dtype for value in program.weights}
         self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
         stages = part_of(staged(program, program.func("decode")), self.place).stages
-        orders = {name: stored_order(entry) for name, entry in mapping.entries.items()}
+        orders = {name: RowOrder(*stored_order(entry)) for name, entry in mapping.entries.items()}
         self.weights = Weights(
             self.tiers,
             self.source,
@@ -148,7 +148,7 @@ class OffloadedModel:
     def _check_memory(self) -> None:
         """What is known beforehand to be needed: weights and their buffers, and the caches of the largest block."""
         from shardwright.backends.torch.batches import cache_shape
-        from shardwright.backends.torch.tiers import Memory
+        from shardwright.backends.torch.memory import Memory
 
         policy = self.request.policy
         needed = {("weights", tier): nbytes for tier, nbytes in self.weights.needed().items()}

@@ -37,14 +37,15 @@ Kernel = Callable[[Any, Call], "Tensor | tuple[Tensor, ...]"]
 
 
 def literal(number: Number, dtype: DType, device: torch.device) -> Tensor:
-    """A number as a scalar of the format that it meets."""
+    """A number as a scalar of the format that it meets: filled in on the device, since a copy from the host would wait
+    for all that the device has still to do."""
     import torch
 
     if dtype.is_float:
-        return torch.tensor(float(number.value), dtype=held_as(dtype), device=device)
+        return torch.full((), float(number.value), dtype=held_as(dtype), device=device)
     if dtype is DType.BOOL:
-        return torch.tensor(number.value != 0, device=device)
-    return rounded(torch.tensor(int(number.value), device=device), dtype)
+        return torch.full((), number.value != 0, device=device)
+    return rounded(torch.full((), int(number.value), device=device), dtype)
 
 
 def operand(argument: Argument, dtype: DType, names: Sequence[str], device: torch.device) -> Tensor:

@@ -1,0 +1,73 @@
+"""What of one memory is taken: caps that are kept to, and peaks that are measured."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.types import Tier
+
+_OPTIONS = {Tier.DEVICE: "--device-memory", Tier.HOST: "--host-memory", Tier.DISK: "--disk-memory"}
+
+
+def sized(nbytes: float) -> str:
+    """Bytes as people write them: 1.5 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:g} B"
+
+
+@dataclass
+class Memory:
+    """What of one memory is taken. `policy` stands in what is said where it does not suffice."""
+
+    tier: Tier
+    cap: int | None
+    policy: str
+    used: int = 0
+    peak: int = 0
+    working: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, what: str, nbytes: int) -> None:
+        """Takes bytes for `what`. Raises a `DiagnosticError` that names it and the policy where they are not there."""
+        with self._lock:
+            if self.cap is not None and self.used + nbytes > self.cap:
+                raise self._above_cap(what, nbytes, self.cap)
+            self.used += nbytes
+            self.peak = max(self.peak, self.used + self.working)
+
+    def give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self.used -= nbytes
+
+    def working_on(self, what: str, nbytes: int) -> None:
+        """The values of a computation take so much, beside what is taken for longer."""
+        with self._lock:
+            if self.cap is not None and self.used + nbytes > self.cap:
+                raise self._above_cap(what, nbytes, self.cap)
+            self.working = nbytes
+            self.peak = max(self.peak, self.used + nbytes)
+
+    def refused(self, what: str, nbytes: int | None = None) -> DiagnosticError:
+        """The operating system, or the device, has not so much left."""
+        size = "" if nbytes is None else f": {sized(nbytes)}"
+        return self._fault(f"{what}{size} {self._place}, which has no more left; {sized(self.used)} are taken")
+
+    def _above_cap(self, what: str, nbytes: int, cap: int) -> DiagnosticError:
+        return self._fault(f"{what}: {sized(nbytes)} {self._place}, where {sized(self.used)} of {sized(cap)} are taken")
+
+    @property
+    def _place(self) -> str:
+        return "on disk" if self.tier is Tier.DISK else f"on the {self.tier}"
+
+    def _fault(self, message: str) -> DiagnosticError:
+        return fault(
+            "out-of-memory",
+            message,
+            NOWHERE,
+            f"the policy is {self.policy}",
+            f"place less there, take smaller batches, or give a larger {_OPTIONS[self.tier]}",
+        )
