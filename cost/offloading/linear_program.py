@@ -16,7 +16,7 @@ from shardwright.cost.offloading.memory import Peaks, peaks_of
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import Setting
 from shardwright.cost.offloading.runtimes import Runtime
-from shardwright.cost.offloading.times import Load, times_of
+from shardwright.cost.offloading.times import Load, busy_of
 
 _ALL = Shares(1.0, 0.0, 0.0)
 _ELSEWHERE = (Shares(0.0, 1.0, 0.0), Shares(0.0, 0.0, 1.0))
@@ -118,10 +118,11 @@ def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[s
     """Busy seconds of prefill and of decode."""
     runtime = replace(setting.runtime, whole_tensors=False)
     rates = replace(setting.rates, disk_step_s=0.0)
-    made = [times_of(setting.stage, each, runtime, rates) for each in _corners(policy)]
+    made = [busy_of(setting.stage, each, runtime, rates) for each in _corners(policy)]
     names = [item.name for item in fields(Load)]
-    prefill = {name: _affine([getattr(times.prefill.busy, name) for times in made]) for name in names}
-    decode = {name: _affine([getattr(times.decode.busy, name) for times in made]) for name in names}
+    prefill, decode = (
+        {name: _affine([getattr(busy[phase], name) for busy in made]) for name in names} for phase in range(2)
+    )
     return prefill, decode
 
 

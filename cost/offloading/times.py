@@ -16,7 +16,7 @@ from shardwright.cost.offloading.runtimes import Rates, Runtime
 from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part, Sizes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a search makes millions of them, and frozen ones take twice as long to make
 class Load:
     """Seconds that a step keeps each resource busy. `blocking` copies hold up the thread that starts the device's
     computation; they are part of `to_device` too. `relayed` is what threads take that read tensors from disk and then
@@ -31,7 +31,7 @@ class Load:
     relayed: float = 0.0
 
     def __add__(self, other: Load) -> Load:
-        # Written out: a search adds millions of these.
+        # Written out, for speed.
         return Load(
             self.device + other.device,
             self.host + other.host,
@@ -41,6 +41,16 @@ class Load:
             self.disk + other.disk,
             self.relayed + other.relayed,
         )
+
+    def gather(self, other: Load, count: float) -> None:
+        """Add `count` times another load to this one."""
+        self.device += count * other.device
+        self.host += count * other.host
+        self.blocking += count * other.blocking
+        self.to_device += count * other.to_device
+        self.from_device += count * other.from_device
+        self.disk += count * other.disk
+        self.relayed += count * other.relayed
 
     def times(self, count: float) -> Load:
         return Load(
@@ -102,9 +112,21 @@ def times_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> Ti
     model = _Model(sizes, policy, runtime, rates)
     prefill = model.phase(sizes.prompt, sizes.prompt)
     steps = sizes.generated - 1
-    one = model.phase(1, sizes.prompt + sizes.generated / 2) if steps else Phase(0.0, Load(), Load())
+    one = model.phase(1, _mean_context(sizes)) if steps else Phase(0.0, Load(), Load())
     decode = Phase(steps * one.seconds, one.busy.times(steps), one.bounding.times(steps))
     return Times(prefill, decode, policy.block * sizes.generated)
+
+
+def busy_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> tuple[Load, Load]:
+    """The busy seconds of prefill and decode that `times_of` gives, for less."""
+    model = _Model(sizes, policy, runtime, rates)
+    steps = sizes.generated - 1
+    decode = model.busy(1, _mean_context(sizes)).times(steps) if steps else Load()
+    return model.busy(sizes.prompt, sizes.prompt), decode
+
+
+def _mean_context(sizes: Sizes) -> float:
+    return sizes.prompt + sizes.generated / 2
 
 
 @dataclass(frozen=True)
@@ -116,19 +138,29 @@ class _Model:
 
     def phase(self, tokens: int, context: float) -> Phase:
         """One pass of the block through the model, `tokens` of each sequence, over a cache of `context` positions."""
-        seconds, busy, bounding = 0.0, Load(), Load()
-        for count, loads in self._transitions(tokens, context):
-            for repeat, step in loads:
-                times = count * repeat
-                load = step + Load(disk=self.rates.disk_step_s) if step.disk else step
-                own = self.seconds(load)
-                seconds += times * own
-                busy += load.times(times)
-                bounding += _bound(load).times(times * own)
+        seconds, busy, bounding = 0.0, Load(), dict.fromkeys(RESOURCES, 0.0)
+        for times, load in self.loads(tokens, context):
+            own = self.seconds(load)
+            seconds += times * own
+            busy.gather(load, times)
+            bounding[_bound(load)] += times * own
         if not self.runtime.synchronised and self.runtime.overlapped:
             seconds = self.seconds(busy)
-            bounding = _bound(busy).times(seconds)
-        return Phase(seconds, busy, bounding)
+            bounding = {_bound(busy): seconds}
+        return Phase(seconds, busy, Load(**bounding))
+
+    def busy(self, tokens: int, context: float) -> Load:
+        """What a pass keeps busy, without what it waits for."""
+        busy = Load()
+        for times, load in self.loads(tokens, context):
+            busy.gather(load, times)
+        return busy
+
+    def loads(self, tokens: int, context: float) -> Iterator[tuple[int, Load]]:
+        """The loads of a pass's steps, and how often each occurs."""
+        for count, steps in self._transitions(tokens, context):
+            for repeat, step in steps:
+                yield count * repeat, step + Load(disk=self.rates.disk_step_s) if step.disk else step
 
     def seconds(self, load: Load) -> float:
         """Of a step, or of everything where copies run ahead of the computation as far as they like."""
@@ -263,10 +295,18 @@ class _Model:
         return Load(device=seconds + policy.cache.device * cached * passes, host=host)
 
 
-def _bound(load: Load) -> Load:
-    """1 at the resource that is busy longest, 0 elsewhere; reading and copying on counts as the disk's."""
-    longest = max(RESOURCES, key=lambda name: max(load.disk, load.relayed) if name == "disk" else getattr(load, name))
-    return Load(**{longest: 1.0})
+def _bound(load: Load) -> str:
+    """The resource that is busy longest, the first of those that are; reading and copying on counts as the disk's."""
+    longest, most = "device", load.device
+    for name, seconds in (
+        ("host", load.host),
+        ("to_device", load.to_device),
+        ("from_device", load.from_device),
+        ("disk", max(load.disk, load.relayed)),
+    ):
+        if seconds > most:
+            longest, most = name, seconds
+    return longest
 
 
 def _divide(nbytes: float, rate: float) -> float:
