@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -10,12 +11,13 @@ from shardwright.backends.torch.cache import CacheShape, LayerCache, Places
 from shardwright.backends.torch.hidden import HiddenHome
 from shardwright.backends.torch.pieces import Rows, rows_of
 from shardwright.backends.torch.quantization import Coding
+from shardwright.backends.torch.schedule import Turn
 from shardwright.backends.torch.stages import Staged
 from shardwright.backends.torch.tensors import Named, held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Let
-from shardwright.ir.types import ON_DEVICE
+from shardwright.ir.types import ON_DEVICE, Tier
 
 if TYPE_CHECKING:
     pass
@@ -130,6 +132,22 @@ def cache_shape(staged: Staged, options: Options) -> CacheShape:
     coding = Coding(heads * size, held_as(state.shape.dtype), options.quantized_cache)
     placement = state.type.placement or ON_DEVICE
     return CacheShape(sizes[attend.batch], heads, size, coding, rows_of(placement, sizes[time]))
+
+
+def cache_peaks(batches: Mapping[int, Batch], passes: Iterable[Sequence[Turn]], options: Options) -> dict[Tier, int]:
+    """The most bytes of each memory that the caches take in any of these passes, in which a batch has what its token
+    needs, and gives it back before the next pass where it was its last."""
+    most = dict.fromkeys(Tier, 0)
+    shapes = {number: cache_shape(batch.prefill, options) for number, batch in batches.items()}
+    layers = {number: sum(stage.attends for stage in batch.prefill.stages) for number, batch in batches.items()}
+    for turns in passes:
+        for tier in Tier:
+            taken = 0
+            for turn in turns:
+                shape, room = shapes[turn.batch], batches[turn.batch].room(turn.token, options)
+                taken += layers[turn.batch] * shape.filled(tier, room) * shape.position_bytes
+            most[tier] = max(most[tier], taken)
+    return most
 
 
 def hidden_layout(batch: Batch) -> tuple[tuple[Rows, ...], int]:

@@ -51,7 +51,11 @@ def add_planning(parser: Parser) -> None:
         type=one_of("format of timeline", "json"),
         help="also write when each copy and computation happens, for draw",
     )
-    add("--no-page-cache", action="store_true", help="files are read from the disk each time")
+    add(
+        "--no-page-cache",
+        action="store_true",
+        help="files are read from the disk each time, past the page cache (a run does so where they do not fit in it)",
+    )
     add(
         "--gpus",
         type=positive,

@@ -44,6 +44,7 @@ def add_run(parser: Parser) -> None:
     for tier in ("device", "host", "disk"):
         add(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
     add("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
+    add("--disk-readers", type=positive, metavar="N", default=4, help="threads that read from disk (default: 4)")
     add("--schedule", choices=("zigzag", "diagonal"), default="zigzag", help="of the batches (default: zigzag)")
     add(
         "--sparse-attention",
@@ -271,6 +272,8 @@ def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Requ
         args.spill_dir,
         args.device,
         args.sparse_attention,
+        args.disk_readers,
+        False if args.no_page_cache else None,
     )
 
 

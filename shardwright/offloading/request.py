@@ -19,7 +19,9 @@ class Request:
     """What is asked of a run, prompts and settings of generation apart.
 
     `caps` are bytes of each memory, None where there is no cap; `device` a device of PyTorch, that with CUDA or the
-    CPU where None. `sparse` is the share of cached positions that decode looks at.
+    CPU where None. `sparse` is the share of cached positions that decode looks at. Files are read by so many `readers`;
+    with `page_cache` through the operating system's page cache, without past it, and where that is None past it if the
+    weights on disk are more than the memory that there is for it.
     """
 
     policy: Policy
@@ -29,6 +31,8 @@ class Request:
     spill: str | None = None
     device: str | None = None
     sparse: float = 1.0
+    readers: int = 4
+    page_cache: bool | None = None
 
 
 def checked(settings: Settings) -> Settings:

@@ -96,10 +96,13 @@ class OffloadedModel:
         device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if world is not None:
             device = world.device(request.device)
-        self.tiers: Tiers = stack.enter_context(open_tiers(device, dict(request.caps), str(policy), request.spill))
         program, mapping = self.programs.program(1, 1, 1), self.programs.mapping
         dtypes = {value.name: value.type.dtype for value in program.weights}
         self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
+        tiers = open_tiers(
+            device, request.caps, str(policy), request.spill, readers=request.readers, direct=self._past_page_cache()
+        )
+        self.tiers: Tiers = stack.enter_context(tiers)
         stages = part_of(staged(program, program.func("decode")), self.place).stages
         orders = {name: RowOrder(*stored_order(entry)) for name, entry in mapping.entries.items()}
         self.weights = Weights(
@@ -118,7 +121,7 @@ class OffloadedModel:
         self.runtime: Runtime = Runtime(
             self.tiers,
             self.weights,
-            Options(policy.host_attention, policy.quantized_cache, request.sparse),
+            Options(policy.host_attention, policy.quantized_cache, request.sparse, self._page),
             self._observe,
             pipeline,
         )
@@ -145,21 +148,33 @@ class OffloadedModel:
         n = self.request.policy.n_gpu_batches
         return -(-n // n_groups(self.place, n))
 
+    @property
+    def _page(self) -> int | None:
+        """In the diagonal schedule caches grow with their texts, a sixteenth of the new tokens at a time: that a cache
+        has its last length only at its end is what makes room for more. In the zig-zag schedule all grow together."""
+        return -(-self.settings.max_new_tokens // 16) if self.request.schedule == "diagonal" else None
+
+    def _past_page_cache(self) -> bool:
+        """Whether files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
+        before they are read again."""
+        from shardwright.backends.torch.disk import available_memory
+
+        if self.request.page_cache is not None:
+            return not self.request.page_cache
+        available, shares = available_memory(), self.request.policy.weights
+        return available is not None and self.source.nbytes * shares.disk > available - self.source.nbytes * shares.host
+
     def _check_memory(self) -> None:
         """What is known beforehand to be needed: weights and their buffers, and the caches of the largest block."""
-        from shardwright.backends.torch.batches import cache_shape
+        from shardwright.backends.torch.batches import cache_peaks
         from shardwright.backends.torch.memory import Memory
 
         policy = self.request.policy
         needed = {("weights", tier): nbytes for tier, nbytes in self.weights.needed().items()}
-        first = [self._batch(i, bucket) for i, bucket in enumerate(self.buckets[: policy.n_gpu_batches])]
-        for tier in Tier:
-            total = 0
-            for batch in first:
-                shape = cache_shape(batch.prefill, self.runtime.options)
-                layers = sum(stage.attends for stage in batch.prefill.stages)
-                total += layers * sum(r.count for r in shape.pieces if r.tier is tier) * shape.position_bytes
-            needed["keys and values of a block", tier] = total
+        blocks = list(self._blocks())
+        batches = {number: self._batch(number, bucket) for number, bucket in (blocks[0] if blocks else ())}
+        peaks = cache_peaks(batches, self._order(list(batches)).passes, self.runtime.options)
+        needed |= {("keys and values of a block", tier): nbytes for tier, nbytes in peaks.items()}
         for tier in Tier:
             memory = Memory(tier, self.tiers.memories[tier].cap, str(policy))
             for what in ("weights", "keys and values of a block"):
