@@ -8,14 +8,37 @@ from typing import ClassVar
 
 from shardwright.ir.operation import Arg, Context, Number, Operand
 from shardwright.ir.ops import Add, Concat, Contract, Convert, Merge, Rename, Split, Take
-from shardwright.ir.program import Func, Let, Loop, Marking, Namer, Program, Scope, SetState, Statement, Value, names_of
-from shardwright.ir.types import Dim, OpenType, Shape, TensorType
+from shardwright.ir.program import (
+    Free,
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Namer,
+    Program,
+    Scope,
+    SetState,
+    Statement,
+    Value,
+    names_of,
+)
+from shardwright.ir.types import Dim, OpenType, Shape, TensorType, ValueType
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import Gathers, with_gathers
 from shardwright.passes.packed_weights import PackedWeights
-from shardwright.passes.packing import PackedGroup, PackedProduct, packed_groups, packing, stored_weights
+from shardwright.passes.packing import (
+    BY,
+    PackedGroup,
+    PackedProduct,
+    packed_groups,
+    packing,
+    stored_weights,
+    with_supposed_layouts,
+)
 from shardwright.passes.patterns import sites, use_counts
+from shardwright.passes.projections import axes_named
+from shardwright.passes.supposed_layouts import WeightKey, open_weights, retyped
 
 
 @dataclass(frozen=True)
@@ -46,18 +69,22 @@ class FuseParallelBlock(Pass):
     block of the digits that the parts share (`by`), so that every part stays on its chip. Where each of two added
     results is demanded split, there are two reduce-scatters before and one after. Weights are packed only where
     every use of theirs in the program is packed alike; weights that are gathered alike are packed and then gathered.
-    `packing` says which weight goes where, `pack` does it with arrays.
+    Weights whose layouts are open are packed by the digits of the axes `by`, as many of them as divide each part, and
+    what they are packed into is open too. `packing` says which weight goes where, `pack` does it with arrays.
     """
 
     name: ClassVar[str] = "fuse-parallel-block"
+    by: str = "all"
 
     def run(self, program: Program) -> Program:
-        stored, gathers = stored_weights(program)
+        stored, gathers = stored_weights(with_supposed_layouts(program, axes_named(BY, self.by, program.mesh)))
         groups = packed_groups(stored, gathers)
-        return _gathered(_fused(stored, groups), groups, gathers) if groups else program
+        if not groups:
+            return program
+        return _reopened(_gathered(_fused(stored, groups), groups, gathers), program, groups)
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
-        return PackedWeights(packing(program), source)
+        return PackedWeights(packing(program, self.by), source)
 
 
 def _fused(program: Program, groups: Sequence[PackedGroup]) -> Program:
@@ -75,6 +102,15 @@ def _gathered(program: Program, groups: Sequence[PackedGroup], gathers: Mapping[
         for func in program.funcs
     )
     return replace(program, funcs=funcs)
+
+
+def _reopened(made: Program, before: Program, groups: Sequence[PackedGroup]) -> Program:
+    """Weights that were open before are, and so is what is packed of such."""
+    types: dict[WeightKey, ValueType] = {**open_weights(before)}
+    for group in groups:
+        if (group.recipe.func, group.recipe.parts[0].weight) in types:
+            types[group.recipe.func, group.recipe.name] = OpenType.anything(group.type.shape)
+    return retyped(made, types)
 
 
 def _replaced(values: tuple[Value, ...], groups: Sequence[PackedGroup]) -> tuple[Value, ...]:
@@ -155,7 +191,7 @@ class _Writer:
                     made.extend(self.let(statement))
                 case Loop():
                     made.append(replace(statement, body=self.block(statement.body)))
-                case SetState():
+                case SetState() | Free():
                     made.append(statement)
         return tuple(made)
 

@@ -135,17 +135,22 @@ class LoopCollectives(Pass):
         if self.chip == "none":
             return self
         chip = load_chip(self.chip)
+        kept = self.paying(program, func, lambda made, looped: cost_of(made, looped, chip).time_s)
+        return replace(self, chip="none", values="+".join(kept))
+
+    def paying(self, program: Program, func: Func, price: Callable[[Program, Func], float]) -> list[str]:
+        """The results of a function's collectives that, looped one after the other, each lower its price."""
         plain = replace(self, chip="none", func=func.name, shuffle=False)
         kept: list[str] = []
-        best = cost_of(program, func, chip).time_s
+        best = price(program, func)
         for name in _collectives([func]):
             if self.values != "all" and name not in self.values.split("+"):
                 continue
             made = replace(plain, values="+".join([*kept, name])).looped(program, frozenset())[0]
-            time = cost_of(made, made.func(func.name), chip).time_s
+            time = price(made, made.func(func.name))
             if time < best:
                 best, kept = time, [*kept, name]
-        return replace(self, chip="none", values="+".join(kept))
+        return kept
 
     def wanted(self, site: Site) -> bool:
         """Whether the options ask for this site."""

@@ -13,12 +13,35 @@ from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
 from shardwright.passes.gathered_weights import Gathers, gathers_of, without_gathers
 from shardwright.passes.packed_weights import Packed, Packing, Part
 from shardwright.passes.patterns import Site, sites, use_counts, weights_of
+from shardwright.passes.projections import axes_named
+from shardwright.passes.supposed_layouts import open_weights, retyped, split_along, whole
+
+BY = "fuse-parallel-block: by"
 
 
-def packing(program: Program) -> Packing:
+def packing(program: Program, by: str = "all") -> Packing:
     """What `fuse-parallel-block` packs in this program (given as it is before the pass)."""
-    stored, gathers = stored_weights(program)
+    stored, gathers = stored_weights(with_supposed_layouts(program, axes_named(BY, by, program.mesh)))
     return tuple(group.recipe for group in packed_groups(stored, gathers))
+
+
+def with_supposed_layouts(program: Program, axes: Axes) -> Program:
+    """The program with a layout for each open weight: split over the axes along what could be packed.
+
+    What is packed so can be split over any of these axes, so that the layout stays open.
+    """
+    found = open_weights(program)
+    if not found:
+        return program
+    supposed = retyped(program, {key: whole(kind) for key, kind in found.items()})
+    leading: dict[tuple[str | None, str], str] = {}
+    for func in supposed.funcs:
+        scope = None if program.weights else func.name
+        for product in _products(supposed, func, weights_of(supposed, func))[0]:
+            leading.setdefault((scope, product.weight), product.packed[0])
+    return retyped(
+        supposed, {key: split_along(found[key], dim, axes, program) for key, dim in leading.items() if key in found}
+    )
 
 
 def stored_weights(program: Program) -> tuple[Program, Mapping[str, Gathers]]:

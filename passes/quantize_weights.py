@@ -24,11 +24,12 @@ from shardwright.ir.program import (
     map_scoped,
     names_of,
 )
-from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType
+from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.patterns import sites, use_counts, weights_of
 from shardwright.passes.quantized_weights import Quantization, Quantized, QuantizedWeights
+from shardwright.passes.supposed_layouts import fitting_axes
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class QuantizeWeights(Pass):
         h: BLF_xyz = a @[E] w_whole
 
     In f16, whose range sums of integers leave, the product is f32 until it is scaled.
-    A group never crosses chips: it shrinks to a divisor of what a chip holds. Floating-point weights of two
+    A group never crosses chips: it shrinks to a divisor of what a chip holds, in a layout that is left open of what it
+    could be split into. Scales of open weights are open. Floating-point weights of two
     dimensions or more are quantized where every use is a contraction over the same dimensions; an embedding
     that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does it.
     """
@@ -89,13 +91,13 @@ def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantizati
     if group < 1:
         raise fault("bad-option", f"quantize-weights: a group has at least 1 element, not {group}", NOWHERE)
     found: dict[tuple[str | None, str], set[tuple[str, ...]]] = {}
-    values: dict[tuple[str | None, str], TensorType] = {}
+    values: dict[tuple[str | None, str], ValueType] = {}
     spoilt: set[tuple[str | None, str]] = set()
     for func in program.funcs:
         scope = None if program.weights else func.name
         for name, value in weights_of(program, func).items():
             key = (scope, name)
-            if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
+            if not value.type.dtype.is_float:
                 continue
             values[key] = value.type
             summed = _summed(program, func, name)
@@ -117,11 +119,19 @@ def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantizati
             if not grouped:
                 continue
             size = kind.shape.size(grouped[0])
-            order = program.dim(grouped[0]).order or kind.split(grouped[0])
+            order = program.dim(grouped[0]).order or _split(program, kind, grouped[0])
             together = math.gcd(group, size // order_size(order, program.mesh))
             entry = replace(entry, grouped=grouped[0], groups=size // together)
         made.append(replace(entry, scale=namer.fresh(f"{name}_scale")))
     return tuple(made)
+
+
+def _split(program: Program, kind: ValueType, dim: str) -> Axes:
+    """The axes that split a dimension; where it is left open, as many as divide it."""
+    if isinstance(kind, TensorType):
+        return kind.split(dim)
+    axes = kind.splits[kind.names.index(dim)]
+    return fitting_axes(kind.shape.size(dim), program.mesh) if axes is None else axes
 
 
 def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] | None:
@@ -197,9 +207,9 @@ class _Cuts:
         return Dim(name, size)
 
 
-def _scale_type(kind: TensorType, entry: Quantized, cuts: _Cuts) -> TensorType:
+def _scale_type(kind: ValueType, entry: Quantized, cuts: _Cuts) -> ValueType:
     dims: list[Dim] = []
-    splits: list[Axes] = []
+    splits: list[Axes | None] = []
     for dim, axes in zip(kind.dims, kind.splits, strict=True):
         if entry.groups is not None and dim.name == entry.grouped:
             dims.append(cuts.of(dim.name, entry.groups)[0])
@@ -208,7 +218,10 @@ def _scale_type(kind: TensorType, entry: Quantized, cuts: _Cuts) -> TensorType:
             dims.append(dim)
             splits.append(axes)
     dtype = DType.F32 if entry.groups is None else kind.dtype
-    return TensorType(dtype, tuple(dims), tuple(splits), None, kind.placement)
+    known = tuple(axes for axes in splits if axes is not None)
+    if isinstance(kind, TensorType):
+        return TensorType(dtype, tuple(dims), known, None, kind.placement)
+    return OpenType(dtype, tuple(dims), tuple(splits), kind.partial, kind.placement, kind.open)
 
 
 def _declared(values: Sequence[Value], entries: Mapping[str, Quantized], cuts: _Cuts) -> tuple[Value, ...]:
@@ -216,10 +229,10 @@ def _declared(values: Sequence[Value], entries: Mapping[str, Quantized], cuts: _
     made: list[Value] = []
     for value in values:
         entry = entries.get(value.name)
-        if entry is None or not isinstance(value.type, TensorType):
+        if entry is None:
             made.append(value)
             continue
-        made.append(replace(value, type=value.type.with_dtype(entry.dtype)))
+        made.append(replace(value, type=replace(value.type, dtype=entry.dtype)))
         made.append(Value(entry.scale, _scale_type(value.type, entry, cuts), value.marking, value.span))
     return tuple(made)
 

@@ -257,7 +257,9 @@ def _with_checkpoint(
     from shardwright.models.architectures import describe
     from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.config import config_path, read_config
+    from shardwright.models.declared_packing import declared_packing, stored_dtypes
     from shardwright.models.weight_map import check_map, map_path, read_map, weight_map
+    from shardwright.passes.packed_weights import PackedWeights
     from shardwright.passes.pipelines import run_with_weights
 
     beside = None if file == "-" else map_path(file)
@@ -268,9 +270,11 @@ def _with_checkpoint(
 
         with located(Source(str(config_path(folder)), "")):
             mapping = weight_map(describe(read_config(folder)))
-    check_map(mapping, program)
-    with CheckpointSource(folder, mapping, {value.name: value.type.dtype for value in program.weights}) as stored:
-        made, source = run_with_weights(program, passes, stored)
+    packing = declared_packing(program, mapping)
+    check_map(mapping, program, packing)
+    with CheckpointSource(folder, mapping, stored_dtypes(program, packing)) as stored:
+        held = PackedWeights(packing, stored) if packing else stored
+        made, source = run_with_weights(program, passes, held)
         return made, {name: read_whole(source, name) for name in source.names}
 
 

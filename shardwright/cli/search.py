@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from shardwright.cost.integer_program.solve import Solution
     from shardwright.cost.program_cost import Cost
     from shardwright.ir.program import Program
-    from shardwright.passes.base import Pass
-    from shardwright.searching import Found
+    from shardwright.rewriting import Searched, Tried
 
 DEFAULT_SECONDS = 60.0
 
@@ -50,10 +49,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--rewrite",
-        metavar="'a,b{k=v}'",
+        metavar="auto|'a,b{k=v}'",
         action="append",
         default=[],
-        help="also search the program after these passes, and take what is best; may be given more than once",
+        help="also search the program after these passes, and take what is best; may be given more than once. auto: "
+        "after each way to pack projections, and with loops in place of collectives, where it is faster",
     )
     parser.add_argument(
         "--explain", action="store_true", help="print why each layout was chosen, and the next best, on standard error"
@@ -90,50 +90,44 @@ def _search_program(args: argparse.Namespace) -> int:
     from shardwright.cli.cost import chip_and_constants
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
-    from shardwright.ir.diagnostics import Source, located
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
-    from shardwright.searching import best_of, explain, search, search_shapes
+    from shardwright.ir.diagnostics import located
+    from shardwright.rewriting import search_rewrites
+    from shardwright.searching import explain
 
     chip, constants = chip_and_constants(args)
     source = read_program(args.file)
-    programs: list[tuple[str, Program]] = []
-    results: list[Found] = []
-    for rewrite in ("", *args.rewrite):
-        with located(Source("--rewrite", rewrite)):
-            passes = parse_pipeline(rewrite) if rewrite else ()
 
-        def rewritten(mesh: Mapping[str, int], passes: Sequence[Pass] = passes) -> Program:
-            return run_passes(load(source, mesh, args.dim), passes)
+    def loaded(mesh: Mapping[str, int]) -> Program:
+        return load(source, {**args.mesh, **mesh}, args.dim)
 
-        with located(source):
-            program = rewritten(args.mesh)
-            left = args.time_limit / (1 + len(args.rewrite))
-            if args.mesh_shape == "search":
-                results.append(search_shapes(program, rewritten, chip, constants, left, args.minimize))
-                program = rewritten(dict(results[-1].program.mesh))
-            else:
-                results.append(search(program, chip, constants, left))
-        programs.append((rewrite, program))
-    found = best_of(results, args.minimize)
-    chosen = min(range(len(results)), key=lambda i: results[i].program is not found.program)
-    if args.explain:
-        with located(source):
-            lines = explain(programs[chosen][1], chip, constants, found, args.time_limit)
+    with located(source):
+        searched = search_rewrites(
+            loaded,
+            args.rewrite,
+            chip,
+            constants,
+            args.time_limit,
+            args.minimize,
+            shapes=args.mesh_shape == "search",
+        )
+        found = searched.best
+        lines = explain(searched.program, chip, constants, found, args.time_limit) if args.explain else []
+    if lines:
         print("\n".join(lines), file=sys.stderr)
     text = print_program(found.program)
-    if args.json:
-        print_json(_found_json(found, text, programs[chosen][0]))
-        if args.output:
-            write_output(args.output, text)
-    else:
-        print(
-            _found_text(found, programs[chosen][0]), file=sys.stdout if args.output not in (None, "-") else sys.stderr
-        )
+    if args.output:
         write_output(args.output, text)
+    if args.json:
+        print_json(_found_json(searched, text))
+    else:
+        print(_found_text(searched), file=sys.stdout if args.output not in (None, "-") else sys.stderr)
+        if not args.output:
+            write_output(None, text)
     return 0
 
 
-def _found_json(found: Found, text: str, rewrite: str) -> dict[str, Any]:
+def _found_json(searched: Searched, text: str) -> dict[str, Any]:
+    found = searched.best
     return {
         "status": found.status,
         "objective_s": found.objective_s,
@@ -142,7 +136,18 @@ def _found_json(found: Found, text: str, rewrite: str) -> dict[str, Any]:
         "solve_s": found.seconds,
         "program": text,
         "counted_s": found.model_s,
-        "rewrite": rewrite or None,
+        "rewrite": searched.rewrite or None,
+        "tried": [
+            {
+                "rewrite": each.rewrite or None,
+                "status": each.found.status
+                if each.found
+                else str(each.error.diagnostics[0].code if each.error else ""),
+                "objective_s": each.found.objective_s if each.found else None,
+                "bound_s": each.found.bound_s if each.found else None,
+            }
+            for each in searched.tried
+        ],
         "chip_seconds_per_token": found.chip_seconds_per_token,
         "mesh": dict(found.program.mesh),
         "peak_bytes_per_chip": found.peak,
@@ -153,24 +158,42 @@ def _found_json(found: Found, text: str, rewrite: str) -> dict[str, Any]:
     }
 
 
-def _found_text(found: Found, rewrite: str) -> str:
+def _found_text(searched: Searched) -> str:
     from shardwright.cli.text_table import bytes_text
     from shardwright.cost.movements import duration_text
 
+    found = searched.best
     cost = found.costs[0]
     mesh = " ".join(f"{axis}={size}" for axis, size in found.program.mesh.items())
-    proof = "proved least" if found.status == "optimal" else f"at most {100 * found.gap:.3g} % above the least"
+    if found.status == "optimal":
+        proof = "proved least"
+    elif found.bound_s > 0:
+        proof = f"at most {100 * found.gap:.3g} % above the least"
+    else:
+        proof = "not proved, since a rewrite was not searched to its end"
     lines = [
         f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}",
         f"{bytes_text(found.peak)} of {bytes_text(cost.chip.memory_bytes)} on each chip,"
         f" {found.chip_seconds_per_token:.4g} chip-seconds per token",
     ]
     lines.append(f"bound {duration_text(found.bound_s)}, counted {duration_text(found.model_s)}, {found.seconds:.2f} s")
-    if rewrite:
-        lines.append(f"after {rewrite}")
+    if searched.rewrite:
+        lines.append(f"after {searched.rewrite}")
+    if len(searched.tried) > 1:
+        lines += [f"  {_tried_text(each)}" for each in searched.tried]
     if len(found.costs) > 1:
         lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in found.costs]
     return "\n".join(lines)
+
+
+def _tried_text(tried: Tried) -> str:
+    from shardwright.cost.movements import duration_text
+
+    name = tried.rewrite or "as it is"
+    if tried.found is None:
+        return f"{name}: {tried.error.diagnostics[0].message if tried.error else 'nothing'}"
+    proof = "proved least" if tried.found.status == "optimal" else f"at least {duration_text(tried.found.bound_s)}"
+    return f"{name}: {duration_text(tried.found.objective_s)}, {proof}"
 
 
 # ---------------------------------------------------------------- --diff

@@ -36,6 +36,5 @@ def load_engine(
         at_hand = cast(Any, importlib.import_module("jax")).device_count()
         chip = device_memory or chip_memory(devices)
         made = compile_within(config, plan, chip, at_hand)
-    dtypes = {value.name: value.type.dtype for value in made.surface.weights}
-    with CheckpointSource(checkpoint, made.mapping, dtypes) as stored:
+    with CheckpointSource(checkpoint, made.mapping, made.dtypes) as stored:
         return Engine(Session(made.explicit, made.weights(stored), progress=progress), devices)

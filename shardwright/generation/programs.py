@@ -19,9 +19,11 @@ from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
 from shardwright.models.cache_rows import restart
 from shardwright.models.config import Config
+from shardwright.models.declared_packing import declared_packing, stored_dtypes
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
+from shardwright.passes.packed_weights import PackedWeights, Packing
 from shardwright.passes.pipelines import Trace, run_passes
 
 CHOOSING = ("greedy", "sample", "logprob")
@@ -37,10 +39,18 @@ class GenerationProgram:
     surface: Program
     explicit: Program
     mapping: WeightMap
+    packing: Packing
     steps: tuple[Trace, ...]
 
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        """The number formats in which the checkpoint's weights are read."""
+        return stored_dtypes(self.surface, self.packing)
+
     def weights(self, source: WeightSource) -> WeightSource:
-        """The weights of the compiled program, made of those of the surface program."""
+        """The weights of the compiled program, made of those of the checkpoint."""
+        if self.packing:
+            source = PackedWeights(self.packing, source)
         for step in self.steps:
             source = step.applied.weights(step.before, source)
         return source
@@ -71,10 +81,11 @@ def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Pl
     """The explicit program that the plan's passes make of its surface program."""
     mapping = weight_map(describe(Config(config)))
     with located(_source(plan.decode_layout)) if is_file(plan.decode_layout) else nullcontext():
-        check_map(mapping, surface)
+        packing = declared_packing(surface, mapping)
+        check_map(mapping, surface, packing)
     steps: list[Trace] = []
     explicit = run_passes(surface, plan.pipeline, steps.append)
-    return GenerationProgram(surface, explicit, mapping, tuple(steps))
+    return GenerationProgram(surface, explicit, mapping, packing, tuple(steps))
 
 
 # ---------------------------------------------------------------- of presets

@@ -15,7 +15,9 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
     """Comment lines. `layouts` are those of the functions, by their names, the one that stores the weights first."""
     stored = layouts[0][1]
     whole = "the whole forward pass" if not cached else f"{_listed([name for name, _ in layouts])} with a KV cache"
-    if len({layout.name for _, layout in layouts}) == 1:
+    if stored.open:
+        names = ["Layouts are left open, but that of the logits: `shardwright search` finds them, or `place`."]
+    elif len({layout.name for _, layout in layouts}) == 1:
         names = [f"Layout {stored.name}: {_where(model, stored, mesh)}."]
     else:
         names = [f"Weights as in {stored.name}: {_weights(model, stored, mesh)}."]
@@ -23,9 +25,7 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
     paragraphs = [
         f"{model.architecture}: {whole}. {capital(', '.join(_pieces(model)))}.",
         *names,
-        *(sentence for _, layout in _by_attention(layouts) for sentence in _attention(layout)),
-        *_experts(layouts),
-        *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
+        *([] if stored.open else _choices(model, layouts, mesh)),
         _letters(
             model,
             cached=cached,
@@ -34,6 +34,16 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
         ),
     ]
     return [line for paragraph in paragraphs for line in _comment(paragraph)]
+
+
+def _choices(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh) -> list[str]:
+    """How attention and experts are split, and what could not be."""
+    stored = layouts[0][1]
+    return [
+        *(sentence for _, layout in _by_attention(layouts) for sentence in _attention(layout)),
+        *_experts(layouts),
+        *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
+    ]
 
 
 def _pieces(model: Model) -> list[str]:

@@ -8,6 +8,9 @@ leaves them there, `wg-x`, `wg-xy` and `wg-xyz` gather them over one, two or all
 of the activations is split instead (Pope et al. 2022, sections 3.2.1 to 3.2.3). On a mesh of one axis no axis is left
 over for E, and ws2d is ws1d.
 
+`open` is no preset: it demands nothing but the layout of the logits, over all axes along V, and leaves weights, cache
+and activations to the compiler, by bytes (`place`) or by time (`search`).
+
 Attention is over heads or over batch (section 3.3) whatever the preset.
 """
 
@@ -88,6 +91,11 @@ PRESETS: dict[str, Preset] = {
     "wg-xyz": Preset({**_TWO, Role.NORM: Axes.ALL}, residual=Axes.ALL, batch=Axes.ALL),
 }
 
+OPEN = "open"
+"""The layout in which everything but the logits is a hole."""
+
+_OPEN = Preset({**dict.fromkeys(Role, Axes.NONE), Role.VOCAB: Axes.ALL}, residual=Axes.NONE)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -112,6 +120,11 @@ class Layout:
     experts: tuple[str, ...] | None = None
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
+    @property
+    def open(self) -> bool:
+        """Whether types are holes."""
+        return self.name == OPEN
+
     def split(self, role: Role | None, dim: str) -> tuple[str, ...]:
         """The axes of a dimension of a stored weight."""
         return () if role is None else self.stored.get((role, dim), ())
@@ -125,11 +138,13 @@ class Layout:
 
 def preset(name: str) -> Preset:
     """The preset of this name. Raises where there is none."""
+    if name == OPEN:
+        return _OPEN
     if name not in PRESETS:
-        near = did_you_mean(name, list(PRESETS))
+        near = did_you_mean(name, [*PRESETS, OPEN])
         raise fault(
             "unknown-layout",
-            f"there is no layout {name}; there are {', '.join(PRESETS)}",
+            f"there is no layout {name}; there are {', '.join(PRESETS)}, and {OPEN}",
             NOWHERE,
             *([f"did you mean {near}?"] if near else []),
         )
@@ -163,6 +178,13 @@ def fit_layouts(
     Raises where there is no such preset, or where two store the weights differently.
     """
     presets = [preset(name) for name in names]
+    if groups and OPEN in names:
+        raise fault(
+            "layout-open",
+            "where tokens are sent to experts the layout says which chip has which, and open says nothing",
+            NOWHERE,
+            "leave out --experts all-to-all, or take a preset",
+        )
     batches = batches or ["B"] * len(names)
     homes: dict[str, dict[str, str]] = {}
     dropped: list[str] = []

@@ -49,10 +49,19 @@ class ValueTypes:
         row = Row(tuple(RowDim(dim, self.mesh.sorted(axes.get(dim, ()))) for dim in dims))
         return format_type(TypeExpr(str(dtype), row))
 
+    def hole(self, dims: Sequence[str]) -> str:
+        """The type with these dimensions and a layout that is left open."""
+        from shardwright.ir.format import format_type
+        from shardwright.ir.syntax import Row, RowDim, TypeExpr
+
+        return format_type(TypeExpr(str(self.dtype), Row(tuple(RowDim(dim) for dim in dims), open=True)))
+
     # ------------------------------------------------------------ weights
 
     def stored(self, weight: Weight) -> str:
         """As the weight is kept."""
+        if self.layout.open:
+            return self.hole(weight.dims)
         split = self.layout.split
         return self.text(
             self.dtype, weight.dims, {d: split(r, d) for d, r in zip(weight.dims, weight.roles, strict=True)}
@@ -70,6 +79,8 @@ class ValueTypes:
     @property
     def residual(self) -> str:
         batch = self.rows.dim
+        if self.layout.open:
+            return self.hole([batch, "L", "E"])
         return self.text(self.dtype, [batch, "L", "E"], {batch: self.layout.batch, "E": self.layout.residual})
 
     @property
@@ -118,7 +129,7 @@ class ValueTypes:
         batch: over those copies nothing has to move.
         """
         over = self.layout.attention
-        if over is None:
+        if over is None or self.layout.open:
             return None
         batch, attention = self.rows.dim, self.model.attention
         of_keys = {axis for dim in attention.key_dims for axis in over.get(dim, ())}
@@ -129,13 +140,15 @@ class ValueTypes:
 
     def attention(self, position: str, heads: Sequence[str]) -> str | None:
         """Keys or values along `position` (L or T), None where they are left to the compiler."""
-        if self.layout.attention is None:
+        if self.layout.attention is None or self.layout.open:
             return None
         return self.text(self.dtype, [self.rows.dim, position, *heads, "D"], self.layout.attention)
 
     @property
     def cache(self) -> str:
         """The keys, or the values, of every layer."""
-        assert self.layout.attention is not None
         dims = ["N", self.rows.dim, "T", *self.model.attention.key_dims, "D"]
+        if self.layout.open:
+            return self.hole(dims)
+        assert self.layout.attention is not None
         return self.text(self.dtype, dims, self.layout.attention)

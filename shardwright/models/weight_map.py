@@ -17,6 +17,7 @@ from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
 from shardwright.models.weights import Part, Stored, model_weights
+from shardwright.passes.packed_weights import Packing
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
@@ -232,11 +233,20 @@ def _texts(value: object, what: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------- against a program
 
 
-def check_map(mapping: WeightMap, program: Program) -> None:
-    """Raises unless the mapping gives every weight of the program, with its dimensions and sizes."""
+def check_map(mapping: WeightMap, program: Program, packing: Packing = ()) -> None:
+    """Raises unless the mapping gives every weight of the program, with its dimensions and sizes.
+
+    Of the weights that are `packing` it gives the parts.
+    """
+    packed = {recipe.name: recipe for recipe in packing}
+    sizes = program.sizes()
     for weight in program.weights:
-        entry = mapping.entries.get(weight.name)
-        if entry is None:
+        if weight.name in packed:
+            wholes = [(part.weight, part.dims, [sizes[dim] for dim in part.dims]) for part in packed[weight.name].parts]
+        elif weight.name in mapping.entries:
+            shape = weight.shape
+            wholes = [(weight.name, shape.names, [shape.size(dim) for dim in shape.names])]
+        else:
             near = did_you_mean(weight.name, list(mapping.entries))
             raise fault(
                 "weight-map",
@@ -244,15 +254,16 @@ def check_map(mapping: WeightMap, program: Program) -> None:
                 weight.span,
                 f"did you mean {near}?" if near else f"it has {_listed(list(mapping.entries))}",
             )
-        found = " ".join(f"{dim}={mapping.sizes[dim]}" for dim in entry.dims)
-        wanted = " ".join(f"{dim.name}={dim.size}" for dim in weight.type.dims)
-        if found != wanted:
-            raise fault(
-                "weight-map",
-                f"{weight.name} is {wanted} in the program, and {found} in the checkpoint",
-                weight.span,
-                "--dim may change B and L of an imported program, not the sizes of its weights",
-            )
+        for name, dims, extents_here in wholes:
+            found = " ".join(f"{dim}={mapping.sizes[dim]}" for dim in mapping.entries[name].dims)
+            wanted = " ".join(f"{dim}={size}" for dim, size in zip(dims, extents_here, strict=True))
+            if found != wanted:
+                raise fault(
+                    "weight-map",
+                    f"{name} is {wanted} in the program, and {found} in the checkpoint",
+                    weight.span,
+                    "--dim may change B and L of an imported program, not the sizes of its weights",
+                )
         if not weight.type.dtype.is_float:
             raise fault(
                 "weight-map",

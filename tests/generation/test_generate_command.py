@@ -118,7 +118,7 @@ def test_wrong_usage(argv: list[str], why: str, generate: Callable) -> None:
         (["--tokens", "1 96"], "prompt 1: error: token 96 is out of range [bad-prompt]\nnote: ids are 0 to 95\n"),
         (
             ["--tokens", "1", "--decode-layout", "ws3d"],
-            "{folder}: error: there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz"
+            "{folder}: error: there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz, and open"
             " [unknown-layout]\nnote: did you mean ws2d?\n",
         ),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models.checkpoints import config_of
@@ -135,4 +136,25 @@ def test_weights_are_stored_once(tmp_path: Path) -> None:
         f"{path}: error: the weight wq is f32 NEK_xG_yD here, and f32 NE_xKG_yD in the decode layout; the two are"
         " stored once [layouts-differ]\n"
         "note: give both functions the same declarations, in one file or two"
+    )
+
+
+def test_what_search_finds_for_an_open_program_says_the_same(
+    spoken: Path, tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    """On a chip whose memory is so slow that weights are split; some of them are packed."""
+    fast = (Path(__file__).parents[2] / "cost" / "chips" / "h100.toml").read_text()
+    chip, opened, found = (str(tmp_path / name) for name in ("slow.toml", "open.shard", "found.shard"))
+    Path(chip).write_text(fast.replace("memory_bytes_per_s = 3.35e12", "memory_bytes_per_s = 1e6"))
+    mesh = ("--mesh", "x=2")
+    sizes = ("--cache", "16", "--batch", "2", "--length", "4")
+    assert shardwright("import", spoken, *mesh, "--layout", "open", *sizes, "-o", opened).status == 0
+    got = shardwright("search", opened, "--chip", chip, "--rewrite", "fuse-parallel-block", "-o", found)
+    assert got.status == 0
+    assert "after fuse-parallel-block" in got.out
+    text = Path(found).read_text()
+    assert re.search(r"wq_wk_wv: f32 N\S*_\S*", text)
+    given = ("--prompt", "w5 w6 w7", "--max-new-tokens", "6", "--ignore-eos")
+    assert shardwright("generate", spoken, *given, "--decode-layout", found).out == (
+        shardwright("generate", spoken, *given, *mesh).out
     )

@@ -480,7 +480,7 @@ def test_unknown_layout() -> None:
     with pytest.raises(DiagnosticError) as caught:
         import_model(config_of("llama-grouped"), "ws3d", Mesh.of(x=2), 2, 40)
     (only,) = caught.value.diagnostics
-    assert only.message == "there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz"
+    assert only.message == "there is no layout ws3d; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz, and open"
     assert only.notes[0].message in {"did you mean ws1d?", "did you mean ws2d?"}
 
 

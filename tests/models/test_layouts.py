@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from models.checkpoints import CHECKPOINTS, config_of
 
-from shardwright.ir.diagnostics import Source
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.format import format_module
 from shardwright.ir.mesh import Mesh
@@ -281,3 +281,23 @@ def test_descriptions_are_values() -> None:
     names = [weight.name for weight in model_weights(replace(model, parallel=True, tied=True))]
     assert "block_norm" in names
     assert not {"attention_norm", "feedforward_norm", "unembed"} & set(names)
+
+
+def test_open_demands_the_logits_alone() -> None:
+    """Everything else is a hole; what the compiler fills in is a program like any other."""
+    made = import_model(config_of("llama-grouped"), "open", Mesh.of(x=2, y=2), 2, 8, cache=32)
+    program = elaborate(parse(Source("p", made.text)))
+    assert format_module(parse(Source("p", made.text))) == made.text
+    assert "Layouts are left open, but that of the logits" in made.text
+    assert all(str(value.type).endswith("?") for value in (*program.weights, *program.state[:2]))
+    assert [str(func.results[0]) for func in program.funcs] == ["f32 BV_xy", "f32 BV_xy"]
+    named = re.findall(r"_[xy]+", re.sub(r"^#.*$", "", made.text, flags=re.MULTILINE))
+    assert set(named) == {"_xy"}
+    assert verify(explicit(program), Level.EXPLICIT) is None
+
+
+def test_open_goes_with_no_preset_and_no_sending_of_tokens() -> None:
+    with pytest.raises(DiagnosticError, match="open stores weights otherwise than ws2d"):
+        import_model(config_of("llama-grouped"), "ws2d", Mesh.of(x=2, y=2), 2, 8, cache=32, prefill_layout="open")
+    with pytest.raises(DiagnosticError, match=r"the layout says which chip has which, and open says nothing"):
+        import_model(config_of("mixtral"), "open", Mesh.of(x=2, y=2), 2, 8, experts="all-to-all")

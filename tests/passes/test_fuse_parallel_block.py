@@ -224,3 +224,44 @@ def test_pinned_orders_are_kept_to() -> None:
     assert largest_error(before, after, partial(pack, packing(before))) < 1e-12
     apart = BLOCK.replace("F=64", "F=64 order y z x").replace("H=8", "H=8 order z y x")
     assert fused(program(apart)) == program(apart)
+
+
+OPEN = """
+mesh x=2 y=2 z=2
+dim B=4 L=2 E=32 F=64 H=4 D=4
+weights {
+  wq: EHD?
+  w_in: EF?
+  wo: HDE?
+  w_out: FE?
+}
+func block(x: BLE_xyz) -> BLE_xyz {
+  q = x @[E] wq
+  y: BLE_xyz = x + (q @[HD] wo + gelu(x @[E] w_in) @[F] w_out)
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [("all", []), ("xy", ["wq_w_in", "wo_w_out"]), ("z", ["wq_w_in", "wo_w_out"]), ("none", ["wq_w_in", "wo_w_out"])],
+)
+def test_open_weights_are_packed_by_the_axes_that_divide_each(by: str, names: list[str]) -> None:
+    """Eight chips do not divide four heads; what is packed stays open."""
+    before = program(OPEN)
+    after = run_passes(before, [FuseParallelBlock(by=by)])
+    assert [packed.name for packed in packing(before, by)] == names
+    assert (after == before) is not bool(names)
+    kept = [value for value in after.weights if value.name in names]
+    assert [str(value.type) for value in kept] == (["bf16 EA?", "bf16 AE?"] if names else [])
+    assert largest_error(before, after, partial(pack, packing(before, by))) < 1e-12
+
+
+@pytest.mark.parametrize("split", ["E_xA_yz", "E_yzA_x", "EA_zx", "E_xyzA"])
+def test_what_open_weights_are_packed_into_can_be_split_over_any_of_the_axes(split: str) -> None:
+    before = program(OPEN.replace("H=4", "H=8"))
+    recipe = packing(before)
+    after = run_passes(before, [FuseParallelBlock()])
+    demanded = program(printed(after).replace("EA?", split))
+    assert largest_error(before, demanded, partial(pack, recipe)) < 1e-12

@@ -214,3 +214,29 @@ def test_after_fusion_and_before_it(bits: int) -> None:
 
     after = run_passes(small_weights, [FuseParallelBlock()])
     assert 0 < largest_error(before, after, quantize_and_fuse) < error
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_whose_layouts_are_open(bits: int) -> None:
+    """They stay open, and so are their scales; a group fits into what any layout leaves on a chip."""
+    before = program(
+        """
+        mesh x=2 y=2
+        dim B=4 E=32 F=64
+        weights {
+          w_in: EF?
+          w_out: FE?
+        }
+        func f(x: BE_x) -> BE_x {
+          y: BE_x = gelu(x @[E] w_in) @[F] w_out
+          return y
+        }
+        """
+    )
+    recipe = quantization(before, bits)
+    after = run_passes(before, [QuantizeWeights(bits=bits)])
+    scales = ["f32 F?", "f32 E?"] if bits == 8 else ["bf16 EG?", "bf16 FG2?"]
+    assert [str(value.type) for value in after.weights][1::2] == scales
+    assert [entry.groups for entry in recipe] == ([None, None] if bits == 8 else [4, 4])
+    assert {str(value.type) for value in after.weights[::2]} == {f"int{bits} EF?", f"int{bits} FE?"}
+    assert largest_error(before, after, partial(quantize, recipe)) < (0.02 if bits == 8 else 0.3)

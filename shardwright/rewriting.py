@@ -1,0 +1,165 @@
+"""Searches among programs that mean the same: the given one, and what rewrites make of it, each with its layouts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from shardwright.ir.diagnostics import DiagnosticError, Source, located
+from shardwright.searching import Found, Minimize, best_of, search, search_shapes
+
+if TYPE_CHECKING:
+    from shardwright.cost.chips import Chip
+    from shardwright.cost.constants import Constants
+    from shardwright.ir.program import Func, Program
+
+AUTO = "auto"
+NONE = "none"
+
+_PATIENCE = 5.0
+"""How much longer than the given program a rewritten one that nobody named may be searched."""
+
+_LEAST_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A rewrite as passes, none of them for the given program, and what was found; or why nothing was."""
+
+    rewrite: str
+    found: Found | None
+    error: DiagnosticError | None = None
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What is best, the surface program whose layouts it has, the rewrites that led there, and all that was tried."""
+
+    best: Found
+    program: Program
+    rewrite: str
+    tried: tuple[Tried, ...]
+
+
+def search_rewrites(
+    load: Callable[[Mapping[str, int]], Program],
+    rewrites: Sequence[str],
+    chip: Chip,
+    constants: Constants,
+    seconds: float,
+    minimize: Minimize = "latency",
+    *,
+    shapes: bool = False,
+) -> Searched:
+    """The best of a program and of what each of `rewrites`, a pipeline of passes, makes of it.
+
+    `load` makes the program for a mesh, its own where that is empty; with `shapes` every shape of the mesh with as many
+    chips is searched. `auto` among the rewrites stands for each way to pack projections that share an input or are
+    added, and for loops in place of collectives that pay on the chip; `none` for nothing. Raises what the given program
+    raises where no program has layouts that fit. What is proved holds of all programs together (`best_of`), and where
+    loops were written, half of it: a loop hides no more than the shorter of what it overlaps.
+    """
+    began = time.monotonic()
+    automatic = [text for text in fusings(load({})) if text not in rewrites] if AUTO in rewrites else []
+    queue = ["", *(text for text in rewrites if text not in (AUTO, NONE)), *automatic]
+    tried: list[Tried] = []
+    for place, text in enumerate(queue):
+        rewritten = _after(load, text)
+        left = max(1.0, seconds - (time.monotonic() - began))
+        share = left / (len(queue) - place) if text or not automatic else left
+        if text in automatic and tried[0].found is not None:
+            share = min(share, max(_LEAST_SECONDS, _PATIENCE * tried[0].found.seconds))
+        try:
+            program = rewritten({})
+            found = (
+                search_shapes(program, rewritten, chip, constants, share, minimize)
+                if shapes
+                else search(program, chip, constants, share)
+            )
+            tried.append(Tried(text, found))
+        except DiagnosticError as error:
+            if error.diagnostics[0].code not in _WITHOUT_LAYOUTS:
+                raise
+            tried.append(Tried(text, None, error))
+    results = [each.found for each in tried if each.found is not None]
+    if not results:
+        assert tried[0].error is not None
+        raise tried[0].error
+    best = best_of(results, minimize, complete=len(results) == len(tried))
+    rewrite = next(t.rewrite for t in tried if t.found is not None and t.found.program is best.program)
+    program = _after(load, rewrite)(dict(best.program.mesh) if shapes else {})
+    if AUTO in rewrites:
+        best, loops = with_loops(best, chip, constants)
+        if loops:
+            rewrite = ", then ".join(filter(None, (rewrite, loops)))
+            tried.append(Tried(rewrite, best))
+    return Searched(replace(best, seconds=time.monotonic() - began), program, rewrite, tuple(tried))
+
+
+def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
+    """What makes the program for a mesh, after the passes that a text names."""
+    from shardwright.passes.pipelines import parse_pipeline, run_passes
+
+    with located(Source("--rewrite", text)):
+        passes = parse_pipeline(text) if text else ()
+    return lambda mesh: run_passes(load(mesh), passes)
+
+
+_WITHOUT_LAYOUTS = ("does-not-fit", "out-of-time", "no-placement")
+"""The codes of faults that say that a program has no layouts, or none in time; another may have some."""
+
+
+def fusings(program: Program) -> list[str]:
+    """`fuse-parallel-block` with each choice of axes by which other weights go together, most axes first."""
+    from shardwright.passes.packing import packing
+
+    found: dict[frozenset[tuple[str, ...]], str] = {}
+    for axes in _subsets(program.mesh.axes):
+        by = "+".join(axes) if any(len(axis) > 1 for axis in axes) else "".join(axes)
+        together = frozenset(tuple(part.weight for part in packed.parts) for packed in packing(program, by))
+        text = "fuse-parallel-block" if axes == program.mesh.axes else f"fuse-parallel-block{{by={by}}}"
+        if together:
+            found.setdefault(together, text)
+    return list(found.values())
+
+
+def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for count in range(len(axes), 0, -1):
+        yield from combinations(tuple(axes), count)
+
+
+def with_loops(found: Found, chip: Chip, constants: Constants) -> tuple[Found, str]:
+    """What was found with loops in place of collectives, where that lowers its time and still fits, and the passes.
+
+    Sites are tried in the order of the program, one way round and two; no text where none pays.
+    """
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.passes.loop_collectives import LoopCollectives
+
+    def price(program: Program, func: Func) -> float:
+        cost = cost_of(program, func, chip, constants)
+        return cost.time_s if cost.memory.peak <= chip.memory_bytes else math.inf
+
+    made, texts = found.program, list[str]()
+    for func in found.program.funcs:
+        best: tuple[float, str, Program] = (price(made, made.func(func.name)), "", made)
+        for ways in (1, 2):
+            options = LoopCollectives(ways=ways, func=func.name)
+            kept = options.paying(made, made.func(func.name), price)
+            if kept:
+                looped = replace(options, values="+".join(kept)).run(made)
+                said = (
+                    f"loop-collectives{{{f'ways={ways},' if ways > 1 else ''}func={func.name},values={'+'.join(kept)}}}"
+                )
+                best = min(best, (price(looped, looped.func(func.name)), said, looped), key=lambda each: each[0])
+        made = best[2]
+        texts += filter(None, [best[1]])
+    if not texts:
+        return found, ""
+    costs = tuple(cost_of(made, func, chip, constants) for func in made.funcs)
+    bound = min(found.bound_s / 2, sum(cost.time_s for cost in costs))
+    return replace(found, status="feasible", program=made, costs=costs, bound_s=bound), ",".join(texts)
