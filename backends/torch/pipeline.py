@@ -9,6 +9,7 @@ comes again. The last process draws tokens and sends them to all others, so that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -171,26 +172,32 @@ class PipelineEvents:
     nbytes: Mapping[Turn, int]
     slots: int
     _passed: dict[int, tuple[Turn, ...]] = field(default_factory=dict[int, tuple[Turn, ...]])
+    _awaited: deque[tuple[Turn, ...]] = field(default_factory=deque[tuple[Turn, ...]])
     _ended: list[str] = field(default_factory=list[str])
     _visits: int = 0
 
     def begins(self, add: Add, run: int, turns: Sequence[Turn]) -> None:
-        """Before a pass: the tokens of the pass before of the same group."""
+        """Before a pass: the tokens of the pass before of the same group, and of those before it, as they are sent."""
         group = self.groups[run]
         before = self._passed.get(group, ())
-        self._tokens(add, run, before)
+        if before:
+            self._tokens(add, run, before)
         still = {turn.batch for turn in turns}
         self._ended = [] if self.place.last else [f"tokens {t.batch}" for t in before if t.batch not in still]
         self._passed[group] = tuple(turns)
+        self._awaited.append(self._passed[group])
 
     def ends(self, add: Add, run: int) -> None:
-        """After the last pass: the tokens of each group's last."""
-        for group in dict.fromkeys(self.groups):
-            self._tokens(add, run, self._passed.get(group, ()))
+        """After the last pass: the tokens that are still to come."""
+        if self._awaited:
+            self._tokens(add, run, self._awaited[-1])
 
-    def _tokens(self, add: Add, run: int, turns: Sequence[Turn]) -> None:
-        if not self.place.last:
-            for turn in turns:
+    def _tokens(self, add: Add, run: int, last: tuple[Turn, ...]) -> None:
+        """Those of all passes up to this one that have not been received."""
+        passed = None
+        while passed is not last:
+            passed = self._awaited.popleft()
+            for turn in () if self.place.last else passed:
                 add(Kind.RECEIVE_TOKENS, run, 0, turn, 0, [f"tokens {turn.batch}"])
 
     def arrives(self, add: Add, run: int, turn: Turn) -> list[str]:

@@ -162,6 +162,8 @@ def joined(timeout: float = TIMEOUT) -> Generator[World]:
     """
     import datetime as dt
 
+    # Read when torch is first imported: a process that is lost is told of in our words, not with a C++ backtrace.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     dist = torch_distributed()
     index, count = _number("RANK"), _number("WORLD_SIZE")
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -109,9 +109,11 @@ def execute_run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
+    from shardwright.backends.torch.pipeline import Place
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.models.architectures import describe
     from shardwright.models.config import config_path, read_config
+    from shardwright.offloading.buckets import check_lengths
 
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
@@ -125,7 +127,9 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
         model = describe(config)
     prompts, tokenizer = _prompts(args, model)
     settings = _settings(args, config)
+    check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
+        Place(0, gpus).layers(model.layers)
         return Asked(prompts, tokenizer, settings, _request(args, prompts, gpus))
 
 

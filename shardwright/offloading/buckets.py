@@ -21,6 +21,18 @@ class Bucket:
         return self.length * len(self.prompts) - sum(len(prompt.tokens) for prompt in self.prompts)
 
 
+def check_lengths(prompts: Sequence[Prompt], new: int, longest: int) -> None:
+    """Raises where a prompt and so many new tokens do not fit into the model's positions."""
+    for prompt in prompts:
+        if len(prompt.tokens) + new > longest + 1:
+            raise prompt.fault(
+                "too-long",
+                f"the prompt has {len(prompt.tokens)} tokens, and with {new} new ones there are more than the {longest}"
+                " positions of the model",
+                "shorten it, or ask for fewer with --max-new-tokens",
+            )
+
+
 def buckets(prompts: Sequence[Prompt], rows: int, multiple: int = 8, longest: int | None = None) -> list[Bucket]:
     """Batches of `rows` prompts, the longest prompts first, so that memory that does not suffice is found out at once.
 

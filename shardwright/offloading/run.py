@@ -15,7 +15,7 @@ from shardwright.generation.engine import Completion
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
 from shardwright.ir.types import Tier
-from shardwright.offloading.buckets import Bucket, buckets
+from shardwright.offloading.buckets import Bucket, buckets, check_lengths
 from shardwright.offloading.placing import stored_order
 from shardwright.offloading.programs import Programs
 from shardwright.offloading.report import Report
@@ -62,14 +62,7 @@ class OffloadedModel:
         self.world = world
         self.place = Place() if world is None else Place(world.index, world.count)
         self.programs = Programs(self.folder, request, settings)
-        for prompt in prompts:
-            if len(prompt.tokens) + settings.max_new_tokens > self.programs.longest + 1:
-                raise prompt.fault(
-                    "too-long",
-                    f"the prompt has {len(prompt.tokens)} tokens, and with {settings.max_new_tokens} new ones there are"
-                    f" more than the {self.programs.longest} positions of the model",
-                    "shorten it, or ask for fewer with --max-new-tokens",
-                )
+        check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
         self.buckets = buckets(prompts, request.policy.gpu_batch, longest=self.programs.longest)
         with ExitStack() as stack:
             self._load(stack, loading)

@@ -1,0 +1,53 @@
+"""One of several processes that offload checkpoints as a pipeline.
+
+`pipeline_worker.py CASES.json`: a list of {"folder", "prompts", "policy", "schedule", "settings", "quantized"}. The
+first process prints the new tokens of each case by prompt, and what each process measured of the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.backends.torch.world import World, joined
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.types import DType
+from shardwright.offloading.request import Request
+from shardwright.offloading.run import OffloadedModel
+
+
+def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]], OffloadedModel]:
+    """What one process gives."""
+    policy = parse_policy(case["policy"])
+    if case.get("quantized"):
+        policy = replace(policy, quantized_weights=True, quantized_cache=True)
+    settings = dict(case["settings"])
+    settings["stop_tokens"] = frozenset(settings.get("stop_tokens", ()))
+    request = Request(policy, case["schedule"], DType.F32)
+    prompts = make_prompts(case["prompts"], 96, None)
+    with OffloadedModel(case["folder"], request, prompts, Settings(**settings), world=world) as model:
+        made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
+    return [completion.new_tokens for completion in made], model
+
+
+def main(cases: str) -> None:
+    with joined() as world:
+        found: list[Any] = []
+        for case in json.loads(Path(cases).read_text()):
+            tokens, model = run(case, world)
+            found.append(tokens)
+        names = sorted({kept.what for stage in model.weights.stages for kept in model.weights.of(stage)})
+        own = {"layers": list(model.layers), "weights": names, "peak": model.report.peak_bytes}
+        world.share("measured", own)
+        measured = [world.shared("measured", index) for index in range(world.count)]
+        if world.writes:
+            print(json.dumps({"tokens": found, "measured": measured}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

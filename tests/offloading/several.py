@@ -1,0 +1,40 @@
+"""Several processes of one test on this machine, found by torch.distributed as those of torchrun are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(count: int, *words: object) -> list[subprocess.Popen[str]]:
+    """`python WORDS` in each."""
+    port = free_port()
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **shared, "RANK": str(index), "LOCAL_RANK": str(index)},
+        )
+        for index in range(count)
+    ]
+
+
+def finished(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each; they are killed after so many seconds."""
+    try:
+        said = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *each) for process, each in zip(processes, said, strict=True)]

@@ -1,0 +1,244 @@
+"""Pipelines: tokens equal to transformers' with two processes, schedules, and processes that are lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.greedy_generation import STEPS, truth
+from offloading.pipeline_worker import run
+from offloading.several import finished, start
+
+from shardwright.backends.torch.pipeline import PipelineEvents, Place, diagonal_order, zigzag_order
+from shardwright.backends.torch.schedule import Event, Kind, Schedule, Traffic, Turn, build, check
+from shardwright.ir.diagnostics import DiagnosticError
+
+WORKER = Path(__file__).parent / "pipeline_worker.py"
+MIXED = "2,4,20,50,30,30,20,40"
+
+
+def case(folder: Path, policy: str = MIXED, schedule: str = "zigzag", **settings: Any) -> dict[str, Any]:
+    prompts = [prompt.tolist() for prompt in truth(folder).prompts]
+    settings = {"max_new_tokens": STEPS, **settings}
+    return {"folder": str(folder), "prompts": prompts, "policy": policy, "schedule": schedule, "settings": settings}
+
+
+def tokens(folder: Path) -> list[list[int]]:
+    return truth(folder).tokens.tolist()
+
+
+def together(cases: Sequence[dict[str, Any]], path: Path, count: int = 2) -> dict[str, Any]:
+    """What several processes give."""
+    path.write_text(json.dumps(cases))
+    ((status, out, err), *others) = finished(start(count, WORKER, path))
+    assert status == 0, err
+    assert [status for status, _, _ in others] == [0] * (count - 1)
+    return json.loads(out)
+
+
+def test_tokens_of_two_processes(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end."""
+    opt, llama = checkpoint("opt"), checkpoint("llama-grouped")
+    stop = tokens(opt)[0][3]
+    greedy = [case(llama, "3,2,0,0,0,0,0,0", "diagonal"), case(opt, "8,1,100,0,100,0,100,0")]
+    ending = [
+        case(opt, "3,2,0,50,20,60,0,100", stop_tokens=[stop]),
+        case(opt, "2,2,0,50,0,100,100,0", "diagonal", stop_tokens=[stop]),
+    ]
+    drawn = case(llama, max_new_tokens=5, temperature=1.0, top_k=20, top_p=0.9, seed=5)
+    packed = case(opt, "3,2,0,30,50,50,0,100", max_new_tokens=5) | {"quantized": True}
+    found = together([*greedy, *ending, drawn, packed], tmp_path / "cases.json")["tokens"]
+    assert found[:2] == [tokens(llama), tokens(opt)]
+    ended = [row[: row.index(stop) + 1] if stop in row else row for row in tokens(opt)]
+    assert found[2] == found[3] == ended
+    for each, made in zip([drawn, packed], found[4:], strict=True):
+        assert made == [list(row) for row in run(each, None)[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opt", "llama-grouped", "mistral", "qwen2", "gemma", "gptj", "falcon-grouped"])
+def test_each_model(name: str, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = checkpoint(name)
+    policies = ("8,1,100,0,100,0,100,0", "4,2,0,100,0,100,0,100", "3,2,0,0,0,0,0,0", MIXED)
+    cases = [case(folder, p, s) for p in policies for s in ("zigzag", "diagonal")]
+    found = together(cases, tmp_path / "cases.json")
+    assert found["tokens"] == [tokens(folder)] * len(cases)
+    first, second = found["measured"]
+    assert (first["layers"], second["layers"]) == ([0], [1])
+    shared = set(first["weights"]) & set(second["weights"])
+    assert shared <= {"embed"}, "each process has its own weights, and a table that is used at both ends"
+
+
+# ---------------------------------------------------------------- schedules
+
+
+def exchanged(order_of: Callable[[Place], Any], count: int) -> list[Schedule]:
+    """The schedules of all processes, each of two layers, one table, and hidden states on the host."""
+    made: list[Schedule] = []
+    for index in range(count):
+        place = Place(index, count)
+        order = order_of(place)
+        turns = [turn for passes in order.passes for turn in passes]
+        pairs = dict.fromkeys(turns, (4, 2))
+        events = PipelineEvents(place, order.groups, dict.fromkeys(turns, 8), max(map(len, order.passes)))
+        traffic = Traffic([(8, 4)] * 4, [False, True, True, False], pairs, pairs, pairs, False, 2, events)
+        made.append(build(traffic, order.passes))
+    return made
+
+
+ORDERS: list[Callable[[Place], Any]] = [
+    lambda place: zigzag_order([7], 3, place),
+    lambda place: zigzag_order([0, 1, 2, 3, 4], 4, place),
+    lambda place: diagonal_order([0, 1, 2, 3, 4, 5, 6], 6, 4, place),
+    lambda place: diagonal_order([0, 1, 2], 5, 3, place),
+]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_processes_go_on_whatever_their_speeds(order: Callable[[Place], Any], count: int) -> None:
+    """Each schedule is sound by itself; together they end though whoever sends may have to wait for who receives, and
+    messages match one another in order."""
+    schedules = exchanged(order, count)
+    for schedule in schedules:
+        check(schedule)
+    done: list[set[int]] = [set() for _ in schedules]
+    queues = [[schedule.of(resource) for resource in {e.resource for e in schedule.events}] for schedule in schedules]
+    hidden = [_messages(s, Kind.SEND_HIDDEN) for s in schedules]
+    received = [_messages(s, Kind.RECEIVE_HIDDEN) for s in schedules]
+    assert hidden[:-1] == received[1:]
+    for schedule in schedules[:-1]:
+        assert _messages(schedule, Kind.RECEIVE_TOKENS) == _messages(schedules[-1], Kind.SEND_TOKENS)
+
+    def possible(process: int, event: Event) -> bool:
+        if not set(event.after) <= done[process]:
+            return False
+        turn, other = Turn(event.batch, event.token), None
+        if event.kind is Kind.RECEIVE_HIDDEN:
+            other = (process - 1, Kind.COMPUTE)
+        elif event.kind is Kind.RECEIVE_TOKENS:
+            other = (count - 1, Kind.SEND_TOKENS)
+        elif event.kind is Kind.SEND_HIDDEN:  # has to wait until there is a buffer for it
+            slots = schedules[process + 1].of(event.resource.RECEIVE)
+            place = next(e for e in slots if e.kind is Kind.RECEIVE_HIDDEN and Turn(e.batch, e.token) == turn)
+            return set(place.after) <= done[process + 1]
+        if other is None:
+            return True
+        last = [e for e in schedules[other[0]].events if e.kind is other[1] and Turn(e.batch, e.token) == turn][-1]
+        return last.number in done[other[0]]
+
+    moved = True
+    while moved:
+        moved = False
+        for process, resources in enumerate(queues):
+            for queue in resources:
+                while queue and possible(process, queue[0]):
+                    done[process].add(queue.pop(0).number)
+                    moved = True
+    assert all(not queue for resources in queues for queue in resources)
+
+
+def _messages(schedule: Schedule, kind: Kind) -> list[tuple[int, int]]:
+    return [(event.batch, event.token) for event in schedule.events if event.kind is kind]
+
+
+def test_a_groups_passes_are_apart_by_the_other_groups() -> None:
+    """So that its token has gone through the other stages when its turn comes again."""
+    order = zigzag_order(range(6), 3, Place(0, 3))
+    assert order.groups == (0, 1, 2) * 3
+    assert [{turn.batch for turn in turns} for turns in order.passes[:3]] == [{0, 3}, {1, 4}, {2, 5}]
+    assert all(turn.token == p // 3 for p, turns in enumerate(order.passes) for turn in turns)
+
+
+def test_layers_are_divided_evenly() -> None:
+    for n, count in itertools.product(range(1, 9), range(1, 9)):
+        if n < count:
+            with pytest.raises(DiagnosticError, match=f"{n} layers cannot be divided into {count} stages"):
+                Place(0, count).layers(n)
+            continue
+        ranges = [Place(index, count).layers(n) for index in range(count)]
+        assert [layer for own in ranges for layer in own] == list(range(n))
+        assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+
+# ---------------------------------------------------------------- processes that are lost
+
+
+PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(24)]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["index"])
+
+
+def test_a_killed_process_ends_all_and_the_run_goes_on_later(
+    checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    """kill -9 of one: the others say so within seconds, nothing is left, and every prompt is answered once."""
+    prompts, out, whole, spill = (tmp_path / name for name in ("in", "out", "whole", "spill"))
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    spill.mkdir()
+    command = ["offload", checkpoint("llama-grouped"), "--prompts", prompts, "--policy", "4,2,0,50,30,30,0,100"]
+    command += ["--max-new-tokens", "6", "--ignore-eos", "--spill-dir", spill, "--json"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "shardwright", *map(str, command), "-o", str(out), "--gpus", "2"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline and (not out.exists() or out.stat().st_size < 200):
+        time.sleep(0.002)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    began = time.monotonic()
+    said, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - began < 15
+    assert "process 1 of 2 has ended, and this is process 0 [lost-process]" in err
+    assert "Traceback" not in err
+    assert json.loads(said)["ok"] is False
+    assert list(spill.iterdir()) == []
+    before = len(lines(out))
+    assert 0 < before < len(PROMPTS)
+    again = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=100, check=False)
+    assert again.returncode == 0, again.stderr
+    report = json.loads(again.stdout)
+    assert (report["resumed"], report["prompts"]) == (before, len(PROMPTS) - before)
+    assert [stage["layers"] for stage in report["stages"]] == [[0, 1], [1, 2]]
+    assert shardwright(*command, "-o", whole).status == 0
+    assert lines(out) == lines(whole)
+
+
+def test_a_process_that_fails_ends_all(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Only the second process needs host memory, for what it receives."""
+    prompts, out = tmp_path / "in", tmp_path / "out"
+    prompts.write_text('{"tokens": [5, 6]}\n')
+    options = ["--policy", "1,2,100,0,100,0,100,0", "--max-new-tokens", "4", "--host-memory", "100B"]
+    words = ["offload", checkpoint("opt"), "--prompts", prompts, "-o", out, *options]
+    (first, _, said), (second, _, why) = finished(start(2, "-m", "shardwright", *words), 60)
+    assert (first, second) == (1, 1)
+    assert "a buffer of hidden states from the stage before: 1.02 kB on the host" in why
+    assert "process 1 of 2 has failed: " in said
+    assert not out.exists()
+
+
+def test_what_cannot_be_a_pipeline(
+    checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    prompts = tmp_path / "in"
+    prompts.write_text('{"tokens": [5, 6]}\n')
+    command = ["offload", checkpoint("opt"), "--prompts", prompts, "-o", tmp_path / "out", "--policy", MIXED]
+    command += ["--max-new-tokens", "4"]
+    made = shardwright(*command, "--gpus", "3")
+    assert made.status == 1
+    assert "error: 2 layers cannot be divided into 3 stages of a pipeline [too-many-stages]" in made.err
+    made = shardwright(*command, "--gpus", "2", "--timeline", tmp_path / "t.json")
+    assert "error: --timeline records a run of one process, and a pipeline has several [bad-setting]" in made.err
