@@ -179,9 +179,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device with its host and its disk. In a file, `chip` is a name or a path from the file's own folder.
+    """One device with its host and its disk. In a file, `chip` is a name, a path from the file's own folder, or a table
+    with the keys of a chip file.
 
-    `sustained_matmul` is the share of the chip's rate that its power lets it keep up in this machine.
+    `sustained_matmul` is the share of the chip's rate that its power lets it keep up in this machine. `runtimes` are
+    figures of descriptions of runtimes (`offloading.runtimes`) that were measured here, by the runtime's name.
     """
 
     name: str
@@ -193,6 +195,7 @@ class Machine:
     usd_per_hour: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     sustained_matmul: float = 1.0
+    runtimes: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]], hash=False)
 
 
 def chip_names() -> tuple[str, ...]:
@@ -395,11 +398,7 @@ def _sources(table: Table) -> Mapping[str, str]:
 
 def _machine(table: Table) -> Machine:
     name = table.text("name")
-    chip_name = table.text("chip")
-    if chip_name not in chip_names():
-        own = _own_file(chip_name, "chip", chip_names(), table.span("chip"))
-        chip_name = str(table.folder / own)  # beside the machine's file, wherever one stands
-    chip = load_chip(chip_name)
+    chip = _machine_chip(table)
     host_table = table.table("host")
     host = Host(
         host_table.size("memory"),
@@ -434,4 +433,24 @@ def _machine(table: Table) -> Machine:
     sustained = table.positive("sustained_matmul") if "sustained_matmul" in table else 1.0
     if sustained > 1:
         raise table.bad("sustained_matmul", "must be a share of the chip's rate, above 0 and at most 1")
-    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained)
+    table.offer("runtimes")
+    runtimes: dict[str, Mapping[str, float]] = {}
+    if "runtimes" in table:
+        described = table.table("runtimes")
+        for runtime in described:
+            rows = described.table(runtime)
+            runtimes[runtime] = {key: rows.number(key) for key in rows}
+    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained, runtimes)
+
+
+def _machine_chip(table: Table) -> Chip:
+    if isinstance(table.values.get("chip"), dict):
+        own = table.table("chip")
+        chip = _chip(own)
+        own.finish()
+        return chip
+    name = table.text("chip")
+    if name not in chip_names():
+        # Beside the machine's file, wherever one stands.
+        name = str(table.folder / _own_file(name, "chip", chip_names(), table.span("chip")))
+    return load_chip(name)

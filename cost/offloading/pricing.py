@@ -46,10 +46,11 @@ class Setting:
     runtime: Runtime
     page_cache: bool = True
     devices: int = 1
+    dtype: str = "f16"
 
     @cached_property
     def rates(self) -> Rates:
-        return rates_of(self.machine, self.runtime, page_cache=self.page_cache)
+        return rates_of(self.machine, self.runtime, page_cache=self.page_cache, dtype=self.dtype)
 
     @cached_property
     def limits(self) -> dict[str, float]:

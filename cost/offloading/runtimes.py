@@ -60,7 +60,9 @@ class Runtime:
     device goes over the cache, `score_bytes` the traffic of one attention score in prefill. `store_cache_bytes_per_s`,
     `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of
     weights that are not at home on the device lie there while the model runs. `reserve_bytes` of the device are taken
-    by the runtime itself. `step_overhead_s` is added to each step.
+    by the runtime itself. `step_overhead_s` is added to
+    each step, where copies run ahead to its computation. `shares_device` is the part of the shorter of computation and
+    copies that is not hidden behind the longer, where the device is the processor that copies, too.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Runtime:
     weight_layers: float
     reserve_bytes: float
     step_overhead_s: float
+    shares_device: float
     constants: Constants
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
@@ -162,10 +165,28 @@ def _runtime(table: Table) -> Runtime:
     return Runtime(**values)  # pyright: ignore[reportArgumentType]
 
 
-def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> Rates:
+def measured_on(runtime: Runtime, machine: Machine) -> Runtime:
+    """The runtime with what was measured of it on this machine. Raises where the machine's file has other figures."""
+    measured = machine.runtimes.get(runtime.name, {})
+    known = (*NAMES, *(item.name for item in fields(Runtime) if item.type == "float"))
+    for name in measured:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise fault(
+                "unknown-key",
+                f"runtimes.{runtime.name}.{name} of {machine.name} is no figure of a runtime",
+                NOWHERE,
+                *([f"did you mean {near}?"] if near else []),
+            )
+    constants = replace(runtime.constants, **{name: value for name, value in measured.items() if name in NAMES})
+    others = {name: value for name, value in measured.items() if name not in NAMES}
+    return replace(runtime, constants=constants, **others)  # pyright: ignore[reportArgumentType]
+
+
+def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True, dtype: str = "f16") -> Rates:
     """What the runtime gets of the machine; with `page_cache` off every read of a file goes to the disk.
 
-    Raises where the chip has no rate for products in 16 bits.
+    Raises where the chip has no rate for products in `dtype`.
     """
     constants, link, disk = runtime.constants, machine.host_link, machine.disk
     read = write = _NO_DISK
@@ -174,7 +195,7 @@ def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True) -> 
         read = constants.disk_read * (ahead if page_cache else disk.read_bytes_per_s)
         write = runtime.disk_write * disk.write_bytes_per_s
     return Rates(
-        constants.matmul * machine.sustained_matmul * machine.chip.rate("f16"),
+        constants.matmul * machine.sustained_matmul * machine.chip.rate(dtype),
         runtime.memory * machine.chip.memory_bytes_per_s,
         constants.link * link.to_device_bytes_per_s,
         constants.unpinned * link.to_device_bytes_per_s,

@@ -173,6 +173,9 @@ class _Model:
             computed = max(load.device, load.host)
         shared = runtime.constants.contention * min(load.host, load.to_device)
         held_up = max(computed + load.blocking, load.to_device, load.from_device, load.disk, load.relayed)
+        if not runtime.synchronised:
+            copies = load.to_device + load.from_device + load.disk
+            return held_up + shared + runtime.shares_device * min(computed, copies)
         return held_up + shared + runtime.step_overhead_s
 
     def _transitions(self, tokens: int, context: float) -> Iterator[tuple[int, list[tuple[int, Load]]]]:
@@ -268,11 +271,13 @@ class _Model:
     def computation(self, part: Part, tokens: int, context: float) -> Load:
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
+        # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
+        overhead = 0.0 if runtime.synchronised or not runtime.overlapped else runtime.step_overhead_s
         if part is sizes.embedding:
-            return Load()
+            return Load(device=overhead)
         multiplied = 1 if part is sizes.unembedding else tokens
         traffic = part.bytes / rates.memory
-        seconds = max(batch * multiplied * part.flops / rates.matmul, traffic)
+        seconds = max(batch * multiplied * part.flops / rates.matmul, traffic) + overhead
         each = runtime.constants.quantization_bytes / rates.memory
         if policy.quantized_weights:
             seconds += part.matrix_elements * each

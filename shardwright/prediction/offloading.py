@@ -9,7 +9,7 @@ from functools import lru_cache
 from shardwright.cost.chips import Machine
 from shardwright.cost.offloading.policy import TIERS, Policy, shares
 from shardwright.cost.offloading.pricing import Plan, Setting
-from shardwright.cost.offloading.runtimes import Runtime
+from shardwright.cost.offloading.runtimes import Runtime, measured_on
 from shardwright.cost.offloading.search import Found, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
@@ -35,8 +35,8 @@ class Planned:
 
 
 @lru_cache(maxsize=256)
-def model_sizes(model: Model, prompt: int, generated: int) -> Sizes:
-    """The sizes of a model's program in f16, read from its types.
+def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.F16) -> Sizes:
+    """The sizes of a model's program in `dtype`, read from its types.
 
     Raises where prompt and generation together are longer than the model's positions.
     """
@@ -50,7 +50,7 @@ def model_sizes(model: Model, prompt: int, generated: int) -> Sizes:
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    request = Request("ws1d", Mesh(()), 1, prompt, DType.F16, None, prompt + generated)
+    request = Request("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated)
     text, _ = model_program(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 
@@ -64,12 +64,13 @@ def setting_of(
     *,
     page_cache: bool = True,
     devices: int = 1,
+    dtype: DType = DType.F16,
 ) -> Setting:
     """What a policy is priced for. Raises where the model has fewer layers than there are devices."""
-    sizes = model_sizes(model, prompt, generated)
+    sizes = model_sizes(model, prompt, generated, dtype)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
-    return Setting(sizes, machine, runtime, page_cache, devices)
+    return Setting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype))
 
 
 def best_plan(setting: Setting, *, compress: bool = False, latency: float | None = None) -> Planned:
