@@ -25,6 +25,8 @@ def check_lifetimes(program: Program, func: Func) -> list[Diagnostic]:
         checker.at_an_edge(value.name, value.type, value.span)
     for kind in func.results:
         checker.at_an_edge(f"a result of {func.name}", kind, func.span)
+    if checker.diagnostics:
+        return checker.diagnostics
     borrowed = frozenset(v.name for v in (*program.weights, *program.state, *func.params))
     checker.block(func.body, Scope.of(program, func), _Block(borrowed), func.returns, func.span)
     return checker.diagnostics
@@ -66,6 +68,8 @@ class _Block:
 @dataclass
 class _Checker:
     diagnostics: list[Diagnostic] = field(default_factory=list[Diagnostic])
+    blamed: set[str] = field(default_factory=set[str])
+    """Names made of what was at fault."""
 
     def say(self, code: str, message: str, span: Span, *notes: str | Note) -> None:
         self.diagnostics.extend(fault(code, message, span, *notes).diagnostics)
@@ -105,7 +109,7 @@ class _Checker:
             )
 
     def let(self, statement: Let, scope: Scope, at: _Block) -> None:
-        operation = statement.operation
+        operation, before = statement.operation, len(self.diagnostics)
         for operand in statement.operands:
             if not isinstance(operand, str):
                 continue
@@ -113,7 +117,7 @@ class _Checker:
                 self.reads(operand, scope, at, statement.span)
             elif _in_flight(operand, scope):
                 self.lands(operand, at, statement.span, "waited for")
-            else:
+            elif operand not in self.blamed:
                 self.say(
                     _WAITS,
                     f"{operand}: {scope.type_of(operand)} is not in flight, and wait lands what is",
@@ -136,7 +140,9 @@ class _Checker:
                     value.span,
                     "prefetch(...) and start(...) do",
                 )
-        if isinstance(operation, Movement) and isinstance(statement.operands[0], str):
+        if len(self.diagnostics) > before:
+            self.blamed.update(value.name for value in statement.results)
+        elif isinstance(operation, Movement) and isinstance(statement.operands[0], str):
             self.movement(statement, operation.moves, scope)
 
     def movement(self, statement: Let, operation: Movement, scope: Scope) -> None:
@@ -231,10 +237,13 @@ class _Checker:
                 self.mismatch(carry.value, following, "is handed on from", inside.type_of(following))
 
     def mismatch(self, value: Value, name: str, how: str, kind: ValueType) -> None:
-        written, other = ("in flight", "not") if value.type.in_flight else ("not in flight", "is")
-        self.say(_WAITS, f"{value.name} is {written} and {how} {name}: {kind}, which {other}"
-                 f"{'' if other == 'is' else ' in flight'}", value.span,
-                 "both are in flight, or neither is: wait for one, or start the other")  # fmt: skip
+        ours, theirs = ("in flight", "is not") if value.type.in_flight else ("not in flight", "is")
+        self.say(
+            _WAITS,
+            f"{value.name} is {ours} and {how} {name}: {kind}, which {theirs}",
+            value.span,
+            "both are in flight, or neither is: wait for one, or start the other",
+        )
 
     # ------------------------------------------------------------ names
 

@@ -26,6 +26,7 @@ from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
 from shardwright.passes.reduce_into import ReduceInto
+from shardwright.passes.schedule_blocks import ScheduleBlocks
 from shardwright.passes.weight_gather import WeightGather
 
 PASSES: dict[str, type[Pass]] = {
@@ -44,6 +45,7 @@ PASSES: dict[str, type[Pass]] = {
         ReduceInto,
         LoopCollectives,
         Offload,
+        ScheduleBlocks,
     )
 }
 """Every pass by name."""

@@ -154,6 +154,20 @@ class _Module:
             code = lower_movement(reduce, code, kind, TensorType(kind.dtype, kind.dims, kind.splits), digits)
         return f"{code}.reshape({', '.join(map(str, edge.local))})" if edge.is_strided else code
 
+    def donates(self, results: Sequence[Edge]) -> bool:
+        """Whether the state's memory can be given to what the function returns.
+
+        JAX pairs what is donated with what is returned by shape and number format alone, results before state: a
+        result on the device would get the memory of a state of its shape on the host.
+        """
+        states = [global_edge(self.program, value) for value in self.program.state]
+        return not any(
+            state.on_host != result.on_host
+            and (state.global_shape, state.kind.dtype) == (result.global_shape, result.kind.dtype)
+            for state in states
+            for result in results
+        )
+
     def wrapped(
         self, inner: str, params: Sequence[str], param_edges: Sequence[Edge], result_edges: Sequence[Edge]
     ) -> list[str]:
@@ -170,7 +184,7 @@ class _Module:
             ]
             ins = ["weight_specs", "state_specs", *ins]
             out_specs = f"({out_specs}, state_specs)"
-            donate = ", donate_argnums=1"
+            donate = ", donate_argnums=1" if self.donates(result_edges) else ""
         in_specs = tuple_text(ins) if ins else "()"
         mapped = f"jax.shard_map({inner}, mesh=mesh, in_specs={in_specs}, out_specs={out_specs}, check_vma=True)"
         table_edges = [global_edge(self.program, value) for value in (*self.program.weights, *self.program.state)]

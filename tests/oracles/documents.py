@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shardwright.__main__ import main
 from shardwright.ir import ops, syntax
-from shardwright.ir.builders import build_operation
+from shardwright.ir.builders import build_operation, operands_of
 from shardwright.ir.declarations import Declarations
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
@@ -137,7 +137,7 @@ def operation_of(line: str) -> tuple[Operation, list[Arg]]:
         case syntax.NameExpr():
             operation, parts = ops.Alias(), (statement.value,)
         case syntax.CallExpr() as call:
-            operation, parts = build_operation(call, mesh), call.args or ()
+            operation, parts = build_operation(call, mesh), operands_of(call)
         case _:
             raise AssertionError(line)
     args: list[Arg] = []

@@ -1,0 +1,466 @@
+"""`schedule-blocks`: a loop over layers becomes the zig-zag block schedule, in which batches share a layer's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.lifetimes import has_lifetimes
+from shardwright.ir.operation import Number
+from shardwright.ir.ops import Full, Rename, Update
+from shardwright.ir.program import (
+    Carry,
+    DimInfo,
+    Func,
+    Let,
+    Loop,
+    Marking,
+    Namer,
+    Program,
+    Scope,
+    SetState,
+    Statement,
+    Value,
+    names_of,
+    rename_operands,
+)
+from shardwright.ir.types import Dim, ValueType
+from shardwright.passes.base import Pass
+from shardwright.passes.block_copies import Flights, forwarded, freed, frees, reads, stored_early
+from shardwright.passes.micro_batches import MicroBatches, divided, fresh_dim, unschedulable
+
+
+@dataclass(frozen=True)
+class ScheduleBlocks(Pass):
+    """The zig-zag block schedule (Sheng et al. 2023, algorithm 1), written into an offloaded program.
+
+        state { k: f32 NBTD on disk }
+        y: BE on host = loop[N](h: BE on host = x) {
+          h_here = fetch(h)
+          w_here = fetch(w)
+          g = h_here @ w_here ...
+          next store[host](g)
+        }
+
+    becomes, with B the rows of one batch and M the batches of a block,
+
+        state { k: f32 NMBTD on disk
+                h: f32 MBE on host }
+        set h = x
+        w_1 = prefetch(take[N, 0](w))
+        h_1 = prefetch(take[M, 0](h))
+        loop[N](w_now in flight = w_1, h_now in flight = h_1) {
+          w_next = prefetch[ahead=N](w)                          # the next layer's weights, while this one computes
+          w_here = wait(w_now)
+          h_left = loop[M](h_this in flight = h_now) {
+            h_next = prefetch[ahead=M, wrap=true](h)             # the next batch's hidden states
+            h_here = wait(h_this)
+            g = h_here @ w_here ...
+            free h_here
+            set h = store[host](g)
+            next h_next
+          }
+          free w_here
+          next w_next, h_left
+        }
+
+    `batches` is the number of batches in a block, which divides the dimension `batch`: every value of the program with
+    rows of it has M before it afterwards, state, parameters and results too, row b = m |B| + b'. What a loop over
+    layers carried is state. What is set on host or disk by an update is stored as the rows that are new, from when they
+    are there to the end of the batch's turn. Before the layers and after them, what is computed for each batch is in a
+    loop over batches of its own. Raises where a statement mixes the rows of the batch, or where a loop over layers
+    carries what has none.
+    """
+
+    name: ClassVar[str] = "schedule-blocks"
+    batches: int = 2
+    order: str = "zigzag"
+    batch: str = "B"
+
+    def run(self, program: Program) -> Program:
+        self._check_order()
+        scheduled = next((func for func in program.funcs if has_lifetimes(func)), None)
+        if scheduled is not None:
+            raise unschedulable(f"{scheduled.name} has a schedule already", scheduled.span)
+        made = divided(program, self.batch, self.batches)
+        hidden = _Hidden(program, made)
+        if not hidden.values:
+            raise unschedulable(
+                f"no function has a loop over layers that carries rows of {self.batch}",
+                NOWHERE,
+                "the loop goes over a dimension of the weights and carries the hidden states",
+            )
+        funcs = tuple(_Function(program, func, made, hidden).rewritten() for func in program.funcs)
+        state = (*map(made.whole_value, program.state), *hidden.values)
+        dims = (*made.dims(program), *hidden.dims)
+        return replace(program, dims=dims, state=state, funcs=funcs)
+
+    def _check_order(self) -> None:
+        if self.order == "diagonal":
+            raise unschedulable(
+                "the diagonal order has each batch of a block at a token of its own, and a loop does the same in every"
+                " trip",
+                NOWHERE,
+                "the runtime has it: shardwright offload ... --schedule diagonal",
+            )
+        if self.order != "zigzag":
+            raise fault("bad-option", f"schedule-blocks: order is zigzag or diagonal, not {self.order}", NOWHERE)
+
+
+class _Hidden:
+    """What loops over layers carried, as state: values that each function sets before it reads them."""
+
+    def __init__(self, program: Program, made: MicroBatches) -> None:
+        self.program = program
+        self.made = made
+        self.values: list[Value] = []
+        self.dims: list[DimInfo] = []
+        self.carried: dict[tuple[str, str], _Carried] = {}
+        self._overridden = {name for func in program.funcs for name, _ in func.overrides}
+        namer = Namer({name for func in program.funcs for name in names_of(func)} | set(program.globals))
+        for func in program.funcs:
+            for statement, _ in func.walk():
+                if isinstance(statement, Loop) and over_layers(statement, program, made):
+                    for carry in statement.carries:
+                        alone = len(program.funcs) == 1
+                        name = f"{carry.value.name}_state" if alone else f"{func.name}_{carry.value.name}"
+                        self.carried[func.name, carry.value.name] = self._of(carry, namer.fresh(name))
+
+    def _of(self, carry: Carry, name: str) -> _Carried:
+        """The state of what is carried, typed as before the division.
+
+        A dimension to which a function gives another size cannot be one of state: it has another name there.
+        """
+        renamed: list[tuple[str, str]] = []
+        dims: list[Dim] = []
+        for dim, axes in zip(carry.value.type.dims, carry.value.type.splits, strict=True):
+            own = dim.name
+            if own in self._overridden:
+                own = fresh_dim(self.program, {self.made.outer, *(d.name for d in self.dims)}, own)
+                order = self.program.dim(dim.name).order if axes else None
+                self.dims.append(DimInfo(own, dim.size, None, order))
+                renamed.append((dim.name, own))
+            dims.append(Dim(own, dim.size))
+        value = Value(name, replace(carry.value.type, dims=tuple(dims)), Marking.DEMANDED)
+        self.values.append(self.made.whole_value(value))
+        return _Carried(carry, value, tuple(renamed))
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A carry of a loop over layers: its old name, the state it is now, and dimensions renamed on the way there."""
+
+    carry: Carry
+    state: Value
+    renamed: tuple[tuple[str, str], ...]
+
+
+def over_layers(loop: Loop, program: Program, made: MicroBatches) -> bool:
+    """Whether a loop carries rows of the batch over a dimension of the weights."""
+    carries = any(made.has_rows(carry.value.type) for carry in loop.carries)
+    return carries and any(loop.dim in value.type.names for value in program.weights)
+
+
+class _Function:
+    def __init__(self, program: Program, func: Func, made: MicroBatches, hidden: _Hidden) -> None:
+        self.program = program
+        self.func = func
+        self.made = made
+        self.hidden = hidden
+        self.namer = Namer(names_of(func) | set(program.globals) | {value.name for value in hidden.values})
+        self.sizes = program.sizes(func) | {made.outer: made.count, made.batch: made.size}
+
+    def rewritten(self) -> Func:
+        func, made = self.func, self.made
+        body = self.block(func.body, Scope.of(self.program, func), func.returns)
+        return replace(
+            func,
+            params=tuple(map(made.whole_value, func.params)),
+            body=body,
+            results=tuple(made.whole(kind) for kind in func.results),
+        )
+
+    def block(self, body: Sequence[Statement], scope: Scope, ending: Sequence[str]) -> tuple[Statement, ...]:
+        """The statements of a body for all batches, its loop over layers scheduled."""
+        layers = [i for i, s in enumerate(body) if isinstance(s, Loop) and over_layers(s, self.program, self.made)]
+        if len(layers) > 1:
+            raise unschedulable("there are two loops over layers one after the other", body[layers[1]].span)
+        if layers:
+            return self.scheduled(body, layers[0], scope, ending)
+        made: list[Statement] = []
+        for statement in body:
+            whole = self.made.whole_statement(statement)
+            if isinstance(whole, Loop) and isinstance(statement, Loop):
+                inner = self.block(statement.body, scope.inside(statement), statement.following)
+                whole = replace(whole, body=inner)
+            made.append(whole)
+            _define(statement, scope)
+        return tuple(made)
+
+    # ------------------------------------------------------------ the schedule of one block
+
+    def scheduled(
+        self, body: Sequence[Statement], at: int, scope: Scope, ending: Sequence[str]
+    ) -> tuple[Statement, ...]:
+        loop, after = body[at], list(body[at + 1 :])
+        assert isinstance(loop, Loop)
+        for carry in loop.carries:
+            if not self.made.has_rows(carry.value.type):
+                raise unschedulable(
+                    f"the loop over {loop.dim} carries {carry.value.name}: {carry.value.type}, which has no rows of"
+                    f" {self.made.batch}", loop.span, "carry it in a loop around, or as state",
+                )  # fmt: skip
+        carried = [self.hidden.carried[self.func.name, carry.value.name] for carry in loop.carries]
+        later = set(ending).union(*(reads(s) for s in (*loop.body, *after)), loop.following)
+        made = self.before(body[:at], carried, later, scope)
+        flights = Flights(self.made.outer, loop.dim, self.sizes, self.namer)
+        layers = self.layers(loop, carried, scope, flights)
+        last = {result.name: each for result, each in zip(loop.results, carried, strict=True)}
+        states = {each.state.name: each for each in carried}
+        early = [f for f in flights.all if f.source not in states]
+        late = [f for f in flights.all if f.source in states]
+        fill = next((i for i, s in enumerate(made) if isinstance(s, Loop) and s.dim == self.made.outer), len(made))
+        if any(isinstance(s, SetState) and s.state in {f.source for f in early} for s in made):
+            fill = len(made)
+        made[fill:fill] = [s for flight in early for s in flights.first(flight, self.whole_of(flight.source, scope))]
+        made += [s for flight in late for s in flights.first(flight, self.whole_of(flight.source, scope, states))]
+        made.append(layers)
+        for each in carried:
+            scope.define(each.state)
+        made += frees([flight.end for flight in flights.all])
+        made += self.after(after, last, ending, scope)
+        return freed(made, ending)
+
+    def whole_of(self, name: str, scope: Scope, states: dict[str, _Carried] | None = None) -> ValueType:
+        """The type for all batches of a value outside the loop over layers."""
+        kind = states[name].state.type if states and name in states else scope.type_of(name)
+        return self.made.whole(kind)
+
+    def over_batches(
+        self, body: Sequence[Statement], carries: Sequence[Carry] = (), following: Sequence[str] = (),
+        results: Sequence[Value] = (), index: str | None = None,
+    ) -> Loop:  # fmt: skip
+        """A loop over the batches, whose body is typed for all rows yet."""
+        parts = freed([self.made.part_statement(s) for s in body], following)
+        return Loop(tuple(results), self.made.outer, index, tuple(carries), parts, tuple(following))
+
+    def set_hidden(self, each: _Carried, name: str, kind: ValueType) -> list[Statement]:
+        if not each.renamed:
+            return [SetState(each.state.name, name)]
+        value = Value(self.namer.fresh(f"{name}_set"), replace(kind, dims=each.state.type.dims), Marking.FOUND)
+        return [Let((value,), Rename(each.renamed), (name,)), SetState(each.state.name, value.name)]
+
+    # ------------------------------------------------------------ before the layers
+
+    def before(
+        self, body: Sequence[Statement], carried: Sequence[_Carried], later: set[str], scope: Scope
+    ) -> list[Statement]:
+        """What the layers read is computed for all batches; the hidden states batch by batch."""
+        started = max((i + 1 for i, s in enumerate(body) if not isinstance(s, Let)), default=0)
+        needed = set(later)
+        together: set[int] = set(range(started))
+        for i in range(len(body) - 1, started - 1, -1):
+            statement = body[i]
+            names = {value.name for value in statement.results} if isinstance(statement, Let) else set[str]()
+            if names & needed:
+                needed |= reads(statement)
+                together.add(i)
+        made: list[Statement] = []
+        rows: list[Statement] = []
+        for i, statement in enumerate(body):
+            _define(statement, scope)
+            has_rows = isinstance(statement, Let) and self.made.has_rows(statement.result.type)
+            if i in together or not has_rows:
+                made.append(self.made.whole_statement(statement))
+            else:
+                rows.append(statement)
+        apart = {value.name for s in rows if isinstance(s, Let) for value in s.results}
+        for each in carried:
+            name = each.carry.initial
+            if name in apart:
+                rows += self.set_hidden(each, name, scope.type_of(name))
+            else:
+                made += [self.made.whole_statement(s) for s in self.set_hidden(each, name, scope.type_of(name))]
+        return [*made, self.over_batches(rows)] if apart else made
+
+    # ------------------------------------------------------------ the layers
+
+    def layers(self, loop: Loop, carried: Sequence[_Carried], scope: Scope, flights: Flights) -> Loop:
+        inside = scope.inside(loop)
+        once: list[Statement] = []
+        rows: list[Statement] = []
+        seen: dict[str, str] = {}
+        for each in carried:
+            inside.define(each.state)
+            if not each.renamed:
+                seen[each.carry.value.name] = each.state.name
+        for original in loop.body:
+            statement = rename_operands(original, seen)
+            _define(original, inside)
+            if not self.by_rows(statement, inside):
+                once.append(statement)
+                continue
+            rows += self.renamed_reads(statement, carried, inside)
+        following = [seen.get(name, name) for name in loop.following]
+        states = {s.state for s in rows if isinstance(s, SetState)} | {each.state.name for each in carried}
+        rows, names = forwarded(rows, inside)
+        rows = stored_early(rows, inside, self.namer)
+        for each, name in zip(carried, (names.get(name, name) for name in following), strict=True):
+            rows += self.set_hidden(each, name, inside.type_of(name))
+        outside = set(scope.values) | {each.state.name for each in carried}
+        rows = flights.of_rows(rows, inside, outside, states, self.made)
+        once = flights.of_weights(once, scope, states)
+        inner = [Carry(flight.value(flight.this), flight.now) for flight in flights.rows]
+        ahead = [flights.next(flight) for flight in flights.rows]
+        results = tuple(flight.value(flight.left) for flight in flights.rows)
+        turn = self.over_batches(
+            [*ahead, *rows], [self._part(c) for c in inner], [f.following for f in flights.rows],
+            [replace(v, type=self.made.part(v.type)) for v in results],
+        )  # fmt: skip
+        body = [*(flights.next(flight) for flight in flights.weights), *once, turn]
+        carries = [Carry(flight.value(flight.now), flight.begun) for flight in flights.all]
+        handed_on = [f.following if f in flights.weights else f.left for f in flights.all]
+        return Loop(
+            tuple(replace(f.value(f.end), type=self.made.part(f.kind)) for f in flights.all),
+            loop.dim,
+            loop.index,
+            tuple(self._part(carry) for carry in carries),
+            freed(body, handed_on),
+            tuple(handed_on),
+            loop.span,
+        )
+
+    def _part(self, carry: Carry) -> Carry:
+        return Carry(replace(carry.value, type=self.made.part(carry.value.type)), carry.initial)
+
+    def by_rows(self, statement: Statement, scope: Scope) -> bool:
+        """Whether a statement of the layers is done for each batch; raises where it is done for the whole block."""
+        match statement:
+            case SetState():
+                if not self.made.has_rows(scope.type_of(statement.state)):
+                    raise unschedulable(
+                        f"{statement.state}, which has no rows of {self.made.batch}, is set in the loop over layers",
+                        statement.span,
+                        "set it outside",
+                    )
+                return True
+            case Let():
+                return any(self.made.has_rows(value.type) for value in statement.results)
+            case _:
+                return any(
+                    name in scope.values and self.made.has_rows(scope.type_of(name)) for name in reads(statement)
+                )
+
+    def renamed_reads(self, statement: Statement, carried: Sequence[_Carried], scope: Scope) -> list[Statement]:
+        """A statement that reads a carried value whose state has other dimensions, with these renamed back."""
+        made: list[Statement] = []
+        for each in carried:
+            name = each.carry.value.name
+            if not each.renamed or name not in reads(statement):
+                continue
+            back = Rename(tuple((new, old) for old, new in each.renamed))
+            if isinstance(statement, Let) and statement.operation.is_movement:
+                moved = replace(statement.result, name=self.namer.fresh(f"{name}_moved"))
+                moved = replace(moved, type=replace(moved.type, dims=each.state.type.dims), marking=Marking.FOUND)
+                made.append(replace(statement, operands=(each.state.name,), results=(moved,)))
+                scope.define(moved)
+                return [*made, Let(statement.results, back, (moved.name,), statement.span)]
+            value = Value(self.namer.fresh(f"{name}_seen"), each.carry.value.type, Marking.FOUND)
+            made.append(Let((value,), back, (each.state.name,)))
+            scope.define(value)
+            statement = rename_operands(statement, {name: value.name})
+        return [*made, statement]
+
+    # ------------------------------------------------------------ after the layers
+
+    def after(
+        self, body: Sequence[Statement], last: dict[str, _Carried], ending: Sequence[str], scope: Scope
+    ) -> list[Statement]:
+        """What depends on the last hidden states is computed batch by batch, all else for all batches."""
+        names: dict[str, str] = {}
+        made: list[Statement] = []
+        for name, each in last.items():
+            scope.define(Value(name, each.state.type))
+            if not each.renamed:
+                names[name] = each.state.name
+                continue
+            if any(name in reads(s) for s in body) or name in ending:
+                value = self.made.whole_value(Value(name, each.carry.value.type, Marking.FOUND))
+                back = Rename(tuple((new, old) for old, new in each.renamed))
+                made.append(Let((value,), back, (each.state.name,)))
+                scope.define(Value(name, each.carry.value.type))
+        run = _Run(set(last) | {each.state.name for each in last.values()})
+        rest = list(body)
+        for position, original in enumerate(rest):
+            statement = rename_operands(original, names)
+            _define(original, scope)
+            rows = isinstance(statement, Let) and self.made.has_rows(statement.result.type)
+            if isinstance(statement, Let) and rows and reads(statement) & run.depending:
+                run.body.append(statement)
+                run.depending |= {value.name for value in statement.results}
+                continue
+            if not isinstance(statement, Let) or reads(statement) & {v for s in run.body for v in _names(s)}:
+                wanted = set(ending).union(*(reads(s) for s in rest[position:]))
+                made += self.closed(run, wanted, scope)
+            made.append(self.made.whole_statement(statement))
+        made += self.closed(run, set(ending), scope)
+        for name in ending:
+            if name in names:
+                raise unschedulable(f"{name}, what the layers leave, is handed on as it is", self.func.span,
+                                    "compute something of it")  # fmt: skip
+        return made
+
+    def closed(self, run: _Run, wanted: set[str], scope: Scope) -> list[Statement]:
+        """The statements of a run as a loop over batches, with what is wanted of it afterwards gathered in M."""
+        body, run.body = run.body, []
+        if not body:
+            return []
+        outputs = [v for s in body if isinstance(s, Let) for v in s.results if v.name in wanted]
+        index = self.namer.fresh("m") if outputs else None
+        made: list[Statement] = []
+        inner: list[Statement] = list(body)
+        carries: list[Carry] = []
+        following: list[str] = []
+        results: list[Value] = []
+        for value in outputs:
+            own = self.namer.fresh(f"{value.name}_part")
+            inner = [_renamed_result(rename_operands(s, {value.name: own}), value.name, own) for s in inner]
+            whole = self.made.whole(value.type)
+            begins = Value(self.namer.fresh(f"{value.name}_0"), whole, Marking.FOUND)
+            zero = "0" if not value.shape.dtype.is_float else "0.0"
+            made.append(Let((begins,), Full(whole.names, value.shape.dtype), (Number(zero),)))
+            carried = Value(self.namer.fresh(f"{value.name}_all"), whole, Marking.FOUND)
+            grown = Value(self.namer.fresh(f"{value.name}_next"), whole, Marking.FOUND)
+            assert index is not None
+            inner.append(Let((grown,), Update(self.made.outer), (carried.name, own, index)))
+            carries.append(Carry(carried, begins.name))
+            following.append(grown.name)
+            results.append(Value(value.name, whole, value.marking))
+        return [*made, self.over_batches(inner, carries, following, results, index)]
+
+
+@dataclass
+class _Run:
+    """Statements that a loop over batches will hold, and the names that depend on the last hidden states."""
+
+    depending: set[str]
+
+    def __post_init__(self) -> None:
+        self.body: list[Statement] = []
+
+
+def _define(statement: Statement, scope: Scope) -> None:
+    for value in statement.results if isinstance(statement, Let | Loop) else ():
+        scope.define(value)
+
+
+def _names(statement: Statement) -> Iterable[str]:
+    return [value.name for value in statement.results] if isinstance(statement, Let) else []
+
+
+def _renamed_result(statement: Statement, old: str, new: str) -> Statement:
+    if not isinstance(statement, Let):
+        return statement
+    return replace(statement, results=tuple(replace(v, name=new) if v.name == old else v for v in statement.results))

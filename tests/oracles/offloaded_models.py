@@ -1,0 +1,35 @@
+"""Programs of small models with the placements of a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.checkpoints import CHECKPOINTS, SIZES, SIZES_OF
+
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+from shardwright.ir.types import DType
+from shardwright.models.importing import import_model
+from shardwright.offloading.placing import placed
+
+
+def config_keys(name: str, **changed: Any) -> dict[str, Any]:
+    """The config of a checkpoint of the tests, without the checkpoint."""
+    import transformers
+
+    architecture, own = CHECKPOINTS[name]
+    config = getattr(transformers, f"{architecture}Config")(**{**SIZES_OF.get(architecture, SIZES), **own, **changed})
+    return {**config.to_dict(), "architectures": [f"{architecture}ForCausalLM"]}
+
+
+def placed_model(
+    name: str, *, rows: int, length: int, cache: int, policy: str | None = None, **changed: Any
+) -> Program:  # fmt: skip
+    """Prefill and decode of a model in f32, where the policy has its values; all on the device without one."""
+    imported = import_model(config_keys(name, **changed), "ws2d", Mesh(()), rows, length, DType.F32, cache=cache)
+    made = elaborate(parse(Source(name, imported.text)))
+    return made if policy is None else placed(made, parse_policy(policy), imported.mapping)
