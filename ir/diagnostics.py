@@ -159,8 +159,9 @@ def placed(span: Span) -> Generator[None]:
 
 
 def did_you_mean(word: str, candidates: Sequence[str]) -> str | None:
-    """The candidate nearest to `word`, if one is near."""
+    """The candidate nearest to `word`, if one is near: one that begins with it, or is spelt nearly like it."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, candidates, n=1, cutoff=0.6)
+    begun = [name for name in candidates if len(word) > 2 and name.startswith(word)]
+    near = begun or get_close_matches(word, candidates, n=1, cutoff=0.6)
     return near[0] if near else None
