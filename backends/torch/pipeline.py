@@ -213,13 +213,14 @@ class PipelineEvents:
             reads += [f"tokens {turn.batch}"] if turn.token else self._ended
         return reads
 
-    def made(self, turn: Turn) -> str:
-        """The buffer that the last computation of a batch in a pass fills."""
-        return f"chosen {turn.batch}" if self.place.last else f"leaving {turn.batch}"
+    def makes(self, turn: Turn) -> list[str]:
+        """The buffers that the last computation of a batch in a pass fills for others."""
+        return [f"chosen {turn.batch}"] if self.place.last else []
 
-    def leaves(self, add: Add, run: int, stage: int, turn: Turn) -> None:
-        """After the last computation of a batch in a pass."""
+    def leaves(self, add: Add, run: int, stage: int, turn: Turn, hidden: Sequence[str]) -> None:
+        """After the last computation of a batch in a pass; `hidden` are the buffers with its hidden states, which are
+        sent from where they are."""
         if self.place.last:
-            add(Kind.SEND_TOKENS, run, stage, turn, 0, [], [self.made(turn)])
+            add(Kind.SEND_TOKENS, run, stage, turn, 0, [], self.makes(turn))
         else:
-            add(Kind.SEND_HIDDEN, run, stage, turn, self.nbytes[turn], [], [self.made(turn)])
+            add(Kind.SEND_HIDDEN, run, stage, turn, self.nbytes[turn], [], hidden)

@@ -124,8 +124,8 @@ class Exchange(Protocol):
     def begins(self, add: Add, run: int, turns: Sequence[Turn]) -> None: ...
     def ends(self, add: Add, run: int) -> None: ...
     def arrives(self, add: Add, run: int, turn: Turn) -> list[str]: ...
-    def made(self, turn: Turn) -> str: ...
-    def leaves(self, add: Add, run: int, stage: int, turn: Turn) -> None: ...
+    def makes(self, turn: Turn) -> list[str]: ...
+    def leaves(self, add: Add, run: int, stage: int, turn: Turn, hidden: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -274,13 +274,14 @@ class _Builder:
         if exchange is not None and not stage:
             reads += exchange.arrives(self.add, run, turn)
         if exchange is not None and last:
-            fills.append(exchange.made(turn))
+            fills += exchange.makes(turn)
         made = f"new cache {order % 2}"
         if new_host or new_disk:
             fills.append(made)
         self.add(Kind.COMPUTE, run, stage, turn, 0, fills, reads, order=order)
         if exchange is not None and last:
-            exchange.leaves(self.add, run, stage, turn)
+            copied = [f"hidden copy {order % 2}"] if any(traffic.hidden[turn]) else []
+            exchange.leaves(self.add, run, stage, turn, [f"hidden {turn.batch} device", *copied])
         home = f"cache {stage} {turn.batch}"
         if new_host or new_disk:
             written = f"cache rows {order % 2}"

@@ -1,17 +1,22 @@
 """One of several processes that offload checkpoints as a pipeline.
 
-`pipeline_worker.py CASES.json`: a list of {"folder", "prompts", "policy", "schedule", "settings", "quantized"}. The
-first process prints the new tokens of each case by prompt, and what each process measured of the last one.
+`pipeline_worker.py CASES.json`: a list of {"folder", "prompts", "policy", "schedule", "settings", "quantized", "late"}.
+The first process prints the new tokens of each case by prompt, and what each process measured of the last one. With
+"late", hidden states are sent so many seconds later than they could be.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardwright.backends.torch.links import Links
+from shardwright.backends.torch.tensors import Named
 from shardwright.backends.torch.world import World, joined
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
@@ -19,6 +24,8 @@ from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
 from shardwright.offloading.request import Request
 from shardwright.offloading.run import OffloadedModel
+
+SEND = Links.send_hidden
 
 
 def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]], OffloadedModel]:
@@ -35,14 +42,24 @@ def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]
     return [completion.new_tokens for completion in made], model
 
 
+def slow_down(seconds: float) -> None:
+    def late(self: Links, values: Sequence[Named]) -> None:
+        time.sleep(seconds)
+        SEND(self, values)
+
+    Links.send_hidden = late
+
+
 def main(cases: str) -> None:
     with joined() as world:
         found: list[Any] = []
+        own: dict[str, Any] = {}
         for case in json.loads(Path(cases).read_text()):
+            slow_down(case.get("late", 0.0))
             tokens, model = run(case, world)
             found.append(tokens)
-        names = sorted({kept.what for stage in model.weights.stages for kept in model.weights.of(stage)})
-        own = {"layers": list(model.layers), "weights": names, "peak": model.report.peak_bytes}
+            names = sorted({kept.what for stage in model.weights.stages for kept in model.weights.of(stage)})
+            own = {"layers": list(model.layers), "weights": names, "peak": model.report.peak_bytes}
         world.share("measured", own)
         measured = [world.shared("measured", index) for index in range(world.count)]
         if world.writes:

@@ -46,10 +46,12 @@ def together(cases: Sequence[dict[str, Any]], path: Path, count: int = 2) -> dic
 
 
 def test_tokens_of_two_processes(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end."""
+    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end, and
+    hidden states that are sent late."""
     opt, llama = checkpoint("opt"), checkpoint("llama-grouped")
     stop = tokens(opt)[0][3]
-    greedy = [case(llama, "3,2,0,0,0,0,0,0", "diagonal"), case(opt, "8,1,100,0,100,0,100,0")]
+    late = case(opt, "2,4,20,50,30,30,20,40") | {"late": 0.01}
+    greedy = [case(llama, "3,2,0,0,0,0,0,0", "diagonal"), late]
     ending = [
         case(opt, "3,2,0,50,20,60,0,100", stop_tokens=[stop]),
         case(opt, "2,2,0,50,0,100,100,0", "diagonal", stop_tokens=[stop]),
