@@ -100,16 +100,23 @@ def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | Non
     `constants` are the chip's own where None. Raises where the mesh does not fit the chip's interconnect, or the chip
     has no rate for a product's number format; TypeError where a type has holes.
     """
+    kernels = kernel_costs(program, func, chip, constants)
+    tokens, parameters = model_size(program, func)
+    return Cost(func.name, kernels, memory_of(program, func), chip, program.mesh.n_chips, tokens, parameters)
+
+
+def kernel_costs(
+    program: Program, func: Func, chip: Chip, constants: Constants | None = None
+) -> tuple[KernelCost, ...]:
+    """The kernels of `cost_of`, whose `total_s` add up to its `time_s`. Raises as it does."""
     topology = topology_of(chip, program.mesh)
     chosen = constants or chip.constants
     works = work_of(program, func)
     made = [demand_of(work, topology) for work in works]
-    kernels = tuple(
+    return tuple(
         KernelCost(work, demand, times_of(demand, chosen), exposed)
         for work, demand, exposed in zip(works, made, exposed_shares(works, made), strict=True)
     )
-    tokens, parameters = model_size(program, func)
-    return Cost(func.name, kernels, memory_of(program, func), chip, program.mesh.n_chips, tokens, parameters)
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:

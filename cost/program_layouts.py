@@ -6,6 +6,7 @@ functions. A loop's slice of a captured value is a value of its own that lies as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,39 @@ def layout_problem(program: Program, options: PlacementOptions) -> LayoutProblem
     return _Builder(program, options).build()
 
 
+def step_worth(program: Program) -> float:
+    """The elements of work that a communicating step is worth in ties: half of one chip's part of the largest value."""
+    made = [
+        value.shape.elements
+        for func in program.funcs
+        for statement, _ in func.walk()
+        if isinstance(statement, Let)
+        for value in statement.results
+    ]
+    return max(made, default=1) / program.mesh.n_chips / 2
+
+
+def repeated_work(
+    coding: Coding, step_worth: float, statement: Let, nodes: Sequence[Node], codes: Sequence[Codes]
+) -> NDArray[np.float64]:
+    """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
+
+    `nodes` are the operands and results of the statement, `codes` the layouts of each, parallel. A step is worth half
+    of one chip's part of the largest value. So a collective is not split in two around work on a few sums, and is
+    around the nonlinearity of a feedforward layer, as in figure 2b of Pope et al.
+    """
+    if statement.operation.is_movement:
+        return np.zeros(len(codes[0]))
+    result = nodes[-1].shape
+    elements = local_elements(coding, codes[-1], result)
+    if isinstance(statement.operation, Contract):
+        left, right = nodes[0].shape, nodes[1].shape
+        share = local_elements(coding, codes[0], left) / left.elements
+        share = share * local_elements(coding, codes[1], right) / right.elements
+        elements = 4 * result.elements * np.sqrt(share * elements / result.elements)
+    return elements / step_worth
+
+
 @dataclass
 class _Frame:
     """A block's names, and the states that are set anywhere inside it."""
@@ -54,15 +88,7 @@ class _Builder:
         self.options = options
         idle, together = axis_groups(program)
         self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims), idle, together)
-        made = [
-            value.shape.elements
-            for func in program.funcs
-            for statement, _ in func.walk()
-            if isinstance(statement, Let)
-            for value in statement.results
-        ]
-        step_worth = max(made, default=1) / program.mesh.n_chips / 2
-        self.problem = LayoutProblem(program, options, self.coding, step_worth)
+        self.problem = LayoutProblem(program, options, self.coding, step_worth(program))
         self.globals: dict[str, Node] = {}
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
@@ -308,24 +334,8 @@ class _Builder:
             node.group.root().found.append(code)
         at = iter(range(len(slots)))
         operands = tuple(-1 if arg.shape is None else next(at) for arg in args)
-        return Table(nodes, variables, codes, self.work(statement, nodes, codes), statement, operands)
-
-    def work(self, statement: Let, nodes: list[Node], codes: list[Codes]) -> NDArray[np.float64]:
-        """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
-
-        A step is worth half of one chip's part of the largest value. So a collective is not split in two around
-        work on a few sums, and is around the nonlinearity of a feedforward layer, as in figure 2b of Pope et al.
-        """
-        if statement.operation.is_movement:
-            return np.zeros(len(codes[0]))
-        result = nodes[-1].shape
-        elements = local_elements(self.coding, codes[-1], result)
-        if isinstance(statement.operation, Contract):
-            left, right = nodes[0].shape, nodes[1].shape
-            share = local_elements(self.coding, codes[0], left) / left.elements
-            share = share * local_elements(self.coding, codes[1], right) / right.elements
-            elements = 4 * result.elements * np.sqrt(share * elements / result.elements)
-        return elements / self.problem.step_worth
+        work = repeated_work(self.coding, self.problem.step_worth, statement, nodes, codes)
+        return Table(nodes, variables, codes, work, statement, operands)
 
     def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
         """Only layouts that the written type admits."""

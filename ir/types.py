@@ -276,7 +276,13 @@ class TensorType:
         )
 
     def local_elements(self, mesh: Mapping[str, int]) -> int:
-        return math.prod(self.local_shape(mesh))
+        elements = 1
+        for dim, axes in zip(self.dims, self.splits, strict=True):
+            chips = 1
+            for axis in axes:
+                chips *= mesh[axis]
+            elements *= dim.size // chips
+        return elements
 
     def local_bytes(self, mesh: Mapping[str, int]) -> int:
         """Bytes that one chip holds, rounded up to whole bytes (int4 packs two elements in one)."""

@@ -22,7 +22,8 @@ class Sweep:
     """What is asked: `prompt` tokens in and `generated` tokens out of each sequence, under every combination of these.
 
     `chips` are the least and the most. `every_mesh` takes every way to lay axes on every slice, rather than the one
-    way that Pope et al. 2022 describe. `looped` adds each configuration with its collectives as loops.
+    way that Pope et al. 2022 describe. `looped` adds each configuration with its collectives as loops. With `together`
+    the phases, which are then both, will be put together to generations (`pareto.generations`).
     """
 
     model: BuiltIn
@@ -38,6 +39,7 @@ class Sweep:
     generated: int
     every_mesh: bool = False
     looped: bool = False
+    together: bool = False
 
     @property
     def context(self) -> int:
@@ -67,12 +69,19 @@ class Group:
     """The one whose sizes choose the layouts that are left open."""
     members: tuple[Configuration, ...]
 
+    def sample_on(self, mesh: Mesh) -> Configuration:
+        """The one that stands for those on a mesh, where the digits of the sample's layouts do not fit there."""
+        return min(
+            (one for one in self.members if one.deployment.mesh == mesh), key=lambda one: (one.batch, one.looped)
+        )
+
 
 def groups_of(sweep: Sweep) -> list[Group]:
     """The configurations of a sweep. Presets that come to the same layout on a mesh count once, by the first's name.
 
     Prefill with attention over the batch is left out where the layout does not split the batch, unless it alone is
-    asked for: it reads no long cache, and pays for moving queries and keys (Pope et al. 2022, section 3.3).
+    asked for: it reads no long cache, and pays for moving queries and keys (Pope et al. 2022, section 3.3). Not so in
+    a generation, where decode may want the cache split so.
     The sample is the member with nearest to 64 chips, and of these the one with the least batch.
 
     Raises where no slice of the chip has so many chips, or the cache is longer than the model's positions.
@@ -94,7 +103,8 @@ def groups_of(sweep: Sweep) -> list[Group]:
                 for layout in sweep.layouts:
                     for attention in sweep.attention:
                         demands, split = _demands(sweep, layout, attention, mesh, batch, phase)
-                        needless = phase == "prefill" and attention == "batch" and not split and both
+                        alone = both and not sweep.together
+                        needless = phase == "prefill" and attention == "batch" and not split and alone
                         if demands in seen or needless:
                             continue
                         seen.add(demands)

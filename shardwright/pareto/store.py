@@ -16,7 +16,7 @@ from typing import Any, cast
 from shardwright.pareto.configurations import Sweep
 from shardwright.pareto.pricing import Point
 
-_IDENTITY = ("phase", "chips", "mesh", "layout", "attention", "weights", "batch", "looped")
+_IDENTITY = ("phase", "chips", "mesh", "layout", "attention", "weights", "batch", "looped", "prefill_layout")
 _TYPES = {"str": str, "int": int, "bool": bool, "float": float}
 
 
@@ -24,8 +24,9 @@ _TYPES = {"str": str, "int": int, "bool": bool, "float": float}
 class Store:
     """The points of sweeps with the same model, chip, constants, lengths and code, in one file.
 
-    A line holds a point and a digest of the program that priced it, and is written in one step, so that two processes
-    can append to one file. What an interruption left of a line is passed over when the file is read.
+    A line holds a point and what its price depends on beside that, and is written in one step, so that two processes
+    can append to one file. What an interruption left of a line is passed over when the file is read, as is every line
+    that is not as it was written.
     """
 
     file: Path
@@ -38,13 +39,13 @@ class Store:
                 if read is not None:
                     self._points[read[0], *identity_of(read[1])] = read[1]
 
-    def get(self, program: str, identity: Point) -> Point | None:
-        """The point that has this identity and was priced by this program's text."""
-        return self._points.get((digest(program), *identity_of(identity)))
+    def get(self, key: str, identity: Point) -> Point | None:
+        """The point that has this identity, and was kept under this key."""
+        return self._points.get((key, *identity_of(identity)))
 
-    def add(self, program: str, points: Iterable[Point]) -> None:
-        """Keeps them. A folder that cannot be written costs time alone, and is no fault."""
-        lines = [json.dumps({"program": digest(program), **_finite(point)}, allow_nan=False) for point in points]
+    def add(self, points: Iterable[tuple[str, Point]]) -> None:
+        """Keeps points under their keys. A folder that cannot be written costs time alone, and is no fault."""
+        lines = [json.dumps({"key": key, **_finite(point)}, allow_nan=False) for key, point in points]
         text = "".join(f"{line}\n" for line in lines)
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,5 +117,5 @@ def _read(line: str) -> tuple[str, Point] | None:
         if type(value) is not _TYPES[str(item.type)]:
             return None
         made[item.name] = value
-    program = found.get("program")
-    return (program, Point(**made)) if isinstance(program, str) else None
+    key = found.get("key")
+    return (key, Point(**made)) if isinstance(key, str) else None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.pareto.configurations import Configuration, Sweep, groups_of
+from shardwright.pareto.configurations import Configuration, Group, Sweep, groups_of
 from shardwright.pareto.pricing import Point, identity, passes_of, price_all, sample_text
-from shardwright.pareto.store import Store, identity_of, store_of
+from shardwright.pareto.store import Store, digest, identity_of, store_of
 
-_LARGEST_TASK = 64
-_FEW = 24
-"""So few configurations are priced here rather than in processes of their own, which take a second to start."""
+_FEW = 4
+"""So few groups are priced here rather than in processes of their own, which take a second to start."""
 
 Progress = Callable[[int, int], None]
 """Is told how many configurations are done, of how many."""
@@ -33,9 +34,11 @@ class SweepInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class _Task:
-    text: str
-    passes: str
+    """What of a group is still to be priced; `keys` say for each member what its price depends on."""
+
+    group: Group
     members: tuple[Configuration, ...]
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,21 @@ def sweep_points(
     found: dict[tuple[object, ...], Point] = {}
     tasks: list[_Task] = []
     for group in groups:
-        text, passes = sample_text(sweep, group.sample), passes_of(group.sample)
-        missing: list[Configuration] = []
-        for one in group.members:
-            known = kept.get(passes + text, identity(one))
+        missing: list[tuple[Configuration, str]] = []
+        for one, key in zip(group.members, _keys(sweep, group), strict=True):
+            known = kept.get(key, identity(one))
             if known is None:
-                missing.append(one)
+                missing.append((one, key))
             else:
                 found[identity_of(known)] = known
-        tasks += [
-            _Task(text, passes, tuple(missing[at : at + _LARGEST_TASK])) for at in range(0, len(missing), _LARGEST_TASK)
-        ]
+        if missing:
+            tasks.append(_Task(group, *zip(*missing, strict=True)))
     total, known = sum(len(group.members) for group in groups), len(found)
     if progress is not None:
         progress(known, total)
     try:
         for task, points in _results(sweep, tasks, processes):
-            kept.add(task.passes + task.text, points)
+            kept.add(zip(task.keys, points, strict=True))
             found |= {identity_of(point): point for point in points}
             if progress is not None:
                 progress(len(found), total)
@@ -86,18 +87,27 @@ def sweep_points(
     return Swept(made, known)
 
 
+def _keys(sweep: Sweep, group: Group) -> list[str]:
+    """What the prices of the members depend on: the program that chooses the layouts of the group, and which of those
+    on the same mesh has the least batch."""
+    program = digest(f"{passes_of(group.sample)}\n{sample_text(sweep, group.sample)}")
+    meshes = dict.fromkeys(one.deployment.mesh for one in group.members)
+    least = {mesh: group.sample_on(mesh).batch for mesh in meshes}
+    return [f"{program} {least[one.deployment.mesh]}" for one in group.members]
+
+
 def _results(sweep: Sweep, tasks: list[_Task], processes: int | None) -> Iterator[tuple[_Task, list[Point]]]:
     workers = min(processes or len(os.sched_getaffinity(0)), len(tasks))
-    if workers < 2 or sum(len(task.members) for task in tasks) <= _FEW:
+    if workers < 2 or len(tasks) <= _FEW:
         for task in tasks:
-            yield task, price_all(sweep, task.text, task.passes, task.members)
+            yield task, price_all(sweep, task.group, task.members)
         return
     # Not forked: libraries may have threads by now.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_leave_interrupts)
+    pool = ProcessPoolExecutor(workers, context, initializer=_serve)
     try:
         waiting: dict[Future[list[Point]], _Task] = {
-            pool.submit(price_all, sweep, task.text, task.passes, task.members): task for task in tasks
+            pool.submit(price_all, sweep, task.group, task.members): task for task in tasks
         }
         for done in as_completed(waiting):
             yield waiting[done], done.result()
@@ -109,6 +119,15 @@ def _results(sweep: Sweep, tasks: list[_Task], processes: int | None) -> Iterato
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _leave_interrupts() -> None:
-    """An interrupt from the terminal goes to every process; the first one answers it for all."""
+def _serve() -> None:
+    """In a process that prices: an interrupt from the terminal goes to every process, and the first one answers it for
+    all; when that one is gone, however it went, this one goes too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shardwright.compiling import load
 from shardwright.cost.chips import load_chip
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.cost.program_cost import cost_of
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.format import format_module
+from shardwright.ir.unparse import unparse
 from shardwright.models.built_in import built_in
 from shardwright.pareto import sweeping
-from shardwright.pareto.configurations import Sweep, groups_of, meshes
+from shardwright.pareto.configurations import Group, Sweep, groups_of, meshes
 from shardwright.pareto.frontier import cheapest, frontier
 from shardwright.pareto.page import page
 from shardwright.pareto.picture import picture
-from shardwright.pareto.pricing import Point, identity, price_all
+from shardwright.pareto.pricing import Point, explicit_program, identity, price_all
 from shardwright.pareto.store import Store
 from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
@@ -64,10 +69,42 @@ def test_a_point_is_what_the_cost_model_says() -> None:
     (found,) = swept.points
     one = groups_of(replace(SMALL, batches=(8,)))[0].sample
     cost = phase_cost(one.deployment, TPU, "decode", 8, 1, 192 + 32)
-    assert found.latency_s == pytest.approx(cost.time_s, rel=0.02)
+    assert found.latency_s == pytest.approx(cost.time_s, rel=0.02)  # whose layouts were chosen for another cache
     assert found.chip_seconds_per_token == pytest.approx(8 * found.latency_s / 8)
     assert found.kv_cache_bytes == 2 * 32 * 8 * 256 * 256 * 2 + 8 * 4  # keys and values on every chip; positions
     assert found.fits
+
+
+def test_a_price_is_exactly_what_cost_gives_for_the_same_program() -> None:
+    sweep = replace(
+        SMALL,
+        chips=(8, 192),
+        batches=(1, 4, 64),
+        weights=("int8", "bf16"),
+        layouts=("ws2d", "wg-xy"),
+        attention=("head", "batch"),
+        phases=("decode", "prefill"),
+    )
+    groups = random.Random(7).sample(groups_of(sweep), 6)
+    for group in groups:
+        points = price_all(sweep, group, group.members)
+        program = explicit_program(sweep, group.sample)
+        text = format_module(unparse(program))
+        for one, found in list(zip(group.members, points, strict=True))[::3]:
+            sizes = {"B": one.batch, "T": 192 + 32 if one.phase == "decode" else 192}
+            sized = load(Source("<sized>", text), one.deployment.mesh, sizes)
+            cost = cost_of(sized, sized.func(one.phase), TPU)
+            assert found.latency_s == cost.time_s
+            full = load(Source("<sized>", text), one.deployment.mesh, sizes | {"T": 256})
+            memory = cost_of(full, full.func(one.phase), TPU).memory
+            assert (found.weight_bytes, found.kv_cache_bytes) == (memory.weights, memory.state)
+            assert found.peak_bytes == memory.peak
+
+
+def test_layouts_that_do_not_fit_a_mesh_are_chosen_for_it() -> None:
+    sweep = replace(SMALL, model=built_in("llama-3-70b"), chips=(64, 128), batches=(1, 2), phases=("decode",))
+    (group,) = [group for group in groups_of(sweep) if len(group.members) > 2]
+    assert not any(point.trouble for point in price_all(sweep, group, group.members))
 
 
 def test_points_are_kept_and_lines_that_were_cut_off_passed_over(tmp_path: Path) -> None:
@@ -78,16 +115,37 @@ def test_points_are_kept_and_lines_that_were_cut_off_passed_over(tmp_path: Path)
     second = sweep_points(SMALL, store=Store(file))
     assert (first.known, second.known) == (0, 2)
     assert first.points == second.points
-    Store(file).add("another", first.points[:1])
+    Store(file).add([("another", first.points[0])])
     assert [line[:1] for line in file.read_text().splitlines()] == ["{"] * 4
     assert Store(file).get("another", identity(groups_of(SMALL)[0].members[0])) == first.points[0]
 
 
+def test_lines_that_are_not_as_they_were_written_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "points.jsonl"
+    first = sweep_points(SMALL, store=Store(file))
+    good = [json.loads(line) for line in file.read_text().splitlines()]
+    spoiled = [
+        "\x00\x01",
+        "[]",
+        "null",
+        json.dumps(good[0] | {"latency_s": "soon"}),
+        json.dumps(good[0] | {"batch": 8.5}),
+        json.dumps({name: value for name, value in good[0].items() if name != "mfu"}),
+        json.dumps(good[0])[:-20],
+    ]
+    file.write_text("\n".join([*spoiled, json.dumps(good[1])]))
+    second = sweep_points(SMALL, store=Store(file))
+    assert (second.known, second.points) == (1, first.points)
+    assert sweep_points(SMALL, store=Store(file)).known == 2  # what was missing has been written again
+    file.write_bytes(b"\xff\xfe\x00")
+    assert sweep_points(SMALL, store=Store(file)).points == first.points
+
+
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(sweep: Sweep, text: str, passes: str, members: tuple) -> list[Point]:
+    def stopped(sweep: Sweep, group: Group, members: tuple) -> list[Point]:
         if members[0].deployment.layout == "ws1d":
             raise KeyboardInterrupt
-        return price_all(sweep, text, passes, members)
+        return price_all(sweep, group, members)
 
     monkeypatch.setattr(sweeping, "price_all", stopped)
     store = Store(tmp_path / "points.jsonl")

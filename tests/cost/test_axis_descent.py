@@ -1,0 +1,111 @@
+"""Layouts found one axis after the other: what they are, beside the least."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.backends.validation import validate
+from shardwright.cost.axis_descent import AxisByAxis
+from shardwright.cost.placement import PlacementOptions, place_layouts
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+from shardwright.passes.pipelines import EXPLICIT, run_passes
+from shardwright.passes.place import Place
+
+FEEDFORWARD = """
+mesh x=2 y=2 z=2
+dim B=8 L=1 E=16 F=64
+
+func ffn(x: bf16 {x}, w_in: bf16 {w_in}, w_out: bf16 {w_out}) -> bf16 {x} {{
+  h = x @[E] w_in
+  y: {x} = gelu(h) @[F] w_out
+  return y
+}}
+"""
+
+LAYERS = """
+mesh x=2 y=2
+dim B=4 L=1 T=8 N=2 E=16 H=4 D=4
+
+weights {
+  wq: bf16 NE_xH_yD
+  wk: bf16 NE_xD
+  wo: bf16 NH_yDE_x
+}
+
+state {
+  k: bf16 NB_xyTD
+  pos: int32 B
+}
+
+func decode(x: bf16 BLE_xy) -> bf16 BLE_xy {
+  last: bf16 BLE_xy = loop[N](h: bf16 BLE_xy = x) {
+    q: bf16 B_xyLHD = h @ wq
+    new = h @ wk
+    set k = update[T](k, new, pos)
+    s = q @[D] k
+    o = softmax[T](s) @[T] k
+    next h + o @[HD] wo
+  }
+  return last
+}
+"""
+
+
+def program(text: str) -> Program:
+    return elaborate(parse(Source("<test>", text)))
+
+
+@pytest.mark.parametrize(
+    ("x", "w_in", "w_out"),
+    [
+        ("BLE_xyz", "E_xF_yz", "F_yzE_x"),
+        ("BLE", "EF_xyz", "F_xyzE"),
+        ("B_xLE_yz", "E_xF_yz", "F_yzE_x"),
+        ("B_xyzLE", "E_xF_yz", "F_yzE_x"),
+    ],
+)
+def test_the_paper_s_feedforward_layers_are_placed_as_cheaply_as_can_be(x: str, w_in: str, w_out: str) -> None:
+    made = program(FEEDFORWARD.format(x=x, w_in=w_in, w_out=w_out))
+    found = AxisByAxis(made)(made, PlacementOptions())
+    assert found.bytes_received == place_layouts(made).bytes_received
+
+
+@pytest.mark.parametrize("text", [FEEDFORWARD.format(x="BLE_xyz", w_in="E_xF_yz", w_out="F_yzE_x"), LAYERS])
+def test_the_explicit_program_means_the_same(text: str) -> None:
+    before = program(text)
+    axiswise = [Place(axiswise=True) if isinstance(applied, Place) else applied for applied in EXPLICIT]
+    after = run_passes(before, axiswise)
+    assert validate(before, after) is not None
+
+
+def test_digits_that_a_dimension_cannot_hold_are_not_chosen() -> None:
+    text = """
+    mesh x=2 y=2
+    dim B=2 E=8 F=8
+    func f(a: BE_x, w: E_xF_y, v: F_yE_x) -> BE_x {
+      h = a @[E] w
+      return gelu(h) @[F] v
+    }
+    """
+    made = program(text)
+    found = AxisByAxis(made)(made, PlacementOptions())
+    over = {axis for kind in found.kinds.values() for axis in kind.split("B")}
+    assert len(over) < 2
+    assert found.bytes_received >= place_layouts(made).bytes_received
+
+
+def test_what_the_author_moved_stays() -> None:
+    text = """
+    mesh x=2 y=2
+    dim B=4 E=8
+    func f(a: BE_xy) -> BE_x {
+      b = all_gather[y](a)
+      return b
+    }
+    """
+    made = program(text)
+    kinds = AxisByAxis(made)(made, PlacementOptions()).kinds
+    assert sorted({kind.layout_text for kind in kinds.values()}) == ["BE_x", "BE_xy"]
