@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
 
+_SWEEPS = 40
+"""At most, there and back, before choices are ruled out for the last time."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -60,6 +63,44 @@ class FactorGraph:
                     choice[variable] = found.choice[variable] if found.choice else 0
         return Solution(tuple(choice), cost, bound, nodes)
 
+    def remainders(
+        self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False
+    ) -> list[Remainder] | None:
+        """What is left, by component, of the choices in `keep` that may be in a solution whose cost is at most `upper`;
+        None where there is none.
+        """
+        made: list[Remainder] = []
+        for part in self._components():
+            factors = [self.factors[f] for f in part]
+            theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in factors]
+            values = [np.arange(size, dtype=np.int64) for size in self.sizes]
+            own = {v for factor in factors for v in factor.variables}
+            masks = [mask if v in own else np.ones_like(mask) for v, mask in enumerate(keep)]
+            left = Remainder(factors, theta, values, list(part)).restricted(masks, 2 * FORBIDDEN)
+            if left is None:
+                return None
+            made.append(left)
+        before = -np.inf
+        for sweep in range(_SWEEPS):
+            for each in made:
+                each.sweep(forward=True)
+                each.sweep(forward=False)
+            bound = sum(each.bound() for each in made)
+            slack = upper - bound
+            if slack < 0:
+                return None
+            smaller: list[Remainder] = []
+            for each in made:
+                left = each.restricted([np.ones(len(values), np.bool_) for values in each.values], slack)
+                if left is None:
+                    return None
+                smaller.append(left)
+            made = smaller
+            if (sweep >= 4 and bound - before < 0.01 * slack) or out_of_time():
+                break
+            before = bound
+        return made
+
     def _components(self) -> list[list[int]]:
         """Factors (in order) that variables with a choice connect; what is demanded cuts a program in parts."""
         owner: dict[int, int] = {}
@@ -82,16 +123,18 @@ class FactorGraph:
 
 
 @dataclass
-class _Problem:
-    """What is left of the graph at a node of the search tree.
+class Remainder:
+    """What is left of the graph, or of a component of it, as choices are ruled out.
 
     `theta[f][slot]` are the costs shifted into factor f at one of its variables; `values[v]` are the original
-    numbers of the choices that variable v still has. `constant` has been paid by factors that are decided.
+    numbers of the choices that variable v still has. `constant` has been paid by factors that are decided; of those
+    that are left `origins` has the numbers in the graph.
     """
 
     factors: list[Factor]
     theta: list[list[Costs]]
     values: list[NDArray[np.int64]]
+    origins: list[int]
     constant: float = 0.0
     neighbours: list[list[tuple[int, int]]] = field(init=False)
 
@@ -143,7 +186,7 @@ class _Problem:
         choice = [max(c, 0) for c in choice]
         return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
 
-    def restricted(self, keep: list[NDArray[np.bool_]], slack: float) -> _Problem | None:
+    def restricted(self, keep: list[NDArray[np.bool_]], slack: float) -> Remainder | None:
         """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty."""
         masks = [mask.copy() for mask in keep]
         rows_left: list[NDArray[np.bool_] | None] = []
@@ -159,13 +202,17 @@ class _Problem:
         values = [v[mask] for v, mask in zip(self.values, masks, strict=True)]
         factors: list[Factor] = []
         shifted: list[list[Costs]] = []
+        origins: list[int] = []
         constant = self.constant
-        for factor, theta, rows in zip(self.factors, self.theta, rows_left, strict=True):
+        for factor, theta, rows, origin in zip(self.factors, self.theta, rows_left, self.origins, strict=True):
             kept = [costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
             if isinstance(factor, TableFactor):
                 columns = [number[v][factor.rows[rows, k]] for k, v in enumerate(factor.variables)]
                 smaller: Factor = TableFactor(
-                    factor.variables, np.stack(columns, axis=1).astype(np.int64), factor.costs[rows]
+                    factor.variables,
+                    np.stack(columns, axis=1).astype(np.int64),
+                    factor.costs[rows],
+                    factor.numbers[rows],
                 )
             else:
                 smaller = factor.restricted([masks[v] for v in factor.variables])
@@ -174,7 +221,8 @@ class _Problem:
                 continue
             factors.append(smaller)
             shifted.append(kept)
-        return _Problem(factors, shifted, values, constant)
+            origins.append(origin)
+        return Remainder(factors, shifted, values, origins, constant)
 
 
 def _consistent(
@@ -222,10 +270,10 @@ class _Search:
         self.factors = [self.graph.factors[f] for f in part]
         theta = [[np.zeros(self.graph.sizes[v]) for v in factor.variables] for factor in self.factors]
         values = [np.arange(size, dtype=np.int64) for size in self.graph.sizes]
-        bound = self.explore(_Problem(list(self.factors), theta, values))
+        bound = self.explore(Remainder(list(self.factors), theta, values, list(part)))
         return Solution(self.best, self.best_cost, min(bound, self.best_cost), self.nodes)
 
-    def explore(self, problem: _Problem) -> float:
+    def explore(self, problem: Remainder) -> float:
         """Searches beneath a node; returns a lower bound on everything there."""
         self.nodes += 1
         bound = problem.bound()
@@ -262,18 +310,18 @@ class _Search:
             beneath.append(self.best_cost if child is None else self.explore(child))
         return max(bound, min(beneath))
 
-    def local_costs(self, problem: _Problem, variable: int) -> Costs:
+    def local_costs(self, problem: Remainder, variable: int) -> Costs:
         """What the factors around a variable say of its choices."""
         total = np.zeros(len(problem.values[variable]))
         for f, slot in problem.neighbours[variable]:
             total = total + problem.factors[f].min_marginals(problem.theta[f])[slot]
         return total
 
-    def ambiguity(self, problem: _Problem, variable: int) -> float:
+    def ambiguity(self, problem: Remainder, variable: int) -> float:
         """How much deciding a variable would decide: the number of factors around it, if it has a choice left."""
         return len(problem.neighbours[variable]) if len(problem.values[variable]) > 1 else 0.0
 
-    def consider(self, problem: _Problem, *, forward: bool) -> None:
+    def consider(self, problem: Remainder, *, forward: bool) -> None:
         """Keeps a decoded solution if it is better than the best."""
         choice = problem.decode(forward=forward)
         if choice == self.best:

@@ -26,9 +26,13 @@ class TableFactor:
     variables: tuple[int, ...]
     rows: NDArray[np.int64]
     costs: Costs
+    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of the rows, in the table that they are left of."""
     _sorted: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not len(self.numbers):
+            self.numbers = np.arange(len(self.rows), dtype=np.int64)
         self._sorted = []
         for column in self.rows.T:
             order = np.argsort(column, kind="stable")
@@ -115,7 +119,7 @@ class TreeFactor:
             if subset & (subset - 1) == 0:
                 layouts[subset.bit_length() - 1] = to
                 return
-            _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in _halves(subset))
+            _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset))
             descend(part, to)
             descend(subset ^ part, to)
 
@@ -134,8 +138,21 @@ class TreeFactor:
         by_slot = [home, *(home if stays else next(marginals) for stays in self.rigid)]
         return [marginal[place] for marginal, place in zip(by_slot, self.places, strict=True)]
 
+    def move_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
+        """For each subset of the leaves (of which there must be one) and each pair of layouts, the least cost of the
+        factor where the branch of just these leaves goes from the one to the other."""
+        root, leaves = self._root_and_leaves(theta)
+        served, reached = subtrees(self.moves, leaves)
+        outside, _ = self._outside(root, reached)
+        return [o[:, None] + self.moves + s[None, :] for o, s in zip(outside, served, strict=True)]
+
     def _leaf_marginals(self, root: Costs, leaves: Sequence[Costs], reached: Sequence[Costs]) -> list[Costs]:
         """The least cost for each layout of each leaf: what lies outside its branch, and the leaf itself."""
+        _, outside_served = self._outside(root, reached)
+        return [outside_served[1 << i] + leaf for i, leaf in enumerate(leaves)]
+
+    def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
+        """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at."""
         full = len(reached) - 1
         outside_reached: list[Costs] = [np.full(len(root), FORBIDDEN)] * (full + 1)
         outside_served = list(outside_reached)
@@ -143,11 +160,11 @@ class TreeFactor:
         for subset in range(full, 0, -1):
             outside_served[subset] = (outside_reached[subset][:, None] + self.moves).min(axis=0)
             if subset & (subset - 1):
-                for part in _halves(subset):
+                for part in halves(subset):
                     for a in (part, subset ^ part):
                         rest = outside_served[subset] + reached[subset ^ a]
                         outside_reached[a] = np.minimum(outside_reached[a], rest)
-        return [outside_served[1 << i] + leaf for i, leaf in enumerate(leaves)]
+        return outside_reached, outside_served
 
     def restricted(self, masks: Sequence[NDArray[np.bool_]]) -> TreeFactor:
         """The factor with fewer choices; layouts on the way stay."""
@@ -167,7 +184,7 @@ Factor = TableFactor | TreeFactor
 
 
 @lru_cache(maxsize=1 << 12)
-def _halves(subset: int) -> tuple[int, ...]:
+def halves(subset: int) -> tuple[int, ...]:
     """The proper parts of a subset that hold its lowest element; with their complements, all ways to cut it in two."""
     low = subset & -subset
     rest = subset ^ low
@@ -188,7 +205,7 @@ def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[C
         if subset & (subset - 1) == 0:
             served[subset] = leaves[subset.bit_length() - 1]
         else:
-            served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in _halves(subset)])
+            served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
         reached[subset] = (moves + served[subset][None, :]).min(axis=1)
     return served, reached
 
@@ -211,7 +228,7 @@ def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float
         if to != at:
             edges.append((at, to))
         if subset & (subset - 1):
-            totals = [(float(reached[a][to] + reached[subset ^ a][to]), a) for a in _halves(subset)]
+            totals = [(float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset)]
             _, part = min(totals)
             descend(part, to)
             descend(subset ^ part, to)

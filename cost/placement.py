@@ -58,6 +58,10 @@ class Placement:
     steps: float
 
 
+OUT_OF_TIME = "out-of-time"
+"""The code of what a `solve` raises that had no time to find anything."""
+
+
 def place_layouts(
     program: Program,
     options: PlacementOptions | None = None,
@@ -78,12 +82,15 @@ def place_layouts(
         return best
     key, choices = violated
     found: list[Placement] = []
+    late: DiagnosticError | None = None
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
             found.append(place_layouts(program, narrowed, solve))
-        except DiagnosticError:
-            continue
+        except DiagnosticError as error:
+            late = error if error.diagnostics[0].code == OUT_OF_TIME else late
+    if late is not None and not found:
+        raise late
     if not found:
         raise fault(
             "no-placement", f"no set of axes that divides {key[0]} lets the program be placed", Span(0, 0, 0, 0)
@@ -137,18 +144,39 @@ class Solver:
         self.problem = problem
         self.coding = problem.coding
         self.graph = FactorGraph()
+        self.entries: list[Entry | None] = []
+        """What each factor of the graph is of; None for further ones."""
+        self.choices: list[NDArray[np.int64]] = []
+        """What each variable can be: numbers of layouts within its group."""
+        self.moves: dict[int, NDArray[np.float64]] = {}
+        """Movements between the layouts of each group, by its identity."""
+        self.unit = 1.0
+        """The quantum of costs."""
 
     def solve(self) -> Placement:
+        """The best choice. Raises a `DiagnosticError` where there is none."""
+        self.build()
+        solution = self.graph.minimize(self.tolerance(self.unit), out_of_time=self.out_of_time)
+        if solution.cost >= FORBIDDEN / 2:
+            raise self.infeasible()
+        return self.placement(self.in_groups(solution), self.moves, self.unit)
+
+    def in_groups(self, solution: Solution) -> Solution:
+        """The solution with layouts numbered as in their groups."""
+        chosen = tuple(int(domain[c]) for domain, c in zip(self.choices, solution.choice, strict=True))
+        return replace(solution, choice=chosen)
+
+    def build(self) -> None:
+        """Makes the factor graph."""
         for node in self.problem.nodes:
             group = node.group.root()
             if not len(group.codes):
                 group.codes = unique_codes(group.found or [np.zeros(1, np.int64)])
         self.widen_slices()
         tables = {i: self.rows(entry) for i, entry in enumerate(self.problem.entries)}
-        domains = self.domains(tables)
+        self.choices = domains = self.domains(tables)
         self.graph.sizes = [len(domain) for domain in domains]
-        moves: dict[int, NDArray[np.float64]] = {}
-        quantum = self.quantum(moves)
+        self.unit = quantum = self.quantum(self.moves)
         for i, entry in enumerate(self.problem.entries):
             table = tables[i]
             if table is not None:
@@ -156,16 +184,15 @@ class Solver:
                 columns = [np.searchsorted(domains[v], rows[:, k]) for k, v in enumerate(variables)]
                 local = np.stack(columns, axis=1).astype(np.int64)
                 self.graph.factors.append(TableFactor(tuple(variables), local, self.table_costs(work, quantum)))
+                self.entries.append(entry)
             elif isinstance(entry, MadeTree | UsesTree):
-                tree = self.tree(entry, domains, self.tree_costs(entry.node, moves, quantum))
+                tree = self.tree(entry, domains, self.tree_costs(entry.node, self.moves, quantum))
                 if tree is not None:
                     self.graph.factors.append(tree)
-        self.graph.factors.extend(self.further(domains))
-        solution = self.graph.minimize(self.tolerance(quantum), out_of_time=self.out_of_time)
-        if solution.cost >= FORBIDDEN / 2:
-            raise self.infeasible()
-        chosen = tuple(int(domain[c]) for domain, c in zip(domains, solution.choice, strict=True))
-        return self.placement(replace(solution, choice=chosen), moves, quantum)
+                    self.entries.append(entry)
+        further = self.further(domains)
+        self.graph.factors.extend(further)
+        self.entries.extend([None] * len(further))
 
     def further(self, domains: Sequence[NDArray[np.int64]]) -> Sequence[TableFactor]:
         """Factors beside those of operations and values; none here."""
@@ -296,6 +323,10 @@ class Solver:
             "leave one of them to the compiler: end its layout with ?",
         )
 
+    def edges(self, node: Node, costs: NDArray[np.float64], home: int, targets: Sequence[int]) -> list[tuple[int, int]]:
+        """A value's movements from home to the layouts of its uses, parents first."""
+        return arborescence(costs, home, targets)[1]
+
     def placement(self, solution: Solution, moves: dict[int, NDArray[np.float64]], quantum: float) -> Placement:
         kinds: dict[int, TensorType] = {}
         for variable, node in enumerate(self.problem.variables):
@@ -310,7 +341,7 @@ class Solver:
             codes = node.group.root().codes
             table = moves[id(node.group.root())]
             targets = [solution.choice[v] for _, v, rigid in node.uses if not rigid]
-            edges = arborescence(costs, solution.choice[node.home], targets)[1]
+            edges = self.edges(node, costs, solution.choice[node.home], targets)
             if node.made >= 0 and node.made != node.home:
                 pair = (solution.choice[node.made], solution.choice[node.home])
                 received += float(table[0][pair]) * node.weight

@@ -25,11 +25,11 @@ from shardwright.cost.kernel_shares import Structure
 from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
-from shardwright.cost.placement import Placement, Solver
+from shardwright.cost.placement import OUT_OF_TIME, Placement, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import AllGather, Contract, Movement
-from shardwright.ir.program import Let
+from shardwright.ir.program import Let, Loop, SetState
 from shardwright.ir.types import ON_DEVICE, Shape
 
 Floats = NDArray[np.float64]
@@ -88,6 +88,7 @@ class TimeSolver(Solver):
         self.globals = set(problem.program.globals)
         self.weights = {value.name for value in problem.program.weights}
         self.table_times: dict[int, Floats] = {}
+        self.taken_as_slices = _taken_as_slices(problem)
 
     # ------------------------------------------------------------ what Solver asks
 
@@ -103,7 +104,7 @@ class TimeSolver(Solver):
         if not self.out_of_time():
             return super().infeasible()
         span = self.problem.program.funcs[0].span
-        return fault("out-of-time", "no layouts were found in the time that there was", span, "--time-limit gives more")
+        return fault(OUT_OF_TIME, "no layouts were found in the time that there was", span, "--time-limit gives more")
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
@@ -161,6 +162,13 @@ class TimeSolver(Solver):
             parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
             np.fill_diagonal(parted, 0.0)
             costs = costs + parted * NANOSECONDS
+        if id(node) in self.taken_as_slices:
+            # A slice that no kernel makes on its way to memory is one by itself, which reads and writes it.
+            held = local_elements(self.coding, node.group.root().codes, node.shape) * node.shape.dtype.bits / 8
+            rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
+            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS
+            alone = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
+            costs = costs + np.where(alone, made, 0.0)
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
         return np.where(finite, costs, _NEVER)
 
@@ -250,6 +258,24 @@ class TimeSolver(Solver):
         nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
         once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
         return once + per_byte * nbytes
+
+
+def _taken_as_slices(problem: LayoutProblem) -> set[int]:
+    """Values, by the identity of their nodes, that a caller or a loop gives and that are only taken into memory: into
+    a loop, a state, or as a result."""
+    found: set[int] = set()
+    for func in problem.program.funcs:
+        into = {id(func)}
+        given = [problem.defined[id(func), value.name] for value in func.params]
+        for statement, _ in func.walk():
+            if isinstance(statement, Loop):
+                into.add(id(statement))
+                values = (*(carry.value for carry in statement.carries), *statement.results)
+                given.extend(problem.defined[id(statement), value.name] for value in values)
+            elif isinstance(statement, SetState):
+                into.add(id(statement))
+        found.update(id(node) for node in given if node.uses and all(key[0] in into for key, _, _ in node.uses))
+    return found
 
 
 def links_of(topology: Topology, constants: Constants) -> Links:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwright.cost.chips import Chip
     from shardwright.cost.constants import Constants
     from shardwright.cost.kernel_shares import Structure
-    from shardwright.cost.layout_problem import PlacementOptions
+    from shardwright.cost.layout_problem import LayoutProblem, PlacementOptions
     from shardwright.cost.placement import Placement
     from shardwright.cost.program_cost import Cost
     from shardwright.cost.time_placement import Prices
@@ -33,6 +33,15 @@ _SHARE = 0.2
 
 _ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
+
+_FOR_PRICES = 0.5
+"""Of the time, for looking for prices."""
+
+_FAR = 1e3
+"""Times the time of what was found: where nothing fits, nothing slower is looked for."""
+
+_DETAIL = 0.01
+"""Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,10 @@ def search(
     return _Search(program, chip, constants or chip.constants, seconds, options).run()
 
 
+class OutOfTimeError(Exception):
+    """Nothing was found for some prices in the time that there was for them, though for others."""
+
+
 class _Search:
     def __init__(
         self, program: Program, chip: Chip, constants: Constants, seconds: float, options: PlacementOptions | None
@@ -111,18 +124,30 @@ class _Search:
         self.root = Prices()
         free: Mapping[tuple[str, str], bool] = {}
         for stay in (free, *self.stationary()):
-            if self.fitting() and time.monotonic() > self.end:
+            if self.fitting() and (time.monotonic() > self.end or not self.open()):
                 break
             with _until(self.end, self.fitting()):
                 found = self.attempt(Prices(moved=stay))
+                if not stay:
+                    self.bound_ns = found.placement.solution.bound
                 cheaper = found.objective_s * NANOSECONDS < self.incumbent() * (1 - _ENOUGH)
                 if found.peak > self.chip.memory_bytes and cheaper:
-                    self.price_memory(Prices(moved=stay))
+                    with suppress(OutOfTimeError):
+                        self.price_memory(Prices(moved=stay))
+        if self.open():
+            self.prove()
         if not self.fitting():
             raise self.too_much(min(self.found, key=lambda found: found.peak))
-        self.branch(self.root)
         best = min(self.fitting(), key=lambda found: found.objective_s)
         return self.proved(best)
+
+    def prove(self) -> None:
+        """Closes the gap: with a bound under the best prices, with integer programs, or case by case."""
+        with suppress(OutOfTimeError):
+            first = self.bounded(self.root)
+            self.bound_ns = max(self.bound_ns, first.bound_ns)
+            if self.open() and not self.exact(first) and self.fitting():
+                self.branch(first)
 
     def gathered_weights(self, func: Func) -> list[str]:
         """The weights that a function's loops take."""
@@ -139,13 +164,72 @@ class _Search:
             for chosen in combinations(looped, count):
                 yield {(func.name, name): False for func in chosen for name in self.gathered_weights(func)}
 
-    def branch(self, root: Prices) -> None:
+    def open(self) -> bool:
+        """Whether there may be something better than what was found."""
+        return self.bound_ns < self.incumbent() * (1 - _ENOUGH)
+
+    def exact(self, first: _Case) -> bool:
+        """By integer programs, each without what was found not to fit after all; whether they could be solved.
+
+        What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
+        once, to find something that fits.
+        """
+        from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
+
+        prices = self.ruling_out(first)
+        excluded: list[Excluded] = []
+        detail = _DETAIL
+        less: dict[str, float] = {}
+        lowered = False
+        while self.open() and time.monotonic() < self.end:
+            outcome = Outcome()
+            upper = min(self.incumbent(), _FAR * max(found.objective_s for found in self.found) * 1e9)
+            solve = ProgramSolve(
+                self.chip, self.constants, self.structure, upper, prices, tuple(excluded),
+                less if lowered else {}, detail, self.end, outcome,
+            )  # fmt: skip
+            try:
+                found = self.placed(solve)
+            except DiagnosticError:
+                if lowered:
+                    lowered = False
+                    continue
+                self.bound_ns = max(self.bound_ns, outcome.bound_ns)
+                return outcome.solved
+            if not lowered:
+                self.bound_ns = max(self.bound_ns, outcome.bound_ns)
+            if found.peak <= self.chip.memory_bytes:
+                if not lowered:
+                    return True
+                lowered = False
+                continue
+            if outcome.excluded is not None:
+                excluded.append(outcome.excluded)
+            if detail:
+                detail = 0.0
+                continue
+            for cost in found.costs:
+                over = cost.memory.peak - self.chip.memory_bytes
+                if over > 0:
+                    less[cost.func] = less.get(cost.func, 0.0) + over
+            lowered = not lowered
+        return True
+
+    def ruling_out(self, first: _Case) -> list[Prices]:
+        """Prices whose bounds rule out what cannot be in a better program."""
+        from shardwright.cost.time_placement import Prices
+
+        made = [Prices()]
+        if first.prices.byte_ns:
+            made.append(first.prices)
+        return made
+
+    def branch(self, first: _Case) -> None:
         """Which weights loops gather: hidden behind kernels, as far as these take long enough.
 
         Without counting what is hidden, the least time is a bound, and the answer where all is hidden. Where it is
         not, the bound is that of a share of what is seen, and of either case of one weight more.
         """
-        first = self.bounded(root)
         queue = [(first.bound_ns, 0, first)]
         closed = math.inf
         count = 0
@@ -157,11 +241,16 @@ class _Search:
                 continue
             for moved in (False, True):
                 prices = replace(case.prices, moved={**case.prices.moved, weight: moved})
-                with suppress(DiagnosticError):
+                try:
                     found = self.bounded(prices)
-                    count += 1
-                    heapq.heappush(queue, (max(found.bound_ns, case.bound_ns), count, found))
-        self.bound_ns = min(closed, queue[0][0] if queue else math.inf, self.incumbent())
+                except OutOfTimeError:
+                    heapq.heappush(queue, (case.bound_ns, -count, case))
+                    break
+                except DiagnosticError:
+                    continue
+                count += 1
+                heapq.heappush(queue, (max(found.bound_ns, case.bound_ns), count, found))
+        self.bound_ns = max(self.bound_ns, min(closed, queue[0][0] if queue else math.inf, self.incumbent()))
 
     def incumbent(self) -> float:
         from shardwright.cost.time_placement import NANOSECONDS
@@ -196,9 +285,8 @@ class _Search:
 
     def attempt(self, prices: Prices) -> Found:
         """What takes the least time at these prices."""
-        from shardwright.cost.program_cost import cost_of
-        from shardwright.cost.time_placement import NANOSECONDS, TimeSolve
-        from shardwright.passes.place import place
+        from shardwright.cost.placement import OUT_OF_TIME
+        from shardwright.cost.time_placement import TimeSolve
 
         known = repr(prices)
         if known in self.known:
@@ -207,14 +295,28 @@ class _Search:
         share = _SHARE if self.found else 1.0
         end = now + max(1.0, (self.end - now) * share)
         solve = TimeSolve(self.chip, self.constants, self.structure, prices, end)
+        try:
+            found = self.placed(solve, prices.byte_ns)
+        except DiagnosticError as error:
+            if self.found and error.diagnostics[0].code == OUT_OF_TIME:
+                raise OutOfTimeError from error
+            raise
+        self.known[known] = found
+        return found
+
+    def placed(self, solve: Callable[[LayoutProblem], Placement], byte_ns: float = 0.0) -> Found:
+        """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
+        from shardwright.cost.program_cost import cost_of
+        from shardwright.cost.time_placement import NANOSECONDS
+        from shardwright.passes.place import place
+
         placed, placement = place(self.program, self.options, solve)
         made = _explicit(placed)
         costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
-        paid = prices.byte_ns * (costs[0].memory.weights + costs[0].memory.state)
+        paid = byte_ns * (costs[0].memory.weights + costs[0].memory.state)
         model = (placement.solution.cost - paid) / NANOSECONDS
         found = Found("feasible", made, placement, costs, model, 0.0, 0.0)
         self.found.append(found)
-        self.known[known] = found
         return found
 
     def price_memory(self, prices: Prices) -> None:
@@ -234,16 +336,20 @@ class _Search:
             if memory.weights + memory.state <= limit and not live:
                 live = True
                 continue
-            if high > 1e6 * scale or time.monotonic() > self.end:
+            if high > 1e6 * scale or self.late():
                 return
             low, high = high, high * 8
         for _ in range(_ROUNDS):
-            if time.monotonic() > self.end:
+            if self.late():
                 break
             middle = math.sqrt(low * high) if low else high / 8
             found = self.attempt(replace(prices, byte_ns=middle, live_ns=middle if live else 0.0))
             low, high = (low, middle) if found.peak <= limit else (middle, high)
         self.root = replace(self.root, byte_ns=0.0 if live else high)
+
+    def late(self) -> bool:
+        """Whether the time for looking for prices is over; the rest is for proofs."""
+        return time.monotonic() > self.began + _FOR_PRICES * (self.end - self.began)
 
     def proved(self, best: Found) -> Found:
         from shardwright.cost.time_placement import NANOSECONDS

@@ -1,0 +1,253 @@
+"""Searches under tight memory: equal to the least of all fillings that fit, each written down and priced.
+
+The limits are peaks of the fillings themselves, from the least to just below that of the fastest, so that they bind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from search_fillings import Filling, every_filling, homes, layout, least, limits_that_bind, products
+
+from shardwright.compiling import load
+from shardwright.cost.chips import Chip, Torus, load_chip
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.searching import search
+
+
+@lru_cache
+def chip(slower: float, memory: float | None = None) -> Chip:
+    """A TPU v4 with links that are so many times slower, and so much memory."""
+    made = load_chip("tpu-v4")
+    assert isinstance(made.interconnect, Torus)
+    links = replace(made.interconnect, link_bytes_per_s=made.interconnect.link_bytes_per_s / slower)
+    made = replace(made, interconnect=links)
+    return made if memory is None else replace(made, memory_bytes=memory)
+
+
+PRODUCTS = """
+mesh {mesh}
+dim B={B} E={E} F={F}
+{kind} {{ w: {w}
+         v: {v} }}
+func f(x: bf16 {x}) -> bf16 {y} {{
+  h = x @[E] w
+  y: bf16 {y} = h @[F] v
+  return y
+}}
+"""
+PRODUCTS_FILLED = """
+mesh {mesh}
+dim B={B} E={E} F={F}
+{kind} {{ w: {w}
+         v: {v} }}
+func f(x: bf16 {x}) -> bf16 {y} {{
+  x1: bf16 <x1> = x
+  w1: bf16 <w1> = w
+  h: bf16 <h> = x1 @[E] w1
+  h1: bf16 <h1> = h
+  v1: bf16 <v1> = v
+  z: bf16 <z> = h1 @[F] v1
+  y: bf16 {y} = z
+  return y
+}}
+"""
+LOOP = """
+mesh {mesh}
+dim N=4 B={B} E={E} F={F}
+weights {{ w: NE_?F_?
+          v: NF_?E_? }}
+func f(x: {x}) -> {y} {{
+  y: BE? = loop[N](h: B_?E_? = x) {{
+    g = h @[E] w
+    next g @[F] v
+  }}
+  return y
+}}
+"""
+LOOP_FILLED = """
+mesh {mesh}
+dim N=4 B={B} E={E} F={F}
+weights {{ w: N<w>
+          v: N<v> }}
+func f(x: {x}) -> {y} {{
+  x0: bf16 <c> = x
+  y0: bf16 <c> = loop[N](h: bf16 <c> = x0) {{
+    x1: bf16 <x1> = h
+    w1: bf16 <w1> = w
+    g: bf16 <h> = x1 @[E] w1
+    h1: bf16 <h1> = g
+    v1: bf16 <v1> = v
+    z: bf16 <z> = h1 @[F] v1
+    n: bf16 <c> = z
+    next n
+  }}
+  y: bf16 {y} = y0
+  return y
+}}
+"""
+SHARED = """
+mesh {mesh}
+dim B={B} E={E} F={F}
+weights {{ w: E_?F_? }}
+func prefill(x: {x}) -> {y} {{
+  h: BF? = x @[E] w
+  return h
+}}
+func decode[B={B2}](x: {x}) -> {y} {{
+  h: BF? = x @[E] w
+  return h
+}}
+"""
+SHARED_FILLED = """
+mesh {mesh}
+dim B={B} E={E} F={F}
+weights {{ w: <w> }}
+func prefill(x: {x}) -> {y} {{
+  x1: bf16 <x1> = x
+  w1: bf16 <w1> = w
+  h: bf16 <h> = x1 @[E] w1
+  y: bf16 {y} = h
+  return y
+}}
+func decode[B={B2}](x: {x}) -> {y} {{
+  x1: bf16 <x2> = x
+  w1: bf16 <w2> = w
+  h: bf16 <h2> = x1 @[E] w1
+  y: bf16 {y} = h
+  return y
+}}
+"""
+Values = Mapping[str, object]
+ONE: Values = {"mesh": "x=4", "x": "BE"}
+TWO: Values = {"mesh": "x=2 y=2"}
+Choices = dict[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def of_products(values: Values, kind: str = "weights") -> tuple[str, str, Choices]:
+    """Two products: weights (or a state) as they are given, and if they are not, to be chosen too."""
+    axes = axes_of(values)
+    given = {"kind": kind, **values}
+    choices: Choices = {
+        ("x1", "w1", "h"): [*products(axes, "B", "E", "F")],
+        ("h1", "v1", "z"): [*products(axes, "B", "F", "E")],
+    }
+    open_: dict[str, object] = {}
+    filled: dict[str, object] = {}
+    for name, dims in (("w", "EF"), ("v", "FE")):
+        if name not in values:
+            open_[name], filled[name] = "".join(f"{dim}_?" for dim in dims), f"<{name}>"
+            choices[name,] = [(home,) for home in homes(axes, dims)]
+    return PRODUCTS.format(**given, **open_), PRODUCTS_FILLED.format(**given, **filled), choices
+
+
+def of_loop(values: Values) -> tuple[str, str, Choices]:
+    """Four trips of two products, with their weights and what they carry."""
+    axes = axes_of(values)
+    choices: Choices = {
+        ("x1", "w1", "h"): [*products(axes, "B", "E", "F")],
+        ("h1", "v1", "z"): [*products(axes, "B", "F", "E")],
+        ("w",): [(home,) for home in homes(axes, "EF")],
+        ("v",): [(home,) for home in homes(axes, "FE")],
+        ("c",): [(home,) for home in homes(axes, "BE")],
+    }
+    return LOOP.format(**values), LOOP_FILLED.format(**values), choices
+
+
+def of_shared(values: Values) -> tuple[str, str, Choices]:
+    """Two functions over one weight."""
+    axes = axes_of(values)
+    choices: Choices = {
+        ("x1", "w1", "h"): [*products(axes, "B", "E", "F")],
+        ("x2", "w2", "h2"): [*products(axes, "B", "E", "F")],
+        ("w",): [(home,) for home in homes(axes, "EF")],
+    }
+    return SHARED.format(**values), SHARED_FILLED.format(**values), choices
+
+
+def axes_of(values: Values) -> str:
+    return "".join(part[0] for part in str(values["mesh"]).split())
+
+
+def compared(program: tuple[str, str, Choices], slower: float) -> tuple[str, list[Filling], list[int]]:
+    """The open program, its fillings, and some of the limits that bind."""
+    text, filled, choices = program
+    fillings = every_filling(filled, choices, chip(slower))
+    limits = limits_that_bind(fillings)
+    chosen = [limits[0], limits[len(limits) // 2], limits[-1], (limits[0] + limits[-1]) // 2 + 1] if limits else []
+    return text, fillings, sorted(set(chosen))
+
+
+def assert_least(text: str, fillings: list[Filling], limit: int, slower: float) -> None:
+    made = search(load(Source("program", text)), chip(slower, float(limit)))
+    wanted = least(fillings, limit)
+    assert made.peak <= limit
+    assert made.objective_s == pytest.approx(wanted, rel=1e-6)
+    assert made.bound_s <= wanted * (1 + 1e-6)
+    assert made.status == "optimal"
+
+
+CASES: dict[str, tuple[tuple[str, str, Choices], float]] = {
+    # Slow links: every chip would do everything, were there room for it.
+    "activations": (of_products({**ONE, "B": 512, "E": 2048, "F": 256, "w": "E_xF", "v": "F_xE", "y": "B_xE"}), 100.0),
+    "activations, two axes": (
+        of_products({**TWO, "B": 2048, "E": 1024, "F": 256, "x": "B_xE", "w": "E_yF", "v": "F_xE", "y": "BE"}),
+        100.0,
+    ),
+    "weights": (of_products({**ONE, "B": 128, "E": 512, "F": 512, "x": "B_xE", "y": "BE"}), 1.0),
+    "state": (of_products({**ONE, "B": 256, "E": 512, "F": 1024, "y": "BE_x"}, "state"), 10.0),
+    "loop": (of_loop({**ONE, "B": 64, "E": 4096, "F": 2048, "y": "BE_x"}), 1.0),
+    "prefill and decode": (
+        of_shared({**ONE, "B": 1024, "B2": 16, "E": 512, "F": 1024, "x": "B_xE", "y": "BF"}),
+        10.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "slower"), CASES.values(), ids=CASES.keys())
+def test_equal_to_every_filling_that_fits(program: tuple[str, str, Choices], slower: float) -> None:
+    text, fillings, limits = compared(program, slower)
+    assert limits, "the fastest filling takes the least memory: nothing is tested"
+    for limit in limits:
+        assert_least(text, fillings, limit, slower)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["given", "weights", "state", "loop", "shared"])
+def test_equal_to_every_filling_of_random_programs(kind: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(kind)])
+    slower = float(rng.choice([1, 10, 100]))
+    mesh = str(rng.choice(["x=4", "x=2 y=2"])) if kind == "given" else "x=4"
+    sizes = {name: int(2 ** rng.integers(6, 13)) for name in "BEF"}
+
+    def some(dims: str) -> str:
+        return layout({axis: str(rng.choice([*dims, ""])) for axis in axes_of({"mesh": mesh})}, dims)
+
+    values: dict[str, object] = {"mesh": mesh, **sizes, "x": some("BE"), "y": some("BF" if kind == "shared" else "BE")}
+    match kind:
+        case "given":
+            program = of_products({**values, "w": some("EF"), "v": some("FE")})
+        case "loop":
+            program = of_loop(values)
+        case "shared":
+            program = of_shared({**values, "B2": int(2 ** rng.integers(4, 10))})
+        case _:
+            program = of_products(values, kind)
+    text, fillings, limits = compared(program, slower)
+    for limit in limits:
+        assert_least(text, fillings, limit, slower)
+
+
+def test_nothing_fits_whatever_the_layouts() -> None:
+    """One byte less than the least peak of all fillings."""
+    values = {"mesh": "x=4", "B": 512, "E": 2048, "F": 256, "x": "BE", "w": "E_xF", "v": "F_xE", "y": "B_xE"}
+    text, fillings, _ = compared(of_products(values), 100.0)
+    limit = min(each.peak for each in fillings) - 1
+    with pytest.raises(DiagnosticError) as caught:
+        search(load(Source("program", text)), chip(100.0, float(limit)))
+    assert caught.value.diagnostics[0].code == "does-not-fit"
