@@ -20,6 +20,9 @@ from shardwright.cost.offloading.times import Load, busy_of
 
 _ALL = Shares(1.0, 0.0, 0.0)
 _ELSEWHERE = (Shares(0.0, 1.0, 0.0), Shares(0.0, 0.0, 1.0))
+_TIE = 1e-4
+"""What a second of a resource that nothing waits for counts beside a second that everything takes."""
+
 _GROUPS = ("weights", "cache", "hidden")
 
 
@@ -52,8 +55,9 @@ class _Affine:
 def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float | None = None) -> Relaxed | None:
     """The shares with the least time for a sequence, or None where nothing fits.
 
-    Of `policy` only the compression and the place of attention are taken. Over a range of blocks memory is that of the
-    smallest and time for a sequence that of the largest, which both only fall short of every block between.
+    Of `policy` the compression and the place of attention are taken, and the shares that the runtime does not divide.
+    Over a range of blocks memory is that of the smallest and time for a sequence that of the largest, which both only
+    fall short of every block between.
     """
     from ortools.math_opt.python import mathopt
 
@@ -65,7 +69,9 @@ def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float
         model.add_linear_constraint(group[0] + group[1] + group[2] == 1.0)
     for name, group in zip(_GROUPS, shares, strict=True):
         if name not in setting.runtime.movable:
-            model.add_linear_constraint(group[0] == 1.0)
+            own: Shares = getattr(policy, name)
+            for share, value in zip(group, (own.device, own.host, own.disk), strict=True):
+                model.add_linear_constraint(share == value)
     elsewhere = [share for group in shares for share in group[1:]]
 
     def total(affine: _Affine) -> Any:
@@ -78,30 +84,34 @@ def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float
         if limit or any(affine.coefficients):
             unit = max(limit, 1.0)
             model.add_linear_constraint(total(affine) * (1 / unit) <= limit / unit)
-    objective = _seconds(model, setting, most, total)
+    objective, busy = _seconds(model, setting, most, total)
     if latency is not None:
-        model.add_linear_constraint(_seconds(model, setting, least, total) * (1 / latency) <= 1.0)
-    model.minimize(objective * (1 / most.block))
+        longest, _ = _seconds(model, setting, least, total)
+        model.add_linear_constraint(longest * (1 / latency) <= 1.0)
+    # Of shares that take the same time those that keep everything else least busy: what waits at steps is faster so.
+    model.minimize((objective + _TIE * busy) * (1 / most.block))
     result = mathopt.solve(model, mathopt.SolverType.GLOP)
     if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
         return None
     values = result.variable_values()
     found = [Shares(*(min(1.0, max(0.0, values[share])) for share in group)) for group in shares]
-    return Relaxed(result.objective_value(), *found)
+    # None of the groups is busy longer than everything takes, so the ties' part is at most so much of the rest.
+    seconds = result.objective_value() / (1 + _TIE * len(_serial(setting.runtime)))
+    return Relaxed(seconds, *found)
 
 
-def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> Any:
-    """A variable for each phase, at least as long as each of its resources is busy."""
+def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> tuple[Any, Any]:
+    """A variable for each phase, at least as long as each of its resources is busy, and what all of these are busy."""
     loads = _loads(setting, policy)
-    pipeline = setting.pipeline(policy.n_gpu_batches)
-    made: list[Any] = []
-    for phase in range(2):
-        longest = model.add_variable(lb=0.0)
+    longest, busy = 0.0, 0.0
+    for load, times in zip(loads, setting.pipeline(policy.n_gpu_batches), strict=True):
+        phase = model.add_variable(lb=0.0)
         for names in _serial(setting.runtime):
-            affine = _sum([loads[phase][name] for name in names])
-            model.add_linear_constraint(longest >= total(affine))
-        made.append(longest)
-    return made[0] * pipeline[0] + made[1] * pipeline[1]
+            seconds = total(_sum([load[name] for name in names]))
+            model.add_linear_constraint(phase >= seconds)
+            busy += seconds * times
+        longest += phase * times
+    return longest, busy
 
 
 def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:

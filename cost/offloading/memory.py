@@ -72,7 +72,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
     prompt, token = sizes.prompt * sizes.hidden_bytes, sizes.hidden_bytes
     hidden, on_host = policy.hidden, attends_on_host(policy, runtime)
 
-    at_home = device + policy.cache.device * cache + runtime.reserve_bytes
+    at_home = device + runtime.cache_copies * policy.cache.device * cache + runtime.reserve_bytes
     working = fetched + _unpacked(sizes, policy)
     # The cache of two batches passes through the device where it computes attention over it.
     passing = 0.0 if on_host else 2 * batch * policy.cache.elsewhere * cached * each

@@ -54,13 +54,14 @@ class Runtime:
     it) or concurrent. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is
     not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk
     copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may
-    leave the device. `quantizes`: it can keep weights and cache in 4 bits.
+    leave the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep
+    weights and cache in 4 bits.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
     device goes over the cache, `score_bytes` the traffic of one attention score in prefill. `store_cache_bytes_per_s`,
     `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of
-    weights that are not at home on the device lie there while the model runs. `reserve_bytes` of the device are taken
-    by the runtime itself. `step_overhead_s` is added to
+    weights that are not at home on the device lie there while the model runs, and the cache of the device lies there
+    `cache_copies` times. `reserve_bytes` of the device are taken by the runtime itself. `step_overhead_s` is added to
     each step, where copies run ahead to its computation. `shares_device` is the part of the shorter of computation and
     copies that is not hidden behind the longer, where the device is the processor that copies, too.
     """
@@ -75,6 +76,7 @@ class Runtime:
     pinned_cache: bool
     relays: bool
     offloads_cache: bool
+    weights_together: bool
     quantizes: bool
     memory: float
     cache_passes: float
@@ -83,6 +85,7 @@ class Runtime:
     store_hidden: float
     disk_write: float
     weight_layers: float
+    cache_copies: float
     reserve_bytes: float
     step_overhead_s: float
     shares_device: float
@@ -91,8 +94,9 @@ class Runtime:
 
     @property
     def movable(self) -> tuple[str, ...]:
-        """What a policy may place elsewhere than on the device."""
-        return ("weights", "cache", "hidden") if self.offloads_cache else ("weights",)
+        """What a search divides between tiers."""
+        weights = () if self.weights_together else ("weights",)
+        return (*weights, "cache", "hidden") if self.offloads_cache else weights
 
     def with_constants(self, constants: Constants) -> Runtime:
         return replace(self, constants=constants)

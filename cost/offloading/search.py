@@ -29,7 +29,8 @@ _STEPS = (0.2, 0.05, 0.01)
 _PROMISING = 1.15
 """A block is improved where its rounded shares come so near to the best so far."""
 _BLOCK_STEPS = tuple((a, b) for a, b in product((-4, -1, 0, 1, 4), repeat=2) if (a, b) != (0, 0))
-_WHOLE = Shares(1.0, 0.0, 0.0)
+_TIERS = (Shares(1.0, 0.0, 0.0), Shares(0.0, 1.0, 0.0), Shares(0.0, 0.0, 1.0))
+_WHOLE = _TIERS[0]
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,25 @@ def search(setting: Setting, compressions: Sequence[tuple[bool, bool]], latency:
     """The plan with the most tokens a second, with blocks of at most `latency` seconds where that is given; None where
     nothing fits. `compressions` are the choices of (weights, cache) in 4 bits."""
     n_batches = BLOCKS if setting.runtime.blocks else BLOCKS[:1]
-    tree = _Tree(setting, latency, n_batches)
-    for policy in _kinds(setting, compressions):
+    tree = _Tree(setting, list(_kinds(setting, compressions)), latency, n_batches)
+    for policy in tree.kinds:
         tree.add(policy, ((0, len(GPU_BATCHES) - 1), (0, len(n_batches) - 1)))
     return tree.explored()
 
 
-def improved(setting: Setting, plan: Plan, latency: float | None = None) -> Plan:
+def improved(setting: Setting, plan: Plan) -> Plan:
     """The plan after exchanges between tiers, each of which makes it faster, until none does."""
     best = plan
     for step in _STEPS:
-        while (faster := _faster(setting, best, step, latency)) is not None:
+        while (faster := _faster(setting, best, step)) is not None:
             best = faster
     return best
 
 
-def _faster(setting: Setting, plan: Plan, step: float, latency: float | None) -> Plan | None:
+def _faster(setting: Setting, plan: Plan, step: float) -> Plan | None:
     """The first neighbour that is faster."""
     for policy in _neighbours(plan.policy, setting.runtime.movable, step):
-        tried = _accepted(setting, policy, latency)
+        tried = _priced(setting, policy)
         if tried is not None and tried.seconds < plan.seconds * (1 - 1e-6):
             return tried
     return None
@@ -71,25 +72,32 @@ def _faster(setting: Setting, plan: Plan, step: float, latency: float | None) ->
 def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
     """The policy's batches with the shares of the linear program, rounded so that they fit; None where none do."""
     blocks = (policy.gpu_batch, policy.n_gpu_batches)
-    relaxed = best_shares(setting, Blocks(blocks, blocks), policy)
-    rounded = _rounded(policy, relaxed) if relaxed is not None else ()
-    fitting = [each for each in rounded if not setting.excess(each)]
-    return max(fitting, key=lambda each: setting.price(each).tokens_per_s, default=None)
+    fitting: list[Plan] = []
+    for weights in _weights(setting):
+        kind = replace(policy, weights=weights)
+        relaxed = best_shares(setting, Blocks(blocks, blocks), kind)
+        rounded = _rounded(kind, relaxed) if relaxed is not None else ()
+        fitting += [plan for each in rounded if (plan := _priced(setting, each)) is not None]
+    best = max(fitting, key=lambda plan: plan.tokens_per_s, default=None)
+    return best.policy if best else None
 
 
 def _kinds(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Iterator[Policy]:
-    """Where attention is computed, and what is compressed."""
+    """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
         on_host = (True, False) if setting.runtime.host_attention != "none" and not cache else (False,)
-        for host in on_host:
-            yield Policy(1, 1, _WHOLE, _WHOLE, _WHOLE, weights, cache, host)
+        for host, home in product(on_host, _weights(setting)):
+            yield Policy(1, 1, home, _WHOLE, _WHOLE, weights, cache, host)
 
 
-def _accepted(setting: Setting, policy: Policy, latency: float | None) -> Plan | None:
-    if setting.excess(policy):
-        return None
-    plan = setting.price(policy)
-    return None if latency is not None and plan.seconds > latency else plan
+def _weights(setting: Setting) -> tuple[Shares, ...]:
+    """The shares of weights to begin from, where a program does not divide them."""
+    return _TIERS if setting.runtime.weights_together else _TIERS[:1]
+
+
+def _priced(setting: Setting, policy: Policy) -> Plan | None:
+    """None where it does not fit."""
+    return None if setting.excess(policy) else setting.price(policy)
 
 
 _Range = tuple[int, int]
@@ -98,8 +106,10 @@ _Range = tuple[int, int]
 class _Tree:
     """Nodes by their bounds, the least first."""
 
-    def __init__(self, setting: Setting, latency: float | None, n_batches: Sequence[int]) -> None:
-        self.setting, self.latency, self.n_batches = setting, latency, n_batches
+    def __init__(
+        self, setting: Setting, kinds: Sequence[Policy], latency: float | None, n_batches: Sequence[int]
+    ) -> None:
+        self.setting, self.kinds, self.latency, self.n_batches = setting, kinds, latency, n_batches
         self.heap: list[tuple[float, int, Policy, tuple[_Range, _Range], Relaxed]] = []
         self.numbers = count()
         self.best: Plan | None = None
@@ -133,6 +143,10 @@ class _Tree:
             self._try(policy, (first + last) // 2, (least + most) // 2)
             for half in _halves(ranges):
                 self.add(policy, half)
+        if self.latency is not None:
+            # Waiting at steps, which bounds leave out, makes whole ranges too slow that are within the latency by them.
+            for policy in self.kinds:
+                self._try(policy, 0, 0)
         if self.best is None:
             return None
         self._descend()
@@ -164,23 +178,25 @@ class _Tree:
                     self._try(policy, *near)
 
     def _leaf(self, policy: Policy, relaxed: Relaxed) -> None:
-        starts = [_accepted(self.setting, each, self.latency) for each in _rounded(policy, relaxed)]
+        """The block's shares from where the program's round to, and from those of the best so far, improved; it is the
+        best where it is within the latency, which tells of blocks, for of one block the fastest shares are the best."""
+        starts = [_priced(self.setting, each) for each in _rounded(policy, relaxed)]
         if self.best is not None:
             own = self.best.policy
-            starts.append(
-                _accepted(
-                    self.setting,
-                    replace(policy, weights=own.weights, cache=own.cache, hidden=own.hidden),
-                    self.latency,
-                )
-            )
+            weights = own.weights if "weights" in self.setting.runtime.movable else policy.weights
+            shared = replace(policy, weights=weights, cache=own.cache, hidden=own.hidden)
+            starts.append(_priced(self.setting, shared))
         fitting = [plan for plan in starts if plan is not None]
         if not fitting:
             return
         plan = min(fitting, key=lambda each: each.seconds)
         if self.best is not None and plan.tokens_per_s * _PROMISING < self.best.tokens_per_s:
             return
-        plan = improved(self.setting, plan, self.latency)
+        if self.latency is not None and plan.seconds > self.latency * _PROMISING:
+            return
+        plan = improved(self.setting, plan)
+        if self.latency is not None and plan.seconds > self.latency:
+            return
         if self.best is None or plan.tokens_per_s > self.best.tokens_per_s:
             self.best = plan
 

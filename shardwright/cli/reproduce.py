@@ -26,9 +26,13 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="?",
         default="all",
         help="d2, d3, 2, 1, claims, chen, or flexgen-2, -8, -13, -19, -21, -22 and -23, or a file with the columns of "
-        "table D.2 or 2, or of FlexGen's table 2; all where not given",
+        "table D.2 or 2, or of FlexGen's table 2; all of these where not given; or flexgen-figure-1 or -4",
     )
-    parser.add_argument("--plots", metavar="FOLDER", help="also draw figures of Pope et al. with our curves, as SVG")
+    parser.add_argument(
+        "--plots",
+        metavar="FOLDER",
+        help="also draw, as SVG, the figure that TABLE names, or figures of Pope et al., with our curves",
+    )
     add_json(parser)
 
 
@@ -36,9 +40,9 @@ def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
     from shardwright.prediction.reproduction import reproduce
 
-    if args.plots:
-        _plot(args.plots)
     tables = reproduce(args.table)
+    if args.plots:
+        _plot(args.plots, tables)
     if args.json:
         from shardwright.cli.output import print_json
 
@@ -48,15 +52,20 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plot(folder: str) -> None:
+def _plot(folder: str, tables: list[Reproduced]) -> None:
     from pathlib import Path
 
     from shardwright.cli.output import write_output
-    from shardwright.prediction.figures import FIGURES, drawn
+    from shardwright.prediction import figures, offload_figures
 
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, figure in FIGURES.items():
-        write_output(str(Path(folder) / f"{name}.svg"), drawn(figure(), "svg"))
+    own = {check.table for table in tables for check in table.checks} & set(offload_figures.FIGURES)
+    for name in sorted(own):
+        drawn = offload_figures.drawn(offload_figures.FIGURES[name][2](), "svg")
+        write_output(str(Path(folder) / f"{name.replace('-', '_')}.svg"), drawn)
+    if not own:
+        for name, figure in figures.FIGURES.items():
+            write_output(str(Path(folder) / f"{name}.svg"), figures.drawn(figure(), "svg"))
 
 
 def _as_json(tables: list[Reproduced]) -> dict[str, Any]:

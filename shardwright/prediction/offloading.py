@@ -23,6 +23,9 @@ from shardwright.models.forward import Request, model_program
 _BETWEEN = 1.6
 """Ratio of the bounds on the time of a block along a frontier."""
 
+_CLOSE = 1.1
+"""Where a bound so much lower allows nothing, a block is as fast as any."""
+
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
 
 
@@ -102,22 +105,21 @@ def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
 def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> list[Plan]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
-    Each is the best within a bound, from that of the best throughput down by equal ratios, until nothing is within it
-    or there are so many `points`.
+    Each is the best within a bound, from that of the best throughput down by equal ratios, until there are so many
+    `points` or nothing is within it; then the bound goes half the way back, so that the last is near the fastest block.
     """
     compressions = _compressions(setting, compress)
     best = search(setting, compressions)
     if best is None:
         raise _nothing_fits(setting, compress, None)
     made: list[Plan] = [best.plan]
-    bound = best.plan.seconds
-    for _ in range(points - 1):
-        bound /= _BETWEEN
-        found: Found | None = search(setting, compressions, bound)
+    ratio = _BETWEEN
+    while len(made) < points and ratio > _CLOSE:
+        found: Found | None = search(setting, compressions, made[-1].seconds / ratio)
         if found is None:
-            break
-        made.append(found.plan)
-        bound = min(bound, found.plan.seconds)
+            ratio **= 0.5
+        else:
+            made.append(found.plan)
     return [
         plan
         for plan in reversed(made)

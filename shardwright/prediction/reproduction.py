@@ -10,7 +10,7 @@ from statistics import median
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
 from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault, located
-from shardwright.prediction import offload_rows, swarm_rows
+from shardwright.prediction import offload_figures, offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
 from shardwright.prediction.phases import demands
@@ -77,6 +77,11 @@ CHECKS: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
 }
 """Published numbers that are no rows of times: a title, and what compares them."""
 
+FIGURES: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
+    name: (title, checks) for name, (title, checks, _) in offload_figures.FIGURES.items()
+}
+"""Figures whose numbers take a search for policies, so that they are not among `all`."""
+
 
 @dataclass(frozen=True)
 class Reproduced:
@@ -88,7 +93,7 @@ class Reproduced:
 
 
 def reproduce(name: str) -> list[Reproduced]:
-    """A table by its name (`d2`, `table_2`, `claims`), all of them for `all`, or the rows of a .csv file.
+    """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows.
 
     Raises where there is no such table, or the file is at fault.
     """
@@ -99,18 +104,18 @@ def reproduce(name: str) -> list[Reproduced]:
             return [Reproduced(name, checks=tuple(offloaded))]
         return [Reproduced(name, tuple(compare(file_rows(name))))]
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
-    if name != "all" and key not in names:
-        near = did_you_mean(name, names)
+    if name != "all" and key not in (*names, *FIGURES):
+        near = did_you_mean(name, (*names, *FIGURES))
         notes = [f"did you mean {near}?"] if near else []
         with located(Source(name, "")):
-            listed = f"the tables are {', '.join(names)}; or the path of a .csv file"
+            listed = f"the tables are {', '.join((*names, *FIGURES))}; or the path of a .csv file"
             raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)
     made: list[Reproduced] = []
     for chosen in names if name == "all" else [key]:
         if chosen in TABLES:
             made.append(Reproduced(TABLES[chosen].title, tuple(compare(published(chosen)))))
         else:
-            title, checks = CHECKS[chosen]
+            title, checks = (CHECKS if chosen in CHECKS else FIGURES)[chosen]
             made.append(Reproduced(title, checks=tuple(checks())))
     return made
 
