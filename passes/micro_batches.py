@@ -92,6 +92,8 @@ class MicroBatches:
         """The program's dimensions, M before B."""
         made: list[DimInfo] = []
         for dim in program.dims:
+            if dim.name == self.outer:
+                continue
             if dim.name == self.batch:
                 made += [DimInfo(self.outer, self.count), replace(dim, size=self.size, expression=None)]
             else:
@@ -118,7 +120,7 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
             f"{batch}={whole.size} rows cannot be divided into {count} equal batches", whole.span,
             f"the number of batches divides {whole.size}",
         )  # fmt: skip
-    made = MicroBatches(batch, _fresh_dim(names, "M"), count, whole.size // count)
+    made = MicroBatches(batch, _outer_dim(program, count), count, whole.size // count)
     for dim in program.dims:
         if dim.expression is not None and any(batch in term for term in dim.expression):
             raise unschedulable(f"the size of {dim.name} depends on {batch}", dim.span, "give it as a number")
@@ -131,6 +133,14 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
         map_scoped(program, func, _Check(made).statement)
     _check_chips(program, made)
     return made
+
+
+def _outer_dim(program: Program, count: int) -> str:
+    """M, where it is free, or declared as this number of batches and no value's."""
+    names = [dim.name for dim in program.dims]
+    if "M" in names and program.dim("M").size == count and all("M" not in kind.names for _, kind in _types(program)):
+        return "M"
+    return _fresh_dim(names, "M")
 
 
 def _fresh_dim(names: list[str], wish: str) -> str:
@@ -164,7 +174,7 @@ def _product(mesh: Mesh, axes: Axes | None) -> int:
 
 
 def _types(program: Program) -> Iterator[tuple[str, ValueType]]:
-    for value in (*program.state, *(value for func in program.funcs for value in func.params)):
+    for value in (*program.weights, *program.state, *(value for func in program.funcs for value in func.params)):
         yield value.name, value.type
     for func in program.funcs:
         for statement, _ in func.walk():

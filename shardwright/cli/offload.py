@@ -22,11 +22,16 @@ def add_parser(subparsers: Subparsers) -> None:
         "spread over device, host and disk by a policy. With --plan-only the best policy by the cost model, or the "
         "price of a given one.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a built-in model by name, a config.json, or a folder with one; with "
+        "--plan-only also a .shard program with placements that are left open",
+    )
     add_planning(parser)
+    parser.check(_plan_needs_machine)
     add_run(parser)
     add_json(parser)
-    parser.check(_plan_needs_machine)
 
 
 def add_planning(parser: Parser) -> None:
@@ -40,7 +45,7 @@ def add_planning(parser: Parser) -> None:
         "--policy",
         metavar="GBS,NGB,WG,WC,CG,CC,HG,HC",
         help="price this policy: batch, batches in a block, and percent on device and host of weights, cache and "
-        "hidden states; the rest is on disk",
+        "hidden states; the rest is on disk. Or a file that --plan-only wrote",
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
@@ -74,9 +79,18 @@ def add_planning(parser: Parser) -> None:
 
 def _plan_needs_machine(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
+        if args.model.endswith(".shard"):
+            return "a program is planned, not run: --plan-only; a run takes CHECKPOINT and --policy FILE.shard"
         return None
     if args.machine is None:
         return "--plan-only needs --machine NAME"
+    if args.model.endswith(".shard"):
+        kept = ("frontier", "timeline", "latency", "compress")
+        given = next((name for name in kept if getattr(args, name) is not None), None)
+        if given is not None or args.gpus > 1:
+            return f"--{given or 'gpus'} is for models; of a program the placements that it leaves open are filled"
+    elif args.output is not None and not args.output.endswith(".shard"):
+        return f"-o {args.output}: --plan-only writes a program; end the name in .shard"
     if args.policy and args.latency is not None:
         return "--policy and --latency cannot be given together"
     return "--policy and --frontier cannot be given together" if args.policy and args.frontier else None
@@ -89,8 +103,11 @@ def execute(args: argparse.Namespace) -> int:
         from shardwright.cli.offload_run import execute_run
 
         return execute_run(args)
+    from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policy
+
+    if is_program(args.model):
+        return execute_program(args)
     from shardwright.cost.chips import load_machine
-    from shardwright.cost.offloading.policy import parse_policy
     from shardwright.cost.offloading.runtimes import load_runtime
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.prediction.models import model_of
@@ -98,7 +115,7 @@ def execute(args: argparse.Namespace) -> int:
 
     try:
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
-        policy = parse_policy(args.policy) if args.policy else None
+        policy = read_policy(args.policy) if args.policy else None
         model = model_of(args.model)
         setting = setting_of(
             model.model,
@@ -125,13 +142,17 @@ def execute(args: argparse.Namespace) -> int:
         from shardwright.prediction.frontier_plot import draw_frontier
 
         draw_frontier(plans, f"{model.name} on {machine.name}", args.frontier)
+    if args.output:
+        from shardwright.cli.output import write_output
+
+        write_output(args.output, model_program_text(args, setting, plan, model.name))
     if args.json:
         from shardwright.cli.output import print_json
 
         made = plan_json(setting, plan) | {"model": model.name, "most_tokens_per_s": most}
         print_json(made | ({"frontier": [plan_json(setting, each) for each in plans]} if plans else {}))
     else:
-        print(_text(setting, plan, model.name, most))
+        print(plan_text(setting, plan, model.name, most))
     return 0
 
 
@@ -170,7 +191,7 @@ def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
+def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
     from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.offloading.policy import TIERS
 

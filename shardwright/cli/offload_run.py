@@ -282,34 +282,13 @@ def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Requ
 
 
 def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
-    """Given in the paper's order, as a file that --plan-only --json wrote, or the best for the machine."""
+    """Given in the paper's order, as a file of --plan-only, or the best for the machine."""
     from dataclasses import replace
-    from pathlib import Path
 
-    from shardwright.cost.offloading.policy import parse_policy
+    from shardwright.cli.offload_program import read_policy
 
-    if args.policy is None:
-        policy = _planned(args, prompts, gpus)
-    elif Path(args.policy).is_file():
-        policy = _of_file(args.policy)
-    else:
-        policy = parse_policy(args.policy)
+    policy = _planned(args, prompts, gpus) if args.policy is None else read_policy(args.policy)
     return replace(policy, quantized_weights=True, quantized_cache=True) if args.compress else policy
-
-
-def _of_file(path: str) -> Policy:
-    import json
-    from pathlib import Path
-
-    from shardwright.cost.offloading.policy import policy_of_json
-    from shardwright.ir.diagnostics import Source, fault, located
-
-    with located(Source(path, "")):
-        try:
-            found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            return policy_of_json(found["policy"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise fault("bad-policy", "this is not what offload --plan-only --json writes") from None
 
 
 def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
@@ -323,13 +302,15 @@ def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1) -> 
     """The run as the cost model sees it: every prompt as long as the longest."""
     from shardwright.cost.chips import load_machine
     from shardwright.cost.offloading.runtimes import load_runtime
+    from shardwright.ir.types import DType
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offloading import setting_of
 
     longest = max(len(prompt.tokens) for prompt in prompts)
     model = model_of(args.model).model
     machine, runtime = load_machine(args.machine), load_runtime("ours")
-    return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus)
+    dtype = DType(args.dtype) if args.dtype else DType.F16
+    return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus, dtype=dtype)
 
 
 class Progress:

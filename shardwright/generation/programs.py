@@ -13,6 +13,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, 
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse, read_source
+from shardwright.ir.placements import on_device
 from shardwright.ir.program import Func, Program
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import WeightSource
@@ -23,6 +24,7 @@ from shardwright.models.declared_packing import declared_packing, stored_dtypes
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
+from shardwright.passes.offload import Offload
 from shardwright.passes.packed_weights import PackedWeights, Packing
 from shardwright.passes.pipelines import Trace, run_passes
 
@@ -137,7 +139,10 @@ def _of_file(source: Source, plan: Plan) -> Program:
         mesh = dict(plan.mesh)
         sizes = {"B": plan.batch, "L": plan.chunk, "T": plan.cache}
         _check(elaborate(parse(source), mesh, sizes), plan)
-        return _with_choosing(source, mesh, sizes)
+        program = _with_choosing(source, mesh, sizes)
+        # Where values lie is for `offload`; without its pass, everything is computed where it lies, on the devices.
+        moves = any(isinstance(applied, Offload) for applied in plan.passes)
+        return program if moves else on_device(program)
 
 
 @dataclass(frozen=True)

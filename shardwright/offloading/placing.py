@@ -23,7 +23,7 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
     weights = tuple(_weight(value, policy, mapping.entries[value.name]) for value in program.weights)
     caches = _caches(program)
     state = tuple(
-        _typed(value, _placement(policy.cache, caches[value.name])) if value.name in caches else value
+        _typed(value, placement_of(policy.cache, caches[value.name])) if value.name in caches else value
         for value in program.state
     )
     hidden = tuple(_with_hidden(func, policy.hidden) for func in program.funcs)
@@ -44,10 +44,11 @@ def _weight(value: Value, policy: Policy, entry: Entry) -> Value:
     order, _ = stored_order(entry)
     inner = next((dim for dim in value.shape.names if dim != "N"), None)
     along = inner if policy.quantized_weights and len(order) > 1 else order[0] if order else None
-    return _typed(value, _placement(policy.weights, along))
+    return _typed(value, placement_of(policy.weights, along))
 
 
-def _placement(shares: Shares, along: str | None) -> Placement:
+def placement_of(shares: Shares, along: str | None) -> Placement:
+    """Shares as a type has them, along a dimension where they are of several memories."""
     parts = [(Tier(tier), round(100 * getattr(shares, tier), 6)) for tier in ("device", "host", "disk")]
     kept = tuple((tier, percent) for tier, percent in parts if percent > 0)
     if len(kept) == 1:
@@ -77,7 +78,7 @@ def _with_hidden(func: Func, shares: Shares) -> Func:
         if not isinstance(statement, Loop) or not statement.carries:
             return statement
         carries = tuple(
-            replace(carry, value=_typed(carry.value, _placement(shares, carry.value.shape.names[0])))
+            replace(carry, value=_typed(carry.value, placement_of(shares, carry.value.shape.names[0])))
             for carry in statement.carries
         )
         return replace(statement, carries=carries)

@@ -1,0 +1,140 @@
+"""Programs of `shardwright offload --plan-only`: holes of placements filled, and a model's program with its policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cost.offloading.policy import Policy
+    from shardwright.cost.offloading.pricing import Plan, Setting
+
+
+def is_program(path: str) -> bool:
+    """Whether MODEL is a program of the language."""
+    return path.endswith(".shard")
+
+
+def execute_program(args: argparse.Namespace) -> int:
+    """Fill the placements that FILE.shard leaves open with the policy for a block of its rows, or with --policy, and
+    print the program; with -o write it and print the policy's price. With `--json` one object, as of a model, and
+    `program`."""
+    import sys
+
+    from shardwright.cli.offload import plan_json, plan_text
+    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.compiling import print_program
+    from shardwright.cost.chips import load_machine
+    from shardwright.cost.offloading.pricing import Setting
+    from shardwright.cost.offloading.runtimes import load_runtime, measured_on
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+    from shardwright.offloading.plan_files import filled, outline_of, planned, sizes_in
+
+    with located(Source("offload", "")):
+        runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
+    source = read_program(args.model)
+    with located(source):
+        module = parse(source)
+        program = elaborate(module)
+        outline = outline_of(program)
+        sizes = sizes_in(module, outline)
+        dtype = str(program.weights[0].type.dtype)
+        setting = Setting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
+        if args.policy:
+            from shardwright.prediction.offloading import priced
+
+            plan = priced(setting, _of_rows(read_policy(args.policy), outline.rows))
+        else:
+            plan = planned(setting, outline)
+        text = _comment(setting, plan, source.name) + print_program(filled(program, outline, plan.policy))
+    said = plan_text(setting, plan, source.name, None)
+    if args.json:
+        print_json(plan_json(setting, plan) | {"model": source.name, "program": text})
+    elif args.output in {None, "-"}:
+        print(said, file=sys.stderr)
+    else:
+        print(said)
+    if args.output or not args.json:
+        write_output(args.output, text)
+    return 0
+
+
+def _of_rows(policy: Policy, rows: int) -> Policy:
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    if policy.block != rows:
+        raise fault(
+            "bad-policy",
+            f"the policy {policy} has {policy.block} sequences in a block, and the program {rows} rows",
+            NOWHERE,
+            "change B in the program, or the policy's batches",
+        )
+    return policy
+
+
+def model_program_text(args: argparse.Namespace, setting: Setting, plan: Plan, name: str) -> str:
+    """A model's program for the policy's block, with its placements."""
+    from shardwright.compiling import print_program
+    from shardwright.ir.diagnostics import Source
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.mesh import Mesh
+    from shardwright.ir.parser import parse
+    from shardwright.ir.types import DType
+    from shardwright.models.forward import Request, model_program
+    from shardwright.models.weight_map import weight_map
+    from shardwright.offloading.placing import placed
+    from shardwright.offloading.plan_files import with_batches
+    from shardwright.prediction.models import model_of
+
+    model, sizes = model_of(args.model).model, setting.sizes
+    request = Request("ws1d", Mesh(()), plan.policy.block, sizes.prompt, DType(setting.dtype), None, sizes.context)
+    program = elaborate(parse(Source("<model>", model_program(model, request)[0])))
+    program = with_batches(placed(program, plan.policy, weight_map(model)), plan.policy.n_gpu_batches)
+    return _comment(setting, plan, name) + print_program(program)
+
+
+def _comment(setting: Setting, plan: Plan, name: str) -> str:
+    """What the program is, at its head."""
+    packed = [what for what, on in (("weights", plan.policy.quantized_weights), ("cache", plan.policy.quantized_cache))
+              if on]  # fmt: skip
+    lines = [
+        f"{name} with the policy {plan.policy} on {setting.machine.name}: {plan.tokens_per_s:.4g} token/s.",
+        "B are the rows of a block, M the batches in it.",
+        *([f"In 4 bits in memory: {' and '.join(packed)} (--compress 4bit)."] if packed else []),
+    ]
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def read_policy(text: str) -> Policy:
+    """A policy in the paper's order, or of a file: what --plan-only --json printed, or a program that it wrote."""
+    from pathlib import Path
+
+    from shardwright.cost.offloading.policy import parse_policy
+
+    return _of_file(text) if Path(text).is_file() or is_program(text) else parse_policy(text)
+
+
+def _of_file(path: str) -> Policy:
+    import json
+
+    from shardwright.cli.output import read_program
+    from shardwright.cost.offloading.policy import policy_of_json
+    from shardwright.ir.diagnostics import fault, located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+    from shardwright.offloading.plan_files import policy_in
+
+    source = read_program(path)
+    with located(source):
+        if is_program(path):
+            return policy_in(elaborate(parse(source)))
+        try:
+            found: Any = json.loads(source.text)
+            return policy_of_json(found["policy"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise fault(
+                "bad-policy", "this is neither what offload --plan-only writes nor what it prints as JSON"
+            ) from None
