@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
 from oracles.offloaded_models import placed_model
 from oracles.rewritten_programs import printed
 from program_text import program
@@ -145,7 +144,7 @@ def test_programs_that_are_no_policies() -> None:
 
 
 def test_a_plan_is_run_by_offload_and_by_generate(
-    checkpoint: Callable[[str], Path], shardwright: Callable[..., Outcome], tmp_path: Path
+    checkpoint: Callable[[str], Path], shardwright: Callable, tmp_path: Path
 ) -> None:  # fmt: skip
     folder, plan = checkpoint("opt"), tmp_path / "plan.shard"
     policy = "2,2,30,40,0,50,0,100"
@@ -173,7 +172,7 @@ def test_a_plan_is_run_by_offload_and_by_generate(
     assert json.loads(priced.out)["policy"] == parse_policy(policy).as_json()
 
 
-def test_an_open_program_is_filled(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_an_open_program_is_filled(shardwright: Callable, tmp_path: Path) -> None:
     file, out = tmp_path / "open.shard", tmp_path / "full.shard"
     file.write_text(opened(model(None, 12), "weights", "cache", "hidden"), encoding="utf-8")
     got = shardwright("offload", file, "--machine", "t4", "--plan-only", "-o", out)
@@ -188,7 +187,7 @@ def test_an_open_program_is_filled(shardwright: Callable[..., Outcome], tmp_path
     assert {"policy", "tokens_per_s", "prefill_s", "decode_s", "peak_bytes", "bound_by"} <= set(given)
 
 
-def test_what_a_program_cannot_be_asked_for(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_what_a_program_cannot_be_asked_for(shardwright: Callable, tmp_path: Path) -> None:
     file = tmp_path / "open.shard"
     file.write_text(opened(model(None, 12), "weights"), encoding="utf-8")
     plan = ("offload", file, "--machine", "t4", "--plan-only")
