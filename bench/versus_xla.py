@@ -33,7 +33,7 @@ from hlo_counts import Counts, count
 from jax.sharding import NamedSharding, PartitionSpec
 from oracles.example_programs import NAMES, in_format, load, small
 
-from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.edges import edge_of
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module

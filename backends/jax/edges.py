@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.source_text import axes_text
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import TensorType, Tier

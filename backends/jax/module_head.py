@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.edges import Edge, edge_of
 from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.source_text import JAX_DTYPES, broken, commented, docstring_lines, tuple_text

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from shardwright.backends.jax.digit_factors import Digits, Factor, leads
+from shardwright.backends.digit_factors import Digits, Factor, leads
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, tuple_text
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault

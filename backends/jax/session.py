@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.devices import arrange_devices
-from shardwright.backends.jax.digit_factors import Digits
 from shardwright.backends.jax.edges import Edge, edge_of
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.functions import concrete

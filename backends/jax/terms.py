@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.jax.digit_factors import Digits
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.movements import transposed
 from shardwright.backends.jax.source_text import JAX_DTYPES, block_start, number_text
 from shardwright.ir.mesh import Mesh

@@ -99,7 +99,7 @@ class Interpreter:
     def set_state(self, statement: SetState, names: Names, trips: Mapping[str, int]) -> None:
         value = self.read(statement.operand, names, trips)
         bound = names[statement.state]
-        part, _ = _slice(bound, trips)
+        part, _ = slice_of(bound, trips)
         bound.value.tensor[part].copy_(value.tensor)
 
     def _argument(self, operand: Operand, names: Names, trips: Mapping[str, int]) -> Argument:
@@ -108,7 +108,7 @@ class Interpreter:
     def read(self, name: str, names: Names, trips: Mapping[str, int]) -> Named:
         """A value as the loops around see it: where they go over dimensions of what is captured, its slice."""
         bound = names[name]
-        part, kept = _slice(bound, trips)
+        part, kept = slice_of(bound, trips)
         if len(kept) == len(bound.value.names):
             value = bound.value
         else:
@@ -166,7 +166,8 @@ def uses(statement: Statement) -> set[str]:
             return inner | {carry.initial for carry in statement.carries}
 
 
-def _slice(bound: Bound, trips: Mapping[str, int]) -> tuple[tuple[int | slice, ...], tuple[str, ...]]:
+def slice_of(bound: Bound, trips: Mapping[str, int]) -> tuple[tuple[int | slice, ...], tuple[str, ...]]:
+    """Of a captured value, which part the loops around see, and the dimensions that are left."""
     loops = list(trips.items())[bound.loops :]
     at = {dim: index for dim, index in loops if dim in bound.value.names}
     part = tuple(at.get(dim, slice(None)) for dim in bound.value.names)

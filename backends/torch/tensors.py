@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from shardwright.backends.torch.chip import Held
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor with a name for each of its dimensions, in the number format `dtype`."""
+    """A tensor with a name for each of its dimensions, in the number format `dtype`; on one chip of a mesh, what the
+    chip has `held` of a value."""
 
     tensor: torch.Tensor
     names: tuple[str, ...]
     dtype: DType
+    held: Held | None = None
 
     def size(self, name: str) -> int:
         return int(self.tensor.shape[self.names.index(name)])

@@ -17,17 +17,31 @@ from shardwright.ir.types import Shape
 if TYPE_CHECKING:
     import torch
 
+    from shardwright.backends.torch.chip import Held
+
 KERNELS: dict[type[Operation], Kernel] = elementwise.KERNELS | reductions.KERNELS | indices.KERNELS | dimensions.KERNELS
 """One kernel for each operation that is no movement."""
 
 
 def compute(
-    operation: Operation, args: Sequence[Argument], results: Sequence[Shape], device: torch.device
+    operation: Operation,
+    args: Sequence[Argument],
+    results: Sequence[Shape],
+    device: torch.device,
+    held: Sequence[Held] | None = None,
 ) -> tuple[Named, ...]:
-    """The results of an operation that moves nothing between chips, rounded to their formats."""
-    made = KERNELS[type(operation)](operation, Call(args, results, device))
+    """The results of an operation that moves nothing between chips, rounded to their formats. With `held`, what one
+    chip has of them, of operands of which it has a part, too."""
+    if held is not None:
+        results = [each.shape for each in held]
+    made = KERNELS[type(operation)](operation, Call(args, results, device, held[0] if held else None))
     tensors = made if isinstance(made, tuple) else (made,)
     return tuple(
-        Named(rounded(tensor, shape.dtype).expand([dim.size for dim in shape.dims]), shape.names, shape.dtype)
-        for tensor, shape in zip(tensors, results, strict=True)
+        Named(
+            rounded(tensor, shape.dtype).expand([dim.size for dim in shape.dims]),
+            shape.names,
+            shape.dtype,
+            held[i] if held else None,
+        )
+        for i, (tensor, shape) in enumerate(zip(tensors, results, strict=True))
     )

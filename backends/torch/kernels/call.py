@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from shardwright.backends.torch.chip import Held
+
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given beside its operation: operands, the shapes of the results, and the device."""
+    """What a kernel is given beside its operation: operands, the shapes of the results, and the device. On one chip of
+    a mesh the shapes are those on the chip, and `held` says what it has of the first result."""
 
     args: Sequence[Argument]
     results: Sequence[Shape]
     device: torch.device
+    held: Held | None = None
 
     @property
     def result(self) -> Shape:
@@ -62,13 +66,28 @@ def as_arg(argument: Argument) -> Arg:
     return Arg("", Shape(argument.dtype, dims))
 
 
-def positions(size: int, dim: str, names: Sequence[str], device: torch.device) -> Tensor:
-    """The indices along `dim`, aligned to `names`."""
+def positions(size: int, dim: str, names: Sequence[str], device: torch.device, held: Held | None = None) -> Tensor:
+    """The indices along `dim`, aligned to `names`; on a chip those of the whole value that the chip holds."""
     import torch
 
     shape = [1] * len(names)
     shape[names.index(dim)] = size
-    return torch.arange(size, device=device).reshape(shape)
+    indices = torch.arange(size, device=device) if held is None else held.indices_on(device, dim)
+    return indices.reshape(shape)
+
+
+def whole_size(value: Named, dim: str) -> int:
+    """The extent of a dimension on all chips together."""
+    return value.size(dim) if value.held is None else value.held.size(dim)
+
+
+def in_blocks(value: Named, dim: str, by: Sequence[str]) -> tuple[Tensor, int]:
+    """The tensor with the dimension as [its blocks on this chip, what one block holds], and how many blocks there are
+    on all."""
+    n, here = (1, 1) if value.held is None else value.held.blocks(dim, by)
+    at = value.names.index(dim)
+    shape = value.tensor.shape
+    return value.tensor.reshape(*shape[:at], here, shape[at] // here, *shape[at + 1 :]), n
 
 
 def axes(value: Named, dims: Sequence[str]) -> tuple[int, ...]:

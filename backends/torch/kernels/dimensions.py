@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel
-from shardwright.backends.torch.tensors import aligned
+from shardwright.backends.torch.kernels.call import Call, Kernel, in_blocks
+from shardwright.backends.torch.tensors import Named, aligned
 from shardwright.ir import ops
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
 
 if TYPE_CHECKING:
@@ -18,15 +19,23 @@ def _take(operation: ops.Take, call: Call) -> Tensor:
     at = value.names.index(operation.dim)
     if operation.stop is None:
         return value.tensor.select(at, operation.start)
-    return value.tensor.narrow(at, operation.start, operation.stop - operation.start)
+    blocks, n = in_blocks(value, operation.dim, operation.by)
+    if operation.start % n or operation.stop % n:
+        by = " ".join(operation.by)
+        message = f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {by}"
+        raise fault("not-divisible", message)
+    start, stop = operation.start // n, operation.stop // n
+    return blocks.narrow(at + 1, start, stop - start).reshape([dim.size for dim in call.result.dims])
 
 
 def _concat(operation: ops.Concat, call: Call) -> Tensor:
     import torch
 
     names = call.result.names
-    values = [aligned(call.tensor(i), names) for i in range(len(call.args))]
-    return torch.cat(values, dim=names.index(operation.dim))
+    at, extents = names.index(operation.dim), [dim.size for dim in call.result.dims]
+    values = [call.tensor(i) for i in range(len(call.args))]
+    ordered = [Named(aligned(value, names), names, value.dtype, value.held) for value in values]
+    return torch.cat([in_blocks(v, operation.dim, operation.by)[0] for v in ordered], dim=at + 1).reshape(extents)
 
 
 def _same(_operation: Operation, call: Call) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, as_arg, operand, positions
+from shardwright.backends.torch.kernels.call import Call, Kernel, as_arg, operand, positions, whole_size
 from shardwright.backends.torch.random_bits import uniform
 from shardwright.backends.torch.tensors import Named, aligned
 from shardwright.ir import ops
@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 
 
 def _lookup(operation: ops.Lookup, call: Call) -> Tensor:
-    """An index out of range gives zeros."""
+    """An index out of range, like one that the chip does not hold, gives zeros."""
     import torch
 
     table, ids = call.tensor(0), call.tensor(1)
-    size = table.size(operation.dim)
+    size = whole_size(table, operation.dim)
     wanted = ids.tensor % size if operation.wrap else ids.tensor
     held = (wanted >= 0) & (wanted < size)
     at = torch.where(held, wanted, 0)
+    if table.held is not None and table.held.kind.split(operation.dim):
+        here = table.held.indices_on(call.device, operation.dim)
+        found_at = torch.searchsorted(here, at).clamp(max=len(here) - 1)
+        held = held & (here[found_at] == at)
+        at = torch.where(held, found_at, 0)
     names = call.result.names
     if not set(ids.names) & set(table.names):
         rows = table.tensor.movedim(table.names.index(operation.dim), 0)[at]
@@ -39,9 +44,8 @@ def _lookup(operation: ops.Lookup, call: Call) -> Tensor:
 
 
 def _iota(operation: ops.Iota, call: Call) -> Tensor:
-    import torch
-
-    return torch.arange(call.result.size(operation.dim), device=call.device)
+    dim = operation.dim
+    return positions(call.result.size(dim), dim, (dim,), call.device, call.held)
 
 
 def _uniform(operation: ops.Uniform, call: Call) -> Tensor:
@@ -50,8 +54,8 @@ def _uniform(operation: ops.Uniform, call: Call) -> Tensor:
     names = call.result.names
     index = torch.zeros((), dtype=torch.int64, device=call.device)
     for dim in operation.dims:
-        size = call.result.size(dim)
-        index = index * size + positions(size, dim, names, call.device)
+        size = call.result.size(dim) if call.held is None else call.held.size(dim)
+        index = index * size + positions(call.result.size(dim), dim, names, call.device, call.held)
     key, at = (operand(arg, DType.UINT32, names, call.device) for arg in call.args)
     return uniform(key, at, index)
 
@@ -73,7 +77,7 @@ def _rotary(operation: ops.Rotary, call: Call) -> Tensor:
     at = operand(call.args[1], DType.INT32, others, call.device)
     along = operation.positions_dim([as_arg(arg) for arg in call.args])
     if along is not None:
-        at = at + positions(value.size(along), along, others, call.device)
+        at = at + positions(value.size(along), along, others, call.device, value.held)
     angles = at[..., None].float() * frequencies
     cos, sin = torch.cos(angles), torch.sin(angles)
     half, neox = rotated // 2, operation.style == "neox"
@@ -94,10 +98,10 @@ def _update(operation: ops.Update, call: Call) -> Tensor:
     names, size = cache.names, cache.size(operation.dim)
     written = operation.written_dim([as_arg(arg) for arg in call.args]) or operation.dim
     rows = aligned(new, [written if name == operation.dim else name for name in names])
-    offset = positions(size, operation.dim, names, call.device)
+    offset = positions(size, operation.dim, names, call.device, cache.held)
     offset = offset - operand(call.args[2], DType.INT32, names, call.device)
     if operation.wrap:
-        offset = offset % size
+        offset = offset % whole_size(cache, operation.dim)
     at = names.index(operation.dim)
     n = rows.shape[at]
     index = offset.clamp(0, n - 1)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, axes, operand, positions
+from shardwright.backends.torch.kernels.call import Call, Kernel, axes, in_blocks, operand, positions
 from shardwright.backends.torch.tensors import Named, aligned
 from shardwright.ir import ops
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
 from shardwright.ir.types import DType
 
@@ -66,13 +67,22 @@ def _argmax(operation: ops.Argmax, call: Call) -> Tensor:
 
 
 def _topk(operation: ops.Topk, call: Call) -> tuple[Tensor, ...]:
-    """In descending order, the first of equals first; NaN before all."""
+    """In descending order, the first of equals first; NaN before all. Of each block its share."""
     import torch
 
     value = call.tensor(0)
     at = value.names.index(operation.dim)
-    values, ids = torch.sort(value.tensor, dim=at, descending=True, stable=True)
-    return values.narrow(at, 0, operation.k), ids.narrow(at, 0, operation.k)
+    blocks, n = in_blocks(value, operation.dim, operation.by)
+    if operation.k % n:
+        by = " ".join(operation.by)
+        raise fault("not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {by}")
+    k = operation.k // n
+    values, within = torch.sort(blocks, dim=at + 1, descending=True, stable=True)
+    ids = positions(value.size(operation.dim), operation.dim, value.names, call.device, value.held)
+    whole = Named(ids.expand(value.tensor.shape), value.names, DType.INT32, value.held)
+    numbers = in_blocks(whole, operation.dim, operation.by)[0].gather(at + 1, within)
+    extents = [dim.size for dim in call.result.dims]
+    return tuple(each.narrow(at + 1, 0, k).reshape(extents) for each in (values, numbers))
 
 
 def _layernorm(operation: ops.Layernorm, call: Call) -> Tensor:
@@ -104,8 +114,8 @@ def _softmax(operation: ops.Softmax, call: Call) -> Tensor:
     value = call.tensor(0)
     scores, names = value.tensor.float(), value.names
     if operation.causal is not None:
-        t = positions(value.size(operation.dims[0]), operation.dims[0], names, call.device)
-        l = positions(value.size(operation.causal), operation.causal, names, call.device)  # noqa: E741
+        t = positions(value.size(operation.dims[0]), operation.dims[0], names, call.device, value.held)
+        l = positions(value.size(operation.causal), operation.causal, names, call.device, value.held)  # noqa: E741
         if len(call.args) > 1:
             l = l + operand(call.args[1], DType.INT32, names, call.device)  # noqa: E741
         visible = t <= l

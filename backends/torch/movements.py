@@ -1,0 +1,222 @@
+"""Movements between the chips of a mesh, each a process, through `torch.distributed`: one function for each.
+
+A chip's tensor is opened into its digits (`backends.digit_factors`): those that leave are brought to the front, one
+part for each chip that takes part, and exchanged for those that arrive, which are brought to their places. So any axes
+and digits move in one collective. Sums are accumulated in float32 and then rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.digit_factors import Factor
+from shardwright.backends.torch.chip import Chip, Held
+from shardwright.backends.torch.tensors import rounded
+from shardwright.backends.torch.world import World, torch_distributed
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.digits import ordered
+from shardwright.ir.ops import Movement
+from shardwright.ir.types import Reduction, TensorType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Move = Callable[["Collectives", Any, "Tensor", Held, Held], "Tensor"]
+"""What a chip holds before and after, and the tensor that it holds before."""
+
+
+class Collectives:
+    """What one process says to the others: exchanges of equal parts between the chips along some axes."""
+
+    def __init__(self, world: World, chip: Chip) -> None:
+        """Process i is chip i."""
+        self.world = world
+        self.chip = chip
+
+    def _group(self, axes: Sequence[str], tensor: Tensor) -> object:
+        """That of the chips along these axes. All chips make those of all, in one order."""
+        backend = self.world.backend(tensor.device)
+        chips = (Chip(self.chip.digits, number) for number in range(self.chip.digits.mesh.n_chips))
+        groups = {ranks: self.world.group(ranks, backend) for ranks in dict.fromkeys(c.along(axes) for c in chips)}
+        return groups[self.chip.along(axes)]
+
+    def gathered(self, tensor: Tensor, axes: Sequence[str]) -> Tensor:
+        """[chips, ...]: what each of those along these axes holds, in the order of the mesh."""
+        import torch
+
+        n = self.chip.digits.mesh.product(axes)
+        if n == 1:
+            return tensor[None]
+        sent = _bytes(tensor)
+        parts = [torch.empty_like(sent) for _ in range(n)]
+        torch_distributed().all_gather(parts, sent, group=self._group(axes, tensor))
+        return torch.stack(parts).view(tensor.dtype).reshape(n, *tensor.shape)
+
+    def exchanged(self, tensor: Tensor, axes: Sequence[str]) -> Tensor:
+        """Of [chips, ...] the i-th part goes to the i-th of these, whose own part for this chip becomes the i-th."""
+        import torch
+
+        if len(tensor) == 1:
+            return tensor
+        sent = _bytes(tensor)
+        received = torch.empty_like(sent)
+        torch_distributed().all_to_all_single(received, sent, group=self._group(axes, tensor))
+        return received.view(tensor.dtype).reshape(tensor.shape)
+
+    def combined(self, tensor: Tensor, axes: Sequence[str], kind: Reduction) -> Tensor:
+        """The sum, or the greatest, over these."""
+        dist = torch_distributed()
+        if self.chip.digits.mesh.product(axes) > 1:
+            tensor = tensor.clone()
+            operation = dist.ReduceOp.MAX if kind is Reduction.MAX else dist.ReduceOp.SUM
+            dist.all_reduce(tensor, operation, group=self._group(axes, tensor))
+        return tensor
+
+    def passed_on(self, tensor: Tensor, to: int, source: int) -> Tensor:
+        """What the process `source` holds; `to` gets what this one does."""
+        import torch
+
+        dist = torch_distributed()
+        if to == self.world.index:
+            return tensor
+        sent = _bytes(tensor)
+        received = torch.empty_like(sent)
+        group = self._group(self.chip.digits.mesh.axes, tensor)
+        given = [dist.P2POp(dist.isend, sent, to, group), dist.P2POp(dist.irecv, received, source, group)]
+        for work in dist.batch_isend_irecv(given):
+            work.wait()
+        return received.view(tensor.dtype).reshape(tensor.shape)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    """The tensor that the chip holds after a movement between chips. Raises for what is none."""
+    made = MOVEMENTS.get(type(operation))
+    if made is None:
+        raise fault("unsupported", f"PyTorch programs have no {operation.keyword}")
+    return made(collectives, operation, tensor, before, after)
+
+
+# ---------------------------------------------------------------- digits
+
+
+def _factors(before: Held, after: Held) -> list[Factor]:
+    return [factor for row in before.chip.digits.factors(before.kind, after.kind) for factor in row]
+
+
+def _to_front(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str]) -> Tensor:
+    """[digits that leave, as one dimension in the order of the axes; what stays, factor by factor]."""
+    inputs = [factor for factor in factors if factor.fate != "arrives"]
+    leaving = [i for axis in axes for i, f in enumerate(inputs) if f.axis == axis and f.fate == "leaves"]
+    staying = [i for i, f in enumerate(inputs) if f.fate == "stays"]
+    opened = tensor.reshape([factor.size for factor in inputs]).permute(*leaving, *staying)
+    return opened.reshape(math.prod(inputs[i].size for i in leaving), *(inputs[i].size for i in staying))
+
+
+def _into_place(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str], after: Held) -> Tensor:
+    """The chip's tensor, of [digits that arrive, what stays]."""
+    outputs = [factor for factor in factors if factor.fate != "leaves"]
+    arriving = [i for axis in axes for i, f in enumerate(outputs) if f.axis == axis and f.fate == "arrives"]
+    staying = [i for i, f in enumerate(outputs) if f.fate == "stays"]
+    sources = [*arriving, *staying]
+    spread = tensor.reshape([outputs[i].size for i in sources])
+    return spread.permute([sources.index(i) for i in range(len(outputs))]).reshape(after.extents)
+
+
+def _own(held: Held, axes: Sequence[str]) -> int:
+    """The chip's number among those along these axes."""
+    number = 0
+    for axis in axes:
+        number = number * held.chip.digits.mesh[axis] + held.chip.at[axis]
+    return number
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def _all_reduce(to: Collectives, operation: ops.AllReduce, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    kind = _reduction(before.kind)
+    return rounded(to.combined(_wide(tensor), operation.axes, kind), after.kind.dtype)
+
+
+def _all_gather(to: Collectives, operation: ops.AllGather, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    axes, factors = before.chip.digits.mesh.sorted(operation.axes), _factors(before, after)
+    stays = tensor.reshape([factor.size for factor in factors if factor.fate == "stays"])
+    return _into_place(to.gathered(stays, axes), factors, axes, after)
+
+
+def _reduce_scatter(to: Collectives, operation: ops.ReduceScatter, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    """Each chip gets everyone's addends of its own part, and adds them up."""
+    axes = before.chip.digits.mesh.sorted(operation.named_axes)
+    parts = to.exchanged(_to_front(tensor, _factors(before, after), axes), axes)
+    wide = _wide(parts)
+    whole = wide.amax(dim=0) if _reduction(before.kind) is Reduction.MAX else wide.sum(dim=0)
+    return rounded(whole.reshape(after.extents), after.kind.dtype)
+
+
+def _all_to_all(to: Collectives, operation: ops.AllToAll, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    axes, factors = before.chip.digits.mesh.sorted(operation.named_axes), _factors(before, after)
+    return _into_place(to.exchanged(_to_front(tensor, factors, axes), axes), factors, axes, after)
+
+
+def _roll(to: Collectives, operation: ops.Roll, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    """Every chip gets the shard of the chip `shift` places before it, along the axes read as one number."""
+    digits = before.chip.digits
+    axes = ordered(digits.order(before.kind, operation.dim), operation.axes)
+    chips = list(digits.mesh.chips())
+    ring = sorted(before.chip.along(axes), key=lambda number: [chips[number][axis] for axis in axes])
+    own = ring.index(before.chip.number)
+    return to.passed_on(
+        tensor, ring[(own + operation.shift) % len(ring)], ring[(own - operation.shift) % len(ring)]
+    ).reshape(after.extents)
+
+
+def _reduction(kind: TensorType) -> Reduction:
+    assert kind.partial is not None
+    return kind.partial.kind
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In the format in which it is combined."""
+    import torch
+
+    return tensor.float() if tensor.dtype.is_floating_point else tensor.to(torch.int64)
+
+
+# ---------------------------------------------------------------- nothing is received
+
+
+def _slice(_to: Collectives, operation: ops.Slice, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    axes = before.chip.digits.mesh.sorted(operation.named_axes)
+    return _to_front(tensor, _factors(before, after), axes)[_own(before, axes)].reshape(after.extents)
+
+
+def _as_partial(_to: Collectives, operation: ops.AsPartial, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    """Zeros with the chip's part at its place; what was whole counts on the chip with coordinate 0 only."""
+    mesh, factors = before.chip.digits.mesh, _factors(before, after)
+    split = [axis for axis in mesh.sorted(operation.axes) if axis in before.kind.split_axes]
+    whole = [axis for axis in operation.axes if axis not in split]
+    stays = tensor.reshape([factor.size for factor in factors if factor.fate == "stays"])
+    parts = stays.new_zeros(mesh.product(split), *stays.shape)
+    if not any(before.chip.at[axis] for axis in whole):
+        parts[_own(before, split)] = stays
+    return _into_place(parts, factors, split, after)
+
+
+MOVEMENTS: dict[type[Movement], Move] = {
+    ops.AllReduce: _all_reduce,
+    ops.AllGather: _all_gather,
+    ops.ReduceScatter: _reduce_scatter,
+    ops.AllToAll: _all_to_all,
+    ops.Roll: _roll,
+    ops.Slice: _slice,
+    ops.AsPartial: _as_partial,
+}
