@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardwright.backends.torch.attention import Partial, Query, attend_all, attend_cached, attend_new, merge
 from shardwright.backends.torch.batches import Batch, Options
 from shardwright.backends.torch.cache import LayerCache
-from shardwright.backends.torch.interpreter import Bound, Interpreter, Names
+from shardwright.backends.torch.interpreter import Bound, Interpreter, Names, uses
 from shardwright.backends.torch.pieces import rows_on
 from shardwright.backends.torch.schedule import Event, Turn
 from shardwright.backends.torch.stages import Attend, Stage
@@ -55,6 +55,10 @@ class InFlight:
     drawn: dict[Turn, list[int]] = field(default_factory=dict[Turn, list[int]])
 
 
+_Segment = tuple[tuple[Statement, ...], Attend | None, frozenset[str]]
+"""Statements, the attention after them, and the names that are needed after them."""
+
+
 class Computation:
     """Computes the stages of the batches of a block."""
 
@@ -75,6 +79,7 @@ class Computation:
         self.in_flight = in_flight
         self.choose = choose
         self._interpreters: dict[tuple[int, bool], Interpreter] = {}
+        self._bodies: dict[tuple[int, tuple[str, ...]], list[_Segment]] = {}
 
     def _interpreter(self, batch: Batch, token: int) -> Interpreter:
         key = (batch.number, bool(token))
@@ -120,12 +125,12 @@ class Computation:
                 names[carry.value.name] = Bound(value, 1)
             if loop.index is not None:
                 names[loop.index] = Bound(Named(torch.full((), stage.layer or 0, device=device), (), DType.INT32), 1)
-            self._body(event, batch, stage, interpreter, names, trips)
+            self._body(event, batch, stage, interpreter, names, trips, loop.following)
             batch.hidden = [_whole(interpreter.read(name, names, trips)) for name in loop.following]
             return
         if event.stage == 0:
             initial = [carry.initial for carry in loop.carries]
-            self._body(event, batch, stage, interpreter, names, {})
+            self._body(event, batch, stage, interpreter, names, {}, (*stage.gives, *initial))
             batch.values = {name: interpreter.read(name, names, {}) for name in stage.gives}
             if staged.first:
                 batch.hidden = [_whole(interpreter.read(name, names, {})) for name in initial]
@@ -135,7 +140,7 @@ class Computation:
             return
         for result, value in zip(loop.results, batch.hidden, strict=True):
             names[result.name] = Bound(value, 0)
-        self._body(event, batch, stage, interpreter, names, {})
+        self._body(event, batch, stage, interpreter, names, {}, staged.func.returns)
         if not staged.last:
             self.in_flight.leaving[turn] = batch.hidden
             return
@@ -155,17 +160,33 @@ class Computation:
 
     def _body(
         self, event: Event, batch: Batch, stage: Stage, interpreter: Interpreter, names: Names,
-        trips: Mapping[str, int],
+        trips: Mapping[str, int], outputs: Sequence[str],
     ) -> None:  # fmt: skip
-        run: list[Statement] = []
-        for statement in stage.body:
-            if isinstance(statement, Attend):
-                interpreter.block(run, names, trips)
-                run = []
-                self._attend(event, batch, statement, interpreter, names, trips)
-            else:
-                run.append(statement)
-        interpreter.block(run, names, trips)
+        """The statements of a stage, after which `outputs` are still there; other values go after their last use."""
+        for statements, attend, kept in self._segments(stage, outputs):
+            interpreter.block(statements, names, trips, kept)
+            if attend is not None:
+                self._attend(event, batch, attend, interpreter, names, trips)
+
+    def _segments(self, stage: Stage, outputs: Sequence[str]) -> list[_Segment]:
+        """The stage's statements between attentions, each with what is still needed after them."""
+        key = (id(stage.body), tuple(outputs))
+        if key not in self._bodies:
+            made: list[_Segment] = []
+            needed = frozenset(outputs)
+            statements: list[Statement] = []
+            attend: Attend | None = None
+            for statement in reversed((None, *stage.body)):
+                if statement is not None and not isinstance(statement, Attend):
+                    statements.insert(0, statement)
+                    continue
+                made.insert(0, (tuple(statements), attend, needed))
+                needed = needed.union(*(uses(each) for each in statements))
+                statements, attend = [], statement
+                if attend is not None:
+                    needed |= {attend.q, attend.k_new, attend.v_new}
+            self._bodies[key] = made
+        return self._bodies[key]
 
     # ------------------------------------------------------------ attention
 

@@ -405,20 +405,6 @@ class Timed:
     end: float
 
 
-def predict(schedule: Schedule, seconds: Mapping[Resource, float], computed: float) -> list[Timed]:
-    """When events happen where each resource takes so many seconds for a byte, and a computation `computed`."""
-    free: dict[Resource, float] = defaultdict(float)
-    ends: list[float] = []
-    made: list[Timed] = []
-    for event in schedule.events:
-        begin = max([free[event.resource], *(ends[before] for before in event.after)])
-        taken = computed if event.kind is Kind.COMPUTE else event.nbytes * seconds.get(event.resource, 0.0)
-        ends.append(begin + taken)
-        free[event.resource] = begin + taken
-        made.append(Timed(event, begin, begin + taken))
-    return made
-
-
 def cached_positions(passes: Sequence[Sequence[Turn]], prompt: int) -> Iterator[int]:
     """How many positions all caches hold after each pass, where a batch's is freed after its last token."""
     last: dict[int, int] = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """[--from FILE.csv|TABLE] [--chip NAME] [-o OUT.toml] [--json]."""
+    """[--from FILE.csv|TABLE] [--chip NAME] [--offloading] [-o OUT.toml] [--json]."""
     parser = subparsers.add_parser(
         "calibrate",
         description="Fit the six constants of a chip to measured times, or measure the machine at hand.",
@@ -27,14 +27,30 @@ def add_parser(subparsers: Subparsers) -> None:
         help="rows as `reproduce` reads them; without it matrix products, copies and collectives are timed here",
     )
     parser.add_argument("--chip", metavar="NAME", help="with --from: only the rows of this chip")
+    parser.add_argument(
+        "--offloading",
+        action="store_true",
+        help="measure device, host and disk as the offloading runtime uses them, into a machine file for `offload`",
+    )
+    parser.add_argument("--device", metavar="NAME", help="with --offloading: of PyTorch (default: CUDA, else the CPU)")
+    parser.add_argument("--dtype", choices=("f32", "bf16", "f16"), help="with --offloading: of weights and activations")
+    parser.add_argument("--spill-dir", metavar="DIR", help="with --offloading: where the disk is measured")
     add_output(parser, "OUT.toml", kind=str)
     add_json(parser)
     parser.check(lambda args: "--chip goes with --from" if args.chip and not args.rows else None)
+    parser.check(_goes_with_offloading)
     parser.check(lambda args: "--json needs -o, or no -o at all" if args.json and args.output == "-" else None)
 
 
+def _goes_with_offloading(args: argparse.Namespace) -> str | None:
+    given = next((name for name in ("device", "dtype", "spill_dir") if getattr(args, name)), None)
+    if given and not args.offloading:
+        return f"--{given.replace('_', '-')} goes with --offloading"
+    return "--from and --offloading cannot be given together" if args.rows and args.offloading else None
+
+
 def execute(args: argparse.Namespace) -> int:
-    """Print the constants and how well they explain the rows; write a chip file with -o."""
+    """Print the constants and how well they explain the rows; write a chip file, or a machine file, with -o."""
     return _from_rows(args) if args.rows else _measured(args)
 
 
@@ -105,9 +121,19 @@ def _text(chip: str, count: int, fit: Fit) -> str:
 
 def _measured(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, write_output
-    from shardwright.prediction.machine import measure
 
-    found = measure()
+    if args.offloading:
+        from shardwright.ir.diagnostics import Source, located
+        from shardwright.ir.types import DType
+        from shardwright.prediction.offload_machine import measure as measure_offloading
+
+        with located(Source("calibrate", "")):
+            dtype = DType(args.dtype) if args.dtype else None
+            found = measure_offloading(args.spill_dir, args.device, dtype)
+    else:
+        from shardwright.prediction.machine import measure
+
+        found = measure()
     if args.output:
         write_output(args.output, found.text)
     if args.json:

@@ -127,8 +127,8 @@ class OffloadedModel:
             if loading is not None:
                 loading(done, total)
 
-        self.weights.load(watched)
         self.runtime.reserve([self._batch(i, bucket) for i, bucket in enumerate(self.buckets)])
+        self.weights.load(watched)
 
     @property
     def layers(self) -> range:

@@ -25,7 +25,7 @@ from shardwright.cost.offloading.memory import attends_on_host, peaks_of
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.simulation import simulate
+from shardwright.cost.offloading.simulation import Span, simulate
 from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part
 from shardwright.cost.offloading.times import Step, computation, steps_of
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -222,6 +222,30 @@ def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> Se
     turns = list(dict.fromkeys(Turn(event.batch, event.token) for event in events if event.batch >= 0))
     traffic, _ = traffic_of(setting, policy, turns)
     return event_seconds(setting, policy, traffic)
+
+
+def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[Span]]:
+    """Seconds of a run of these events, and their spans; where copies take some of the device, that part of the time in
+    which both are under way comes on top."""
+    spans = simulate(events, run_seconds(setting, policy, events), _SHARED)
+    end = max((span.end for span in spans), default=0.0)
+    return end + setting.runtime.shares_device * _both(events, spans), spans
+
+
+def _both(events: Sequence[Event], spans: Sequence[Span]) -> float:
+    """Seconds in which the device computes while something is copied."""
+    changes = sorted(
+        (time, change, event.kind is Kind.COMPUTE)
+        for event, span in zip(events, spans, strict=True)
+        if span.end > span.start
+        for time, change in ((span.start, 1), (span.end, -1))
+    )
+    total, last, computing, copying = 0.0, 0.0, 0, 0
+    for time, change, is_computation in changes:
+        total += time - last if computing and copying else 0.0
+        last = time
+        computing, copying = (computing + change, copying) if is_computation else (computing, copying + change)
+    return total
 
 
 def _stages(setting: Setting) -> list[tuple[Part, ...]]:

@@ -1,0 +1,107 @@
+"""One run of the offloading runtime with its events, beside the cost model: seconds, and what each kind took."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.backends.torch.schedule import Event, Kind, Timed
+from shardwright.cost.chips import Machine, load_machine
+from shardwright.cost.offloading.runtimes import load_runtime
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType
+from shardwright.models.config import read_config
+from shardwright.models.importing import import_model
+from shardwright.offloading.run import OffloadedModel, Report, Request
+from shardwright.prediction.offload_machine import measure
+from shardwright.prediction.offload_timeline import run_prediction
+from shardwright.prediction.offloading import setting_of
+
+ROWS = {
+    "compute": (Kind.COMPUTE,),
+    "weight (R)": (Kind.READ_WEIGHTS, Kind.COPY_WEIGHTS),
+    "cache (R)": (Kind.READ_CACHE, Kind.COPY_CACHE),
+    "cache (W)": (Kind.STORE_CACHE, Kind.WRITE_CACHE),
+    "hidden (R)": (Kind.READ_HIDDEN, Kind.COPY_HIDDEN),
+    "hidden (W)": (Kind.STORE_HIDDEN, Kind.WRITE_HIDDEN),
+}
+"""The columns of Sheng et al. 2023, table 8, and hidden states, which are little there."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`timed` are the events of all blocks, one block after the other; `predicted` are the cost model's seconds."""
+
+    tokens: list[tuple[int, ...]]
+    report: Report
+    timed: list[Timed]
+    predicted: float
+
+    @property
+    def rate(self) -> float:
+        return self.report.new_tokens / self.report.seconds
+
+    def against_prediction(self) -> str:
+        error = 100 * (self.predicted / self.report.seconds - 1)
+        return f"{self.report.seconds:.2f} s, predicted {self.predicted:.2f} s, {error:+.1f} %"
+
+    def reached(self, kinds: Sequence[Kind]) -> float:
+        """Bytes a second that these events moved, over the whole run."""
+        return sum(timed.event.nbytes for timed in self.timed if timed.event.kind in kinds) / self.report.seconds
+
+    def breakdown(self) -> list[str]:
+        """Busy seconds by kind, in prefill and in decode: what runs at the same time counts in each."""
+        made = [f"{'':10}" + "".join(f"{name:>12}" for name in ROWS)]
+        for phase, chosen in (("prefill", True), ("decode", False)):
+            taken: defaultdict[Kind, float] = defaultdict(float)
+            for timed in self.timed:
+                event = timed.event
+                if (event.token == 0 if event.batch >= 0 else event.run == 0) is chosen:
+                    taken[event.kind] += timed.end - timed.begin
+            made.append(f"{phase:10}" + "".join(f"{sum(taken[k] for k in kinds):12.2f}" for kinds in ROWS.values()))
+        return made
+
+
+def machine_here(file: str | None, device: str, dtype: DType, folder: Path) -> Machine:
+    """The machine of this file, or the one at hand, measured now."""
+    if file is not None:
+        return load_machine(file)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as made:
+        made.write(measure(folder, device, dtype).text)
+        made.flush()
+        return load_machine(made.name)
+
+
+def offloaded(folder: Path, prompts: list[list[int]], new: int, request: Request, machine: Machine | None) -> Run:
+    """The prompts, all of one length, continued; with `machine` predicted too."""
+    model = import_model(read_config(folder).keys, "ws2d", Mesh(()), 1, 1).model
+    blocks: list[list[Timed]] = []
+    lock = threading.Lock()
+
+    def observe(timed: Timed) -> None:
+        with lock:
+            seen[timed.event.number] += 1
+            while len(blocks) < seen[timed.event.number]:
+                blocks.append([])
+            blocks[seen[timed.event.number] - 1].append(timed)
+
+    seen: defaultdict[int, int] = defaultdict(int)
+    made = make_prompts(prompts, model.vocab, None)
+    with OffloadedModel(folder, request, made, Settings(max_new_tokens=new), observe=observe) as offloading:
+        done = sorted(offloading.completions(), key=lambda completion: completion.prompt.index)
+    predicted = 0.0
+    if machine is not None:
+        dtype = request.dtype or DType.F16
+        cached, runtime = request.page_cache is not False, load_runtime("ours")
+        setting = setting_of(model, machine, runtime, len(prompts[0]), new, page_cache=cached, dtype=dtype)
+        for block in blocks:
+            events: list[Event] = [timed.event for timed in sorted(block, key=lambda timed: timed.event.number)]
+            predicted += run_prediction(setting, request.policy, events)[0] if events else 0.0
+    timed = [each for block in blocks for each in block]
+    return Run([completion.new_tokens for completion in done], offloading.report, timed, predicted)
