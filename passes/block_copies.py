@@ -120,7 +120,11 @@ def _fetched(update: Let, state: str, lets: Mapping[str, Let]) -> bool:
 @dataclass(frozen=True)
 class Flight:
     """A value that is prefetched a turn ahead, and its names: before the loop over layers, in it, in the loop over
-    batches, for the next turn, after the loop over batches, and after all."""
+    batches, for the next turn, after the loop over batches, and after all.
+
+    One that goes `round` stays under way from one run of the loop over layers to the next, in a loop around it, where
+    it has that name, and `over` after it.
+    """
 
     source: str
     kind: ValueType
@@ -132,6 +136,8 @@ class Flight:
     following: str
     left: str
     end: str
+    round: str | None = None
+    over: str = ""
 
     def value(self, name: str) -> Value:
         return Value(name, self.kind, Marking.FOUND)
@@ -140,11 +146,15 @@ class Flight:
 class Flights:
     """What a schedule has under way: weights of the next layer, caches and hidden states of the next batch."""
 
-    def __init__(self, batches: str, layers: str, sizes: Mapping[str, int], namer: Namer) -> None:
+    def __init__(
+        self, batches: str, layers: str, sizes: Mapping[str, int], namer: Namer, lasting: Collection[str]
+    ) -> None:
+        """`lasting` are sources of which a loop around the layers sees the same in every trip."""
         self.batches = batches
         self.layers = layers
         self.sizes = sizes
         self.namer = namer
+        self.lasting = lasting
         self.weights: list[Flight] = []
         self.rows: list[Flight] = []
 
@@ -212,7 +222,10 @@ class Flights:
     def _flight(self, source: str, fetch: Let, ahead: tuple[str, ...], *, wrap: bool) -> Flight:
         kind = replace(fetch.result.type, placement=ON_DEVICE, in_flight=True)
         names = [self.namer.fresh(f"{source}_{word}") for word in ("first", "now", "this", "next", "left", "rest")]
-        return Flight(source, kind, ahead, wrap, *names)
+        if source not in self.lasting:
+            return Flight(source, kind, ahead, wrap, *names)
+        around = [self.namer.fresh(f"{source}_{word}") for word in ("round", "over")]
+        return Flight(source, kind, ahead, True, *names, *around)
 
     def next(self, flight: Flight) -> Statement:
         """The prefetch for the next turn."""

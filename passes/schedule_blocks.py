@@ -1,8 +1,8 @@
-"""`schedule-blocks`: a loop over layers becomes the zig-zag block schedule, in which batches share a layer's weights."""
+"""`schedule-blocks`: a loop over layers becomes the zig-zag block schedule, where batches share a layer's weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from shardwright.ir.program import (
 )
 from shardwright.ir.types import Dim, ValueType
 from shardwright.passes.base import Pass
-from shardwright.passes.block_copies import Flights, forwarded, freed, frees, reads, stored_early
+from shardwright.passes.block_copies import Flight, Flights, forwarded, freed, frees, reads, stored_early
 from shardwright.passes.micro_batches import MicroBatches, divided, fresh_dim, unschedulable
 
 
@@ -170,6 +170,8 @@ class _Function:
         self.made = made
         self.hidden = hidden
         self.namer = Namer(names_of(func) | set(program.globals) | {value.name for value in hidden.values})
+        self.rounds: list[list[tuple[Flight, list[Statement]]]] = []
+        """For each loop around, what stays under way between its trips, with how it begins."""
         self.sizes = program.sizes(func) | {made.outer: made.count, made.batch: made.size}
 
     def rewritten(self) -> Func:
@@ -193,11 +195,46 @@ class _Function:
         for statement in body:
             whole = self.made.whole_statement(statement)
             if isinstance(whole, Loop) and isinstance(statement, Loop):
+                self.rounds.append([])
                 inner = self.block(statement.body, scope.inside(statement), statement.following)
-                whole = replace(whole, body=inner)
-            made.append(whole)
+                made += self.around(replace(whole, body=inner), self.rounds.pop())
+            else:
+                made.append(whole)
             _define(statement, scope)
         return tuple(made)
+
+    def around(self, loop: Loop, rounds: Sequence[tuple[Flight, list[Statement]]]) -> list[Statement]:
+        """A loop around the layers, which carries what is under way from one run of them to the next."""
+        if not rounds:
+            return [loop]
+        flights = [flight for flight, _ in rounds]
+        kinds = [self.made.part(flight.kind) for flight in flights]
+        names = [flight.round or "" for flight in flights]
+        carries = tuple(
+            Carry(Value(name, kind, Marking.FOUND), flight.begun)
+            for name, kind, flight in zip(names, kinds, flights, strict=True)
+        )
+        results = tuple(Value(f.over, kind, Marking.FOUND) for f, kind in zip(flights, kinds, strict=True))
+        carrying = replace(
+            loop,
+            carries=(*loop.carries, *carries),
+            following=(*loop.following, *(flight.end for flight in flights)),
+            results=(*loop.results, *results),
+        )
+        first = [statement for _, begun in rounds for statement in begun]
+        return [*first, carrying, *frees([flight.over for flight in flights])]
+
+    def lasting(self, body: Sequence[Statement], at: int, scope: Scope) -> set[str]:
+        """What a loop around sees the same of in every trip, and nothing but the layers sets."""
+        if not scope.loops:
+            return set()
+        set_here = {s.state for i, s in enumerate(body) if i != at for s in _deep(s) if isinstance(s, SetState)}
+        outside, around = len(scope.loops), scope.loops[-1].dim
+        return {
+            name
+            for name, (kind, loops) in scope.values.items()
+            if loops < outside and around not in kind.names and name not in set_here
+        }
 
     # ------------------------------------------------------------ the schedule of one block
 
@@ -215,11 +252,11 @@ class _Function:
         carried = [self.hidden.carried[self.func.name, carry.value.name] for carry in loop.carries]
         later = set(ending).union(*(reads(s) for s in (*loop.body, *after)), loop.following)
         made = self.before(body[:at], carried, later, scope)
-        flights = Flights(self.made.outer, loop.dim, self.sizes, self.namer)
+        flights = Flights(self.made.outer, loop.dim, self.sizes, self.namer, self.lasting(body, at, scope))
         layers = self.layers(loop, carried, scope, flights)
         last = {result.name: each for result, each in zip(loop.results, carried, strict=True)}
         states = {each.state.name: each for each in carried}
-        early = [f for f in flights.all if f.source not in states]
+        early = [f for f in flights.all if f.source not in states and f.round is None]
         late = [f for f in flights.all if f.source in states]
         fill = next((i for i, s in enumerate(made) if isinstance(s, Loop) and s.dim == self.made.outer), len(made))
         if any(isinstance(s, SetState) and s.state in {f.source for f in early} for s in made):
@@ -229,9 +266,12 @@ class _Function:
         made.append(layers)
         for each in carried:
             scope.define(each.state)
-        made += frees([flight.end for flight in flights.all])
+        made += frees([flight.end for flight in flights.all if flight.round is None])
+        rounds = [flight for flight in flights.all if flight.round is not None]
+        if rounds:
+            self.rounds[-1] += [(f, flights.first(f, self.whole_of(f.source, scope))) for f in rounds]
         made += self.after(after, last, ending, scope)
-        return freed(made, ending)
+        return freed(made, (*ending, *(flight.end for flight in rounds)))
 
     def whole_of(self, name: str, scope: Scope, states: dict[str, _Carried] | None = None) -> ValueType:
         """The type for all batches of a value outside the loop over layers."""
@@ -320,7 +360,7 @@ class _Function:
             [replace(v, type=self.made.part(v.type)) for v in results],
         )  # fmt: skip
         body = [*(flights.next(flight) for flight in flights.weights), *once, turn]
-        carries = [Carry(flight.value(flight.now), flight.begun) for flight in flights.all]
+        carries = [Carry(flight.value(flight.now), flight.round or flight.begun) for flight in flights.all]
         handed_on = [f.following if f in flights.weights else f.left for f in flights.all]
         return Loop(
             tuple(replace(f.value(f.end), type=self.made.part(f.kind)) for f in flights.all),
@@ -449,6 +489,12 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.body: list[Statement] = []
+
+
+def _deep(statement: Statement) -> Iterator[Statement]:
+    yield statement
+    for inner in statement.body if isinstance(statement, Loop) else ():
+        yield from _deep(inner)
 
 
 def _define(statement: Statement, scope: Scope) -> None:

@@ -204,6 +204,13 @@ def test_weights_are_loaded_once_for_all_batches(count: int) -> None:
     assert found["h_state"] == 3 * count + (1 if count > 1 else 0) + count
 
 
+def test_a_loop_over_tokens_keeps_weights_under_way() -> None:
+    """One load of each layer for every token, and of the first layer one more after the last of them."""
+    _, made = scheduled(TOKENS, 2)
+    found = moved(made, made.funcs[0])
+    assert (found["w_in"], found["w_out"], found["k"]) == (3 * 2 + 1, 3 * 2 + 1, 3 * 2 * 2 + 1)
+
+
 def test_what_is_prefetched_is_under_way_while_something_is_computed() -> None:
     """Between the start of each prefetch in a loop and its landing there is the rest of a trip."""
     _, made = scheduled(LAYERS, 2)
