@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -43,30 +44,61 @@ class Order:
     cliques: tuple[Clique, ...]
     exact: bool
 
+    @cached_property
+    def entries(self) -> int:
+        """Of all tables together."""
+        return sum(math.prod(self.sizes[n] for n in (clique.node, *clique.over)) for clique in self.cliques)
+
     @staticmethod
     def of(sizes: Sequence[int], edges: Sequence[Edge], most: int = MOST_ENTRIES) -> Order:
         """Nodes with the least table first."""
         return _Ordering(sizes, edges, most).run()
 
 
+Table = tuple[str, int, frozenset[int]]
+"""An edge or the result of a clique, its number, and the nodes that it joins."""
+
+
 class _Ordering:
     def __init__(self, sizes: Sequence[int], edges: Sequence[Edge], most: int) -> None:
         self.sizes, self.edges, self.most = tuple(sizes), edges, most
         self.widths = [float(size) for size in sizes]
-        self.around: list[set[int]] = [set() for _ in sizes]
-        self.tables: list[list[tuple[str, int, frozenset[int]]]] = [[] for _ in sizes]
+        self.logs = [math.log(max(size, 1e-9)) for size in self.widths]
+        self.around: list[dict[int, int]] = [{} for _ in sizes]
+        """Of each node, its neighbours, and how many tables join them."""
+        self.spread = [0.0] * len(sizes)
+        """The logarithm of the table over the neighbours."""
+        self.tables: list[dict[Table, None]] = [{} for _ in sizes]
         for number, edge in enumerate(edges):
-            self.around[edge.a].add(edge.b)
-            self.around[edge.b].add(edge.a)
-            table = ("edge", number, frozenset((edge.a, edge.b)))
-            self.tables[edge.a].append(table)
-            self.tables[edge.b].append(table)
+            self.add(("edge", number, frozenset((edge.a, edge.b))))
 
-    def size(self, nodes: frozenset[int] | set[int]) -> float:
+    def add(self, table: Table) -> None:
+        for node in table[2]:
+            self.tables[node][table] = None
+            around = self.around[node]
+            for other in table[2]:
+                if other != node:
+                    around[other] = around.get(other, 0) + 1
+                    if around[other] == 1:
+                        self.spread[node] += self.logs[other]
+
+    def remove(self, table: Table) -> None:
+        for node in table[2]:
+            del self.tables[node][table]
+            around = self.around[node]
+            for other in table[2]:
+                if other != node:
+                    around[other] -= 1
+                    if not around[other]:
+                        del around[other]
+                        self.spread[node] -= self.logs[other]
+
+    def size(self, nodes: Iterable[int]) -> float:
         return math.prod([self.widths[n] for n in nodes])
 
     def run(self) -> Order:
-        least = [self.size(around) for around in self.around]
+        # Rounded, so that what came and went again leaves no trace in the order.
+        least = [round(size, 6) for size in self.spread]
         queue = [(size, n) for n, size in enumerate(least)]
         heapq.heapify(queue)
         gone = [False] * len(self.sizes)
@@ -79,29 +111,29 @@ class _Ordering:
             gone[node] = True
             groups = self.groups(node)
             exact &= len(groups) == 1
+            touched = list(self.around[node])
             for number, group in enumerate(groups):
                 over = tuple(sorted({n for table in group for n in table[2]} - {node}))
-                at = len(cliques)
                 edges = tuple(t[1] for t in group if t[0] == "edge")
                 parts = tuple(t[1] for t in group if t[0] == "clique")
+                for table in group:
+                    self.remove(table)
+                if over:
+                    self.add(("clique", len(cliques), frozenset(over)))
                 cliques.append(Clique(node, over, edges, parts, number == 0))
-                made = ("clique", at, frozenset(over))
-                joined = set(map(id, group))
-                for n in over:
-                    self.tables[n] = [t for t in self.tables[n] if id(t) not in joined]
-                    self.tables[n].append(made)
-            for n in self.around[node]:
-                self.around[n] = {m for t in self.tables[n] for m in t[2]} - {n}
-                least[n] = self.size(self.around[n])
-                heapq.heappush(queue, (least[n], n))
+            for n in touched:
+                now = round(self.spread[n], 6)
+                if now != least[n]:
+                    least[n] = now
+                    heapq.heappush(queue, (now, n))
         return Order(self.sizes, tuple(cliques), exact)
 
-    def groups(self, node: int) -> list[list[tuple[str, int, frozenset[int]]]]:
+    def groups(self, node: int) -> list[list[Table]]:
         """The tables around a node, together if their join is small enough, else in as few joins as first fit."""
         tables = self.tables[node]
-        if self.size(self.around[node] | {node}) <= self.most or not tables:
+        if self.size((*self.around[node], node)) <= self.most or not tables:
             return [list(tables)]
-        groups: list[tuple[set[int], list[tuple[str, int, frozenset[int]]]]] = []
+        groups: list[tuple[set[int], list[Table]]] = []
         for table in sorted(tables, key=lambda t: (-self.size(t[2]), t[0], t[1])):
             for scope, members in groups:
                 if self.size(scope | table[2]) <= self.most:
@@ -145,30 +177,19 @@ class Upward:
                 chosen[clique.node] = int(np.argmin(table[(slice(None), *(chosen[n] for n in clique.over))]))
         return tuple(chosen)
 
-    def min_marginals(self, edges: Sequence[Edge]) -> tuple[list[Floats], list[Floats]]:
-        """For each strategy of a node, and each pair of an edge, the least cost of a choice with it.
+    def beliefs(self) -> Iterator[tuple[int, Floats]]:
+        """Of each clique, the last first: the least cost of a choice with each entry of its table.
 
         A lower bound of that where the order gives one.
         """
-        pairs = [edge.costs for edge in edges]
         cliques = self.order.cliques
         parent = {part: at for at, clique in enumerate(cliques) for part in clique.parts}
         down: dict[int, Floats] = {}
-        found: list[Floats | None] = [None] * len(self.order.sizes)
         for at in range(len(cliques) - 1, -1, -1):
             clique, table = cliques[at], self.tables[at]
             scope = (clique.node, *clique.over)
             others = down.pop(at) if at in parent else np.float64(self.least - float(self.messages[at]))
             belief = table + others
-            own = belief.reshape(len(belief), -1).min(axis=1)
-            before = found[clique.node]
-            # Each copy of a node gives a bound of its own.
-            found[clique.node] = own if before is None else np.maximum(before, own)
-            for number in clique.edges:
-                edge = edges[number]
-                rest = tuple(k for k, n in enumerate(scope) if n not in (edge.a, edge.b))
-                least = belief.min(axis=rest)
-                pairs[number] = least if scope.index(edge.a) < scope.index(edge.b) else least.T
             for part in clique.parts:
                 over, message = cliques[part].over, self.messages[part]
                 away = tuple(k for k, n in enumerate(scope) if n not in over)
@@ -178,6 +199,27 @@ class Upward:
                 with np.errstate(invalid="ignore"):
                     rest = np.where(np.isfinite(message), rest - message, np.inf)
                 down[part] = rest.transpose([kept.index(n) for n in over])
+            yield at, belief
+
+    def min_marginals(self, edges: Sequence[Edge]) -> tuple[list[Floats], list[Floats]]:
+        """For each strategy of a node, and each pair of an edge, the least cost of a choice with it.
+
+        A lower bound of that where the order gives one.
+        """
+        pairs = [edge.costs for edge in edges]
+        found: list[Floats | None] = [None] * len(self.order.sizes)
+        for at, belief in self.beliefs():
+            clique = self.order.cliques[at]
+            scope = (clique.node, *clique.over)
+            own = belief.reshape(len(belief), -1).min(axis=1)
+            before = found[clique.node]
+            # Each copy of a node gives a bound of its own.
+            found[clique.node] = own if before is None else np.maximum(before, own)
+            for number in clique.edges:
+                edge = edges[number]
+                rest = tuple(k for k, n in enumerate(scope) if n not in (edge.a, edge.b))
+                least = belief.min(axis=rest)
+                pairs[number] = least if scope.index(edge.a) < scope.index(edge.b) else least.T
         return [np.zeros(0) if own is None else own for own in found], pairs
 
 

@@ -37,14 +37,14 @@ class Neighbours:
             node = next(iter(waiting))
             del waiting[node]
             costs = self.alternatives(now, node)
-            rows = memory.rows(node)
-            if memory.limits(node):
-                most = problem.usages[node][now[node]] + float((memory.limit - usage[rows]).min())
-                costs[problem.usages[node] > most] = np.inf
+            profile = problem.profiles[node]
+            if profile is not None:
+                room = profile.least(memory.limit - usage)
+                costs[(profile.levels - profile.levels[now[node]] > room).any(axis=1)] = np.inf
             best = int(np.argmin(costs))
             if costs[best] < costs[now[node]]:
-                if memory.limits(node):
-                    usage[rows] += problem.usages[node][best] - problem.usages[node][now[node]]
+                if profile is not None:
+                    usage[profile.rows] += profile.spread(profile.levels[best] - profile.levels[now[node]])
                 now[node] = best
                 waiting.update(dict.fromkeys(other for other, _ in self.around[node]))
         return tuple(now)
@@ -81,7 +81,9 @@ class Neighbours:
                 if queue and rate > queue[0][0]:
                     heapq.heappush(queue, (rate, node))
                     continue
-                usage[memory.rows(node)] += problem.usages[node][s] - problem.usages[node][now[node]]
+                profile = problem.profiles[node]
+                assert profile is not None
+                usage[profile.rows] += profile.spread(profile.levels[s] - profile.levels[now[node]])
                 now[node] = s
                 changed = True
                 heapq.heappush(queue, (rate, node))
@@ -91,14 +93,16 @@ class Neighbours:
 
     def _cheapest_saving(self, node: int, now: list[int], usage: Floats) -> tuple[float, int] | None:
         """The change of a node that costs least for each byte by which it lessens what is beyond the limit."""
-        problem, rows = self.problem, self.problem.memory.rows(node)
-        own = usage[rows] - self.problem.memory.limit
-        delta = problem.usages[node] - problem.usages[node][now[node]]
+        problem, profile = self.problem, self.problem.profiles[node]
+        assert profile is not None
+        delta = profile.levels - profile.levels[now[node]]
         if delta.min() >= 0:
             return None
-        exceeded = own[own > 0] if delta.max() <= 0 else own
-        after = np.maximum(exceeded[:, None] + delta[None, :], 0).sum(axis=0)
-        saved = float(exceeded[exceeded > 0].sum()) - after
+        own = usage[profile.rows] - problem.memory.limit
+        exceeded = np.flatnonzero(own > 0) if delta.max() <= 0 else np.arange(len(own))
+        now_over = own[exceeded]
+        after = np.maximum(now_over[None, :] + profile.spread(delta)[:, exceeded], 0).sum(axis=1)
+        saved = float(now_over[now_over > 0].sum()) - after
         useful = np.flatnonzero(saved > 0)
         if not len(useful):
             return None

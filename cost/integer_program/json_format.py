@@ -121,10 +121,13 @@ def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[Edge, ...]
 def _numbers(value: object, what: str, *, forbidding: bool = False) -> Floats:
     """Numbers as floats; with `forbidding`, those beyond what sums exactly become infinite."""
     row = _list(value, what)
-    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in row):
-        bad = next(x for x in row if isinstance(x, bool) or not isinstance(x, (int, float)))
+    if not {int, float}.issuperset(map(type, row)):
+        bad = next(x for x in row if type(x) not in (int, float))
         raise _wrong(f"{what} has {_shown(bad)}, not a number")
-    array = np.array([min(x, LARGEST) for x in row], np.float64)
+    try:
+        array = np.minimum(np.array(row, np.float64), LARGEST)
+    except OverflowError:  # of whole numbers of hundreds of digits
+        array = np.array([min(x, LARGEST) for x in row], np.float64)
     if np.isnan(array).any() or np.isneginf(array).any():
         raise _wrong(f"{what} has a number that is not finite")
     if forbidding:

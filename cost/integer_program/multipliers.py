@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from shardwright.cost.integer_program.elimination import Order, Upward, eliminate
+from shardwright.cost.integer_program.highs import Matrix, linear_minimum
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
-ROUNDS = 60
+ROUNDS = 100
 NEAR = 8
-_PRECISION = 1e-9
+_PRECISION = 1e-7
 
 
 @dataclass
@@ -33,23 +33,17 @@ class Dual:
     """The last choices that do not fit, the nearest to the best prices last."""
 
 
-def priced(problem: Problem, prices: Floats) -> list[Floats]:
-    """The costs of the nodes with the memory that they take at these prices."""
-    if not len(prices):
-        return list(problem.costs)
-    per_node: list[float] = problem.memory.per_node(prices).tolist()
-    return [
-        costs + price * usages if price else costs
-        for costs, usages, price in zip(problem.costs, problem.usages, per_node, strict=True)
-    ]
-
-
 def best_prices(
-    problem: Problem, order: Order, good_enough: Callable[[float], bool], out_of_time: Callable[[], bool]
+    problem: Problem,
+    order: Order,
+    good_enough: Callable[[float], bool],
+    out_of_time: Callable[[], bool],
+    start: Floats | None = None,
 ) -> Dual:
     """The prices with the largest bound that was found in time; stops early where a bound is good enough.
 
-    A bound of infinity says that nothing fits: prices were found at which every choice costs more than any can.
+    `start` are prices to begin with. A bound of infinity says that nothing fits: prices were found at which every
+    choice costs more than any can.
     """
     memory = problem.memory
     n = len(memory.times)
@@ -57,11 +51,12 @@ def best_prices(
     cuts: dict[bytes, tuple[float, Floats]] = {}
     seen: set[Choice] = set()
     most = problem.dearest
-    center, step = np.zeros(n), 0.0
-    trial = center
+    center, reached, step, promised = np.zeros(n), -np.inf, 0.0, np.inf
+    misses = 0
+    trial = center if start is None else start
     for round_number in range(ROUNDS):
-        upward = eliminate(order, priced(problem, trial), problem.edges)
-        bound = upward.least - float(trial @ np.full(n, memory.limit))
+        upward = eliminate(order, problem.priced(trial), problem.edges)
+        bound = upward.least - (float(trial.sum()) * memory.limit if n else 0.0)
         if bound > most:
             dual.bound = np.inf
             return dual
@@ -73,8 +68,7 @@ def best_prices(
                 dual.feasible.append(choice)
             else:
                 dual.near = [*dual.near[-(NEAR - 1) :], choice]
-        improved = bound > dual.bound
-        if improved:
+        if bound > dual.bound:
             dual.bound, dual.prices, dual.upward = bound, trial, upward
         if n == 0 or good_enough(dual.bound) or out_of_time():
             break
@@ -83,47 +77,63 @@ def best_prices(
         cuts[excess.tobytes()] = min(cut, cuts.get(excess.tobytes(), cut), key=lambda c: c[0])
         violated = float(np.maximum(excess, 0).sum())
         if round_number == 0:
-            if violated == 0:
+            if violated == 0 and not trial.any():
                 break
-            step = max(abs(bound), 1.0) / violated
-        elif improved:
-            center, step = trial, step * 2
-        else:
-            step /= 2
+            center, reached = trial, bound
+            step = 0.5 * float(trial.max()) if trial.any() else max(abs(bound), 1.0) / violated
+        elif bound - reached >= 0.1 * (promised - reached):
+            if (np.abs(trial - center) > 0.999 * step).any():
+                step *= 2
+            center, reached, misses = trial, bound, 0
+        else:  # the cut of this trial may be all that was missing; only a bad surprise makes the box smaller
+            surprise = (reached - bound) / max(promised - reached, 1e-300)
+            misses += 1
+            if surprise > 3 or (misses >= 3 and surprise > 1):
+                step /= min(4.0, surprise)
+                misses = 0
         made = _master(list(cuts.values()), center, step)
         if made is None:
             break
         promised, trial = made
-        if promised - dual.bound <= _PRECISION * max(1.0, abs(dual.bound)):
-            if step > 1e12 or not bool(np.any(trial >= center + step * (1 - 1e-9))):
-                break
+        while promised - reached <= _PRECISION * max(1.0, abs(reached)):
+            # Nothing better in the box: nothing at all, unless the box is too small to tell.
+            if not (np.abs(trial - center) > 0.999 * step).any() or step > float(center.max()) > 0:
+                return dual
             step *= 8
+            made = _master(list(cuts.values()), center, step)
+            if made is None:
+                return dual
+            promised, trial = made
     return dual
 
 
 def _master(cuts: list[tuple[float, Floats]], center: Floats, step: float) -> tuple[float, Floats] | None:
     """The largest bound that the cuts allow within the box, and the prices that reach it; None where GLOP gives up."""
-    from ortools.math_opt.python import mathopt
-
-    model: Any = mathopt.Model()
-    touched = np.flatnonzero(np.any([slope != 0 for _, slope in cuts], axis=0) & _wanted(cuts, center))
-    prices = {
-        int(t): model.add_variable(lb=max(0.0, float(center[t]) - step), ub=float(center[t]) + step) for t in touched
-    }
-    height = model.add_variable(lb=-np.inf, ub=np.inf)
-    for constant, slope in cuts:
-        model.add_linear_constraint(height <= constant + sum(float(slope[t]) * prices[int(t)] for t in touched))
-    model.maximize(height)
-    result = mathopt.solve(model, mathopt.SolverType.GLOP)
-    if not result.has_primal_feasible_solution():
+    slopes = np.array([slope for _, slope in cuts])
+    # Times that some choice exceeded, or that have a price: others stay free.
+    wanted = np.flatnonzero((slopes > 0).any(axis=0) | (center > 0))
+    n, n_cuts = len(wanted), len(cuts)
+    # In units of the box, from its center, and of the dearest memory in it: maximise the height, which is at most
+    # constant + slope @ prices for each cut.
+    matrix = step * slopes[:, wanted]
+    unit = max(float(np.abs(matrix).max(initial=0.0)), 1e-300)
+    constants = np.array([constant for constant, _ in cuts]) + slopes @ center
+    above = float(constants.min())
+    found = linear_minimum(
+        Matrix(
+            np.append(np.zeros(n), -1.0),
+            np.append(np.maximum(-1.0, -center[wanted] / step), -np.inf),
+            np.append(np.ones(n), np.inf),
+            np.zeros(n + 1, np.bool_),
+            np.full(n_cuts, n + 1),
+            np.tile(np.arange(n + 1), n_cuts),
+            np.concatenate([-matrix / unit, np.ones((n_cuts, 1))], axis=1).ravel(),
+            np.full(n_cuts, -np.inf),
+            (constants - above) / unit,
+        )
+    )
+    if found is None:
         return None
-    found = result.variable_values()
     trial = np.zeros_like(center)
-    for t, variable in prices.items():
-        trial[t] = max(0.0, found[variable])
-    return float(found[height]), trial
-
-
-def _wanted(cuts: list[tuple[float, Floats]], center: Floats) -> Any:
-    """Times that some choice exceeded, or that have a price: others stay free."""
-    return np.any([slope > 0 for _, slope in cuts], axis=0) | (center > 0)
+    trial[wanted] = np.maximum(0.0, center[wanted] + step * found[:-1])
+    return above + unit * float(found[-1]), trial

@@ -27,11 +27,21 @@ class Edge:
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """Memory that a node takes beside its own: `usages[s]` during `interval` where it has strategy s."""
+
+    node: int
+    interval: tuple[int, int]
+    usages: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Choose a strategy for each node so that the costs of nodes and edges add up to the least.
 
     Node i takes `usages[i][s]` of memory during `intervals[i]`, from its start to just before its end, where it has
-    strategy s; at no time may the sum exceed `usage_limit`, if there is one. Infinite costs forbid.
+    strategy s; at no time may the sum exceed `usage_limit`, if there is one. Infinite costs forbid. A problem that was
+    made smaller has memory in `held` too, of nodes whose strategy follows from another's.
     """
 
     name: str
@@ -40,6 +50,7 @@ class Problem:
     usages: tuple[Floats, ...]
     edges: tuple[Edge, ...]
     usage_limit: float | None = None
+    held: tuple[Held, ...] = ()
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -75,34 +86,110 @@ class Problem:
     def memory(self) -> Memory:
         return Memory.of(self)
 
+    @cached_property
+    def taken(self) -> tuple[Floats, ...]:
+        """What the terms of `memory` take: of each node, then those held."""
+        return (*self.usages, *(held.usages for held in self.held))
+
+    @cached_property
+    def taken_by_strategy(self) -> tuple[Floats, NDArray[np.int64]]:
+        """What all terms of `memory` take, one after the other, and where each begins."""
+        sizes = [len(usages) for usages in self.taken]
+        return np.concatenate([*self.taken, np.zeros(0)]), np.cumsum([0, *sizes])[:-1]
+
+    @cached_property
+    def profiles(self) -> tuple[Profile | None, ...]:
+        """Of each node, what it takes over the times of `memory`; None where it is in no set."""
+        memory, taken = self.memory, self.taken
+
+        def profile(terms: NDArray[np.int64]) -> Profile:
+            first, last = memory.first[terms], memory.last[terms]
+            bounds = np.unique(np.concatenate([first, last]))
+            change = np.zeros((len(bounds), len(taken[int(terms[0])])))
+            usages = np.stack([taken[int(j)] for j in terms])
+            np.add.at(change, np.searchsorted(bounds, first), usages)
+            np.subtract.at(change, np.searchsorted(bounds, last), usages)
+            return Profile(bounds[:-1], int(bounds[-1]), np.ascontiguousarray(np.cumsum(change, axis=0)[:-1].T))
+
+        return tuple(profile(terms) if len(terms) else None for terms in memory.terms)
+
+    def priced(self, prices: Floats) -> list[Floats]:
+        """The costs of the nodes with the memory that they take at these prices for the times of `memory`."""
+        memory, taken = self.memory, self.taken
+        priced = list(self.costs)
+        total = np.zeros(len(prices) + 1)
+        total[1:] = np.cumsum(prices)
+        per_term = total[memory.last] - total[memory.first]
+        for j in np.flatnonzero((memory.first < memory.last) & (per_term != 0)):
+            node = int(memory.node[j])
+            priced[node] = priced[node] + per_term[j] * taken[j]
+        return priced
+
+    @cached_property
+    def least_usage(self) -> Floats:
+        """At each time of `memory`, the sum of what each node takes at least."""
+        change = np.zeros(len(self.memory.times) + 1)
+        for profile in self.profiles:
+            if profile is not None:
+                levels = profile.levels.min(axis=0)
+                change[profile.starts] += np.diff(levels, prepend=0.0)
+                change[profile.stop] -= levels[-1]
+        return np.cumsum(change)[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A node's memory over the times: `levels[s, k]` with strategy s from row `starts[k]` to before `starts[k + 1]`.
+
+    The last piece ends before row `stop`.
+    """
+
+    starts: NDArray[np.int64]
+    stop: int
+    levels: Floats
+
+    @property
+    def rows(self) -> slice:
+        return slice(int(self.starts[0]), self.stop)
+
+    def least(self, over_time: Floats) -> Floats:
+        """The least in each piece of an array over the times."""
+        return np.minimum.reduceat(over_time[: self.stop], self.starts)
+
+    def spread(self, pieces: Floats) -> Floats:
+        """A value for each piece as one for each row, [..., rows]."""
+        return np.repeat(pieces, np.diff(self.starts, append=self.stop), axis=-1)
+
 
 @dataclass(frozen=True, eq=False)
 class Memory:
     """The times at which memory may bind: one for each set of nodes that are alive together and in no larger such set.
 
-    `times[t]` is the first moment of set t. Node i is in the sets from `first[i]` to just before `last[i]`, in none
-    where its strategies all use nothing.
+    `times[t]` is the first moment of set t. Terms are what takes memory: one for each node, then those held beside.
+    Term j is of node `node[j]` and in the sets from `first[j]` to just before `last[j]`, in none where its strategies
+    all use nothing.
     """
 
     limit: float
     times: tuple[int, ...]
+    node: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
 
     @staticmethod
     def of(problem: Problem) -> Memory:
         """Only sets whose largest usages together exceed the limit."""
-        n = len(problem)
-        none = np.zeros(n, np.int64)
-        if problem.usage_limit is None or n == 0:
-            return Memory(np.inf, (), none, none)
+        node = np.array([*range(len(problem)), *(held.node for held in problem.held)], np.int64)
+        none = np.zeros(len(node), np.int64)
+        if problem.usage_limit is None or len(problem) == 0:
+            return Memory(np.inf, (), node, none, none)
         limit = problem.usage_limit
-        starts = np.array([start for start, _ in problem.intervals], np.int64)
-        ends = np.array([end for _, end in problem.intervals], np.int64)
-        most = np.array([float(usages.max(initial=0.0)) for usages in problem.usages])
+        intervals = np.array([*problem.intervals, *(held.interval for held in problem.held)], np.int64)
+        starts, ends = intervals[:, 0], intervals[:, 1]
+        most = np.array([float(each.max(initial=0.0)) for each in problem.taken])
         counted = np.flatnonzero((starts < ends) & (most > 0))
         if not len(counted):
-            return Memory(limit, (), none, none)
+            return Memory(limit, (), node, none, none)
         # A set is largest where something starts and the next thing to happen is an end.
         begun, over = np.unique(starts[counted]), np.unique(ends[counted])
         next_start = np.append(begun[1:], np.int64(2**63 - 1))
@@ -114,34 +201,33 @@ class Memory:
         binding = _over_time(most, first, last, len(times)) > limit
         numbers = np.zeros(len(times) + 1, np.int64)
         numbers[1:] = np.cumsum(binding)
-        return Memory(limit, tuple(int(t) for t in times[binding]), numbers[first], numbers[last])
+        return Memory(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last])
 
-    def rows(self, node: int) -> slice:
-        """The sets that a node is in, to index an array over them with."""
-        return slice(int(self.first[node]), int(self.last[node]))
+    @cached_property
+    def terms(self) -> tuple[NDArray[np.int64], ...]:
+        """Of each node, its terms that are in any set."""
+        found = np.flatnonzero(self.first < self.last)
+        found = found[np.argsort(self.node[found], kind="stable")]
+        n = int(self.node.max(initial=-1)) + 1
+        return tuple(np.split(found, np.searchsorted(self.node[found], np.arange(1, n)))) if n else ()
 
     def limits(self, node: int) -> bool:
         """Whether a node is in any set."""
-        return bool(self.first[node] < self.last[node])
+        return len(self.terms[node]) > 0
 
     def alive(self, row: int) -> NDArray[np.int64]:
         """The nodes of a set."""
-        return np.flatnonzero((self.first <= row) & (row < self.last))
+        return np.unique(self.node[(self.first <= row) & (row < self.last)])
 
     @cached_property
     def entries(self) -> int:
-        """How many nodes all sets have together."""
+        """How many terms all sets have together."""
         return int((self.last - self.first).sum())
-
-    def per_node(self, prices: Floats) -> Floats:
-        """For each node the sum of what its sets are priced at."""
-        total = np.zeros(len(prices) + 1)
-        total[1:] = np.cumsum(prices)
-        return np.where(self.first < self.last, total[self.last] - total[self.first], 0.0)
 
     def usage(self, problem: Problem, choice: Sequence[int]) -> Floats:
         """The memory that a choice takes at each of the times."""
-        taken = np.array([float(usages[s]) for usages, s in zip(problem.usages, choice, strict=True)])
+        every, starts = problem.taken_by_strategy
+        taken = every[starts + np.asarray(choice, np.int64)[self.node]]
         return _over_time(taken, self.first, self.last, len(self.times))
 
     def excess(self, problem: Problem, choice: Sequence[int]) -> float:

@@ -1,4 +1,9 @@
-"""Making a problem smaller and keeping a best choice: without strategies that cannot be or that others dominate."""
+"""Making a problem smaller and keeping a best choice.
+
+Strategies that cannot be, that never fit, or that others of the node dominate, are removed. A node whose strategy
+follows from that of a neighbour (`contraction`) is removed with its edges, and what it costs and takes becomes the
+neighbour's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
+from shardwright.cost.integer_program.contraction import Following, contract
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Held, Problem
 
 MOST_COMPARISONS = 1 << 26
 """Pairs of strategies times those at the other end of an edge: beyond it an edge is not looked through."""
@@ -16,33 +22,85 @@ MOST_COMPARISONS = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """A problem with fewer strategies, and which ones of the original they are."""
+    """A problem with fewer nodes and strategies, and which ones of the original they are."""
 
     problem: Problem
+    nodes: tuple[int, ...]
+    """The original node of each."""
     kept: tuple[NDArray[np.int64], ...]
+    """The original strategies of each node."""
+    removed: tuple[Following, ...] = ()
+    """Nodes that follow others, in original numbers: those removed later may be followed by those removed before."""
+
+    @staticmethod
+    def none(problem: Problem) -> Reduced:
+        """The problem itself."""
+        return Reduced(problem, tuple(range(len(problem))), tuple(np.arange(len(costs)) for costs in problem.costs))
 
     def original(self, choice: Choice) -> Choice:
         """A choice of the reduced problem as one of the original."""
-        return tuple(int(kept[s]) for kept, s in zip(self.kept, choice, strict=True))
+        chosen = [0] * (len(self.nodes) + len(self.removed))
+        for node, kept, s in zip(self.nodes, self.kept, choice, strict=True):
+            chosen[node] = int(kept[s])
+        for following in reversed(self.removed):
+            chosen[following.node] = int(following.strategy[tuple(chosen[n] for n in following.after)])
+        return tuple(chosen)
+
+    def of(self, choice: Choice) -> Choice | None:
+        """A choice of the original as one of the reduced problem; None where a strategy of it is gone."""
+        found: list[int] = []
+        for node, kept in zip(self.nodes, self.kept, strict=True):
+            at = int(np.searchsorted(kept, choice[node]))
+            if at == len(kept) or kept[at] != choice[node]:
+                return None
+            found.append(at)
+        return tuple(found)
 
     def restricted(self, keep: Sequence[NDArray[np.bool_]]) -> Reduced:
         """With only the strategies that are marked, of each node."""
-        return Reduced(restrict(self.problem, keep), tuple(k[m] for k, m in zip(self.kept, keep, strict=True)))
+        kept = tuple(k[m] for k, m in zip(self.kept, keep, strict=True))
+        return replace(self, problem=restrict(self.problem, keep), kept=kept)
+
+    def contracted(self) -> Reduced:
+        """Without nodes that follow others."""
+        problem, nodes, removed = contract(self.problem)
+        if not removed:
+            return self
+        following = tuple(each.renumbered(self.nodes, self.kept) for each in removed)
+        return Reduced(
+            _folded(problem),
+            tuple(self.nodes[n] for n in nodes),
+            tuple(self.kept[n] for n in nodes),
+            (*self.removed, *following),
+        )
 
 
 def reduce(problem: Problem, out_of_time: Callable[[], bool] = lambda: False) -> Reduced:
-    """The problem with one edge for each pair of nodes, without strategies that cannot be or need not be chosen.
+    """The problem with one edge for each pair of nodes, without nodes and strategies that need not be looked at.
 
     A node without strategies in the result says that nothing can be chosen. Out of time, some that need not be chosen
     are left.
     """
-    made = Reduced(_merged(problem), tuple(np.arange(len(costs)) for costs in problem.costs))
-    look: Sequence[int] = range(len(problem))
+    return reduced_further(replace(Reduced.none(problem), problem=_merged(problem)), out_of_time)
+
+
+def reduced_further(made: Reduced, out_of_time: Callable[[], bool] = lambda: False) -> Reduced:
+    """The same again after strategies or pairs were ruled out."""
+    look: Sequence[int] | None = None
     while True:
         made = made.restricted(_possible(made.problem))
+        while all(len(costs) for costs in made.problem.costs):
+            fitting = _fitting(made.problem)
+            if all(bool(marks.all()) for marks in fitting):
+                break
+            made = made.restricted(fitting)
+            made = made.restricted(_possible(made.problem))
         if not all(len(costs) for costs in made.problem.costs) or out_of_time():
             return made
-        keep = _undominated(made.problem, look, out_of_time)
+        contracted = made.contracted()
+        if contracted is not made:
+            made, look = contracted, None
+        keep = _undominated(made.problem, range(len(made.problem)) if look is None else look, out_of_time)
         lost = {node for node, marks in enumerate(keep) if not marks.all()}
         if not lost:
             return made
@@ -63,6 +121,7 @@ def restrict(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
                 e if keep[e.a].all() and keep[e.b].all() else Edge(e.a, e.b, e.costs[keep[e.a]][:, keep[e.b]])
                 for e in problem.edges
             ),
+            held=tuple(Held(h.node, h.interval, h.usages[keep[h.node]]) for h in problem.held),
         )
     )
 
@@ -110,6 +169,17 @@ def _possible(problem: Problem) -> list[NDArray[np.bool_]]:
     return keep
 
 
+def _fitting(problem: Problem) -> list[NDArray[np.bool_]]:
+    """Strategies that fit where every other node takes what it takes at least."""
+    room = problem.memory.limit - problem.least_usage
+    return [
+        np.ones(len(costs), np.bool_)
+        if profile is None
+        else (profile.levels - profile.levels.min(axis=0) <= profile.least(room)).all(axis=1)
+        for costs, profile in zip(problem.costs, problem.profiles, strict=True)
+    ]
+
+
 def _undominated(problem: Problem, look: Sequence[int], out_of_time: Callable[[], bool]) -> list[NDArray[np.bool_]]:
     """Strategies without another of the same node that costs no more whatever the neighbours do, and no more memory.
 
@@ -141,8 +211,10 @@ def _undominated(problem: Problem, look: Sequence[int], out_of_time: Callable[[]
                 difference[np.isposinf(now)[:, None, :] & np.ones((1, n, 1), np.bool_)] = np.inf
             worse = worse + difference.min(axis=2)
         dominated = worse >= 0
-        if problem.memory.limits(node):
-            dominated &= problem.usages[node][:, None] >= problem.usages[node][None, :]
+        profile = problem.profiles[node]
+        if profile is not None:
+            for levels in profile.levels.T:
+                dominated &= levels[:, None] >= levels[None, :]
         np.fill_diagonal(dominated, False)
         both = dominated & dominated.T
         dominated &= ~both | np.tril(np.ones((n, n), np.bool_), -1)

@@ -1,29 +1,51 @@
-"""The best choice with a proof: reductions, prices for memory, what they rule out, and HiGHS for what is left."""
+"""The best choice with a proof: reductions, prices for memory, frontiers, windows, and HiGHS for what is left."""
 
 from __future__ import annotations
 
 import gc
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.integer_program.elimination import MOST_ENTRIES, Order, eliminate
+from shardwright.cost.integer_program.frontier import frontier
+from shardwright.cost.integer_program.highs import GRACE
 from shardwright.cost.integer_program.improvement import Neighbours
-from shardwright.cost.integer_program.mathopt import solve_integer_program
-from shardwright.cost.integer_program.multipliers import Dual, best_prices, priced
+from shardwright.cost.integer_program.mathopt import Solved, Solving
+from shardwright.cost.integer_program.multipliers import Dual, best_prices
+from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
 from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
-from shardwright.cost.integer_program.reduction import Reduced, reduce
+from shardwright.cost.integer_program.reduction import Reduced, reduce, reduced_further
 
 MOST_COLUMNS = 2_000_000
 """Of an integer program that HiGHS is given."""
 
-COLUMNS_A_SECOND = 10_000
-"""HiGHS gets nowhere with more; handing them over takes an eighth of that."""
+COLUMNS_A_SECOND = 20_000
+"""HiGHS gets nowhere with more."""
 
-_SLACK = 1e-7
+FIRST_LABELS = 10_000
+"""Of one table of a frontier, at first."""
+
+MOST_LABELS = 400_000
+"""Of one table, where the first ones were quick."""
+
+LABELS_OF_ALL = 4_000_000
+"""Of all tables of the first frontier together."""
+
+FRONTIER_ENTRIES = 1 << 25
+"""Of all tables together, beyond which no frontier is made."""
+
+FIRST_ENTRIES = 1 << 22
+"""Of all tables of an order together, at first; eight times as many each time that this rules out little."""
+
+MOST_TIMES = 5
+"""At which a frontier keeps memory."""
+
+_SLACK = 1e-9
 """What bounds may have lost to rounding, of their size."""
 
 
@@ -69,40 +91,35 @@ class _Solve:
         self.best: Choice | None = None
         self.cost = math.inf
         self.bound = -math.inf
+        self.first: Reduced | None = None
+        """The problem before anything was ruled out by the best choice."""
+        self.tried: int | None = None
+        """The strategies and pairs of the problem of the last frontier that did not settle it."""
+        self.labels_a_second = 0.0
+        """Of one table of it."""
+        self.prices: dict[int, float] = {}
+        """The best ones known, by the first moment of their time."""
 
     def run(self) -> Solution:
-        reduced = reduce(self.problem, lambda: self.late(0.25))
+        reduced = self.first = reduce(self.problem, lambda: self.late(0.25))
         if not _may_fit(reduced.problem):
             self.bound = math.inf
             return self.finished()
-        while True:
-            reduced = self.narrowed(reduced)
-            if self.done() or self.late():
-                return self.finished()
-            # A better choice rules out more, so that HiGHS is asked again about less.
-            cost = self.cost
-            wanted = max(5.0, self.left() / 4, 2 * reduced.problem.columns / COLUMNS_A_SECOND)
-            proved = self.by_integer_program(reduced, min(self.left(), wanted))
-            if proved or self.left() <= 0:
-                return self.finished()
-            if self.cost >= cost:
-                self.by_integer_program(reduced, self.left())
-                return self.finished()
+        while not self.done() and not self.late():
+            reduced = self.narrowed(reduced, FIRST_LABELS)
+            if not self.done() and not self.late() and not self.searched(reduced):
+                break
+        return self.finished()
 
-    def narrowed(self, reduced: Reduced) -> Reduced:
-        """The problem after prices and what they rule out, as long as that makes it a good deal smaller."""
-        before = math.inf
-        while not self.late(0.9) and not self.done():
-            size = _free(reduced.problem)
-            if size > 0.9 * before:
-                break
-            before = size
-            found = self.priced_out(reduced)
-            if found is None:  # whatever was cheaper than the best choice is ruled out
-                self.bound = self.cost
-                break
-            reduced = found
-        return reduced
+    def window(self, best: Choice) -> Choice | None:
+        """Something cheaper than a choice that fits, where prices and frontiers find it; for a part of a problem."""
+        self.best, self.cost = best, self.problem.cost(best)
+        reduced = reduce(self.problem, lambda: self.late(0.5))
+        if _may_fit(reduced.problem):
+            self.narrowed(reduced, FIRST_LABELS // 4)
+        return None if self.best is best else self.best
+
+    # ---------------------------------------------------------------- what is known
 
     def left(self) -> float:
         """Seconds until the end."""
@@ -143,101 +160,282 @@ class _Solve:
             bound = math.ceil(bound - _SLACK * max(1.0, abs(bound)))
         self.bound = max(self.bound, bound)
 
-    def priced_out(self, reduced: Reduced) -> Reduced | None:
-        """The problem without the strategies that the best prices for memory rule out; None where none are left."""
+    def nothing_cheaper(self) -> None:
+        """The best choice, or that there is none, is proved."""
+        self.bound = self.cost
+
+    # ---------------------------------------------------------------- prices and what they rule out
+
+    def narrowed(self, reduced: Reduced, most_labels: int) -> Reduced:
+        """The problem after prices and what they rule out, as long as that makes it a good deal smaller.
+
+        What rules out little is tried again with larger tables, until they are exact or too large.
+        """
+        room = float(FIRST_ENTRIES)
+        while not self.late(0.9) and not self.done():
+            problem = reduced.problem
+            order = self.order(problem, room)
+            found = self.priced_out(reduced, order, most_labels)
+            if found is None or not _may_fit(found.problem):  # whatever was cheaper than the best choice is ruled out
+                self.nothing_cheaper()
+                break
+            reduced = found
+            if _free(reduced.problem) > 0.9 * _free(problem):
+                if order.exact or room >= self.most_room():
+                    break
+                room *= 8
+        return reduced
+
+    def priced_out(self, reduced: Reduced, order: Order, most_labels: int) -> Reduced | None:
+        """The problem without what the best prices for memory rule out; None where nothing is left."""
         problem = reduced.problem
-        order = self.order(problem)
         neighbours = Neighbours(problem)
-        # What is too much for HiGHS has the time to itself.
-        share = 0.3 if self.for_highs(problem, 0.65 * self.left()) else 0.6
-        dual = best_prices(problem, order, self.closes, lambda: self.late(share))
+        times = problem.memory.times
+        start = np.array([self.prices.get(t, 0.0) for t in times]) if self.prices else None
+        until = time.monotonic() + 0.3 * self.left()
+        dual = best_prices(problem, order, self.closes, lambda: time.monotonic() > until, start)
         if dual.bound == math.inf or dual.upward is None:
             return None
+        self.prices = {t: price for t, price in zip(times, dual.prices.tolist(), strict=True) if price}
         self.raise_bound(dual.bound)
         for choice in dual.feasible:
             self.offer(reduced, choice)
-            if not self.done():
-                self.offer(reduced, neighbours.improved(choice, self.late))
         if not self.done():
-            self.heuristics(reduced, order, neighbours, dual)
-        if self.best is None or self.done() or self.late(0.8):
+            self.mended(reduced, order, neighbours, dual, few=True)
+        size = _free(problem)
+        if not self.done() and (self.tried is None or size < 0.7 * self.tried):
+            most = min(most_labels, max(100, LABELS_OF_ALL // len(order.cliques)))
+            self.with_frontiers(reduced, order, neighbours, dual, most)
+            if self.tried is None and not self.done():
+                self.mended(reduced, order, neighbours, dual)
+            self.tried = size
+        if self.best is None or self.done() or self.late():
             return reduced
         nodes, pairs = dual.upward.min_marginals(problem.edges)
         surplus = dual.bound - dual.upward.least
         keep = [~self.closed(each + surplus) for each in nodes]
         if any(not marks.any() for marks in keep):
-            # Nothing is cheaper than the best choice.
-            self.bound = self.cost
-            return reduced
+            return None
+        ruled_out = [self.closed(each + surplus) for each in pairs]
+        best = reduced.of(self.best)
+        if best is not None:  # it stays, to be made better in part
+            for marks, s in zip(keep, best, strict=True):
+                marks[s] = True
+            for edge, marks in zip(problem.edges, ruled_out, strict=True):
+                marks[best[edge.a], best[edge.b]] = False
         edges = tuple(
-            Edge(e.a, e.b, np.where(self.closed(each + surplus), np.inf, e.costs))
-            for e, each in zip(problem.edges, pairs, strict=True)
+            Edge(e.a, e.b, np.where(marks, np.inf, e.costs)) for e, marks in zip(problem.edges, ruled_out, strict=True)
         )
-        return Reduced(replace(problem, edges=edges), reduced.kept).restricted(keep)
+        narrower = replace(reduced, problem=replace(problem, edges=edges)).restricted(keep)
+        return reduced_further(narrower, lambda: self.late(0.9))
 
-    def order(self, problem: Problem) -> Order:
-        """An order whose tables fit in memory together, and in the time that is left many times over."""
-        room = min(64 * self.most_entries, max(1 << 20, int(1.5e6 * self.left())))
+    def most_room(self) -> float:
+        """For entries of tables, in memory and in the time that is left many times over."""
+        return min(64 * self.most_entries, max(1 << 20, 1.5e6 * self.left()))
+
+    def order(self, problem: Problem, room: float) -> Order:
+        """An order with about so many entries of tables."""
+        room = min(room, self.most_room())
         # Tables are of all sizes, the average far below the largest.
-        most = min(self.most_entries, max(1 << 10, 32 * room // max(1, len(problem))))
+        most = min(self.most_entries, max(1 << 10, 32 * int(room) // max(1, len(problem))))
         while True:
             order = Order.of([len(costs) for costs in problem.costs], problem.edges, most)
-            entries = sum(math.prod(order.sizes[n] for n in (c.node, *c.over)) for c in order.cliques)
-            if entries <= room or most <= 1 << 10:
+            if order.entries <= room or most <= 1 << 10:
                 return order
-            most >>= max(1, int(math.log2(entries / room) / 2))
+            most >>= max(1, int(math.log2(order.entries / room) / 2))
 
-    def heuristics(self, reduced: Reduced, order: Order, neighbours: Neighbours, dual: Dual) -> None:
+    def mended(self, reduced: Reduced, order: Order, neighbours: Neighbours, dual: Dual, *, few: bool = False) -> None:
         """Choices at prices a little off the best ones, mended until they fit, and improved as far as that goes."""
         problem = reduced.problem
         assert dual.upward is not None
+        until = time.monotonic() + (0.15 if self.best is None else 0.03) * self.left()
+
+        def late() -> bool:
+            return time.monotonic() > until
 
         def follow(start: Choice) -> None:
-            now = neighbours.repaired(start, lambda: self.late(0.6))
-            while now is not None and math.isfinite(problem.cost(now)) and not self.late(0.6):
+            now = neighbours.repaired(start, late)
+            while now is not None and math.isfinite(problem.cost(now)) and not late():
                 self.offer(reduced, now)
-                better = neighbours.improved(_with_no_more_memory(problem, order, now), lambda: self.late(0.6))
+                better = neighbours.improved(_with_no_more_memory(problem, order, now), late)
                 if problem.cost(better) >= problem.cost(now):
                     break
                 now = better
 
+        for choice in dual.feasible:
+            self.offer(reduced, neighbours.improved(choice, late))
         follow(dual.upward.choice())
+        if few and self.best is not None:
+            return
         for choice in dual.near:
             follow(choice)
-        rounds = range(24) if dual.prices.any() else ()
-        for number in rounds:
-            if self.late(0.6) or self.done():
+        for number in range(24) if dual.prices.any() else ():
+            if late() or self.done():
                 break
             # From just above the best prices up to twice them: the dearer memory is, the less there is to mend.
             factor = 1.0 + 2.0 ** (-number / 3)
-            follow(eliminate(order, priced(problem, dual.prices * factor), problem.edges).choice())
+            follow(eliminate(order, problem.priced(dual.prices * factor), problem.edges).choice())
+            if few and self.best is not None:
+                return
         if self.best is None:
-            least = tuple(int(usages.argmin()) for usages in problem.usages)
-            if math.isfinite(problem.cost(least)):
-                self.offer(reduced, neighbours.improved(least, self.late))
+            least = tuple(
+                0 if profile is None else int(profile.levels.sum(axis=1).argmin()) for profile in problem.profiles
+            )
+            if problem.memory.excess(problem, least) == 0 and math.isfinite(problem.cost(least)):
+                self.offer(reduced, neighbours.improved(least, late))
+
+    def with_frontiers(
+        self,
+        reduced: Reduced,
+        order: Order,
+        neighbours: Neighbours,
+        dual: Dual,
+        most_labels: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """The choices near the prices' bound, with memory kept at the times that matter most."""
+        problem = reduced.problem
+        if order.entries > FRONTIER_ENTRIES or dual.upward is None:
+            return
+        seconds = 0.2 * self.left()
+        until = time.monotonic() + 0.3 * self.left()
+
+        def late() -> bool:
+            return time.monotonic() > until or stop()
+
+        dearest = np.argsort(-dual.prices, kind="stable")
+        rows = dearest[: min(MOST_TIMES - 2, int((dual.prices > 0).sum()))]
+        while True:
+            threshold = self.threshold() if self.best is not None else dual.bound + 0.5 * abs(dual.bound) + 1.0
+            began = time.monotonic()
+            found = frontier(problem, dual.upward, dual.prices, rows, threshold, most_labels, seconds, stop)
+            if found is None:
+                return
+            self.labels_a_second = most_labels / max(0.01, time.monotonic() - began)
+            if found.complete and not found.choices and self.best is not None:
+                self.nothing_cheaper()
+                return
+            self.raise_bound(found.bound)
+            added: int | None = None
+            for number, choice in enumerate(found.choices):
+                if not math.isfinite(problem.cost(choice)):
+                    continue
+                over = problem.memory.usage(problem, choice) - problem.memory.limit
+                if over.max(initial=0.0) <= 0:
+                    self.offer(reduced, choice)
+                elif added is None and int(np.argmax(over)) not in rows:
+                    added = int(np.argmax(over))
+                if number > 2:
+                    continue
+                mended = neighbours.repaired(choice, late)
+                if mended is not None and math.isfinite(problem.cost(mended)):
+                    self.offer(reduced, neighbours.improved(mended, late))
+                if late():
+                    return
+            if self.done() or added is None or len(rows) >= MOST_TIMES:
+                return
+            rows = np.append(rows, added)
+
+    # ---------------------------------------------------------------- windows, and HiGHS beside them
 
     def for_highs(self, problem: Problem, seconds: float) -> bool:
         """Whether HiGHS can do anything with a problem in this time."""
-        return seconds > 0 and problem.columns <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
+        return seconds > 0 and _free(problem) <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
 
-    def by_integer_program(self, reduced: Reduced, seconds: float) -> bool:
-        """HiGHS on what is left, asked for something cheaper than the best choice; whether that settled it."""
+    def searched(self, reduced: Reduced) -> bool:
+        """Windows and wider frontiers, while HiGHS has the whole where it can; whether to narrow the problem again."""
         problem = reduced.problem
-        if not self.for_highs(problem, seconds):
-            return False
+        if not self.for_highs(problem, self.left()):
+            return self.beside(reduced, None)
+        hint = None if self.best is None else reduced.of(self.best)
         cutoff = None
-        if self.best is not None:
+        if self.best is not None and hint is None:
             cutoff = self.cost - 1 if self.problem.integral else self.cost
-        handing_over = problem.columns / COLUMNS_A_SECOND / 8
-        solved = solve_integer_program(problem, seconds - handing_over, cutoff)
-        if solved.choice is not None and problem.memory.excess(problem, solved.choice) == 0:
+        with Solving(problem, self.left(), cutoff, hint) as highs:
+            return self.beside(reduced, highs)
+
+    def beside(self, reduced: Reduced, highs: Solving | None) -> bool:
+        """What there is to do while HiGHS is at it, until that is done or the problem may have become smaller."""
+        solved: Solved | None = None
+
+        def over() -> bool:
+            nonlocal solved
+            if solved is None and highs is not None:
+                solved = highs.result(0.0)
+            return solved is not None
+
+        cost, bound = self.cost, self.bound
+        place = reduced
+        if self.best is not None and reduced.of(self.best) is None and self.first is not None:
+            place = self.first
+        neighbourhoods = Neighbourhoods(place.problem)
+        until = time.monotonic() + min(max(2.0, 0.15 * self.left()), self.left())
+        self.with_windows(place, neighbourhoods, 60, lambda: over() or time.monotonic() > until)
+        if self.cost < cost and solved is None:
+            return True
+        most = min(MOST_LABELS, int(0.15 * self.left() * self.labels_a_second))
+        if not over() and not self.done() and most > 2 * FIRST_LABELS:
+            self.with_wider_frontiers(reduced, most, over)
+        if (self.cost < cost or self.bound > bound + 0.2 * abs(cost - bound)) and solved is None:
+            return True
+        self.with_windows(place, neighbourhoods, 300, over)
+        if not over() and highs is not None and not self.done():
+            if self.cost < cost and self.left() > 1:
+                return True
+            solved = highs.result(self.left() + 2 * GRACE)
+        if solved is not None:
+            self.take(reduced, solved)
+        return self.cost < cost
+
+    def with_wider_frontiers(self, reduced: Reduced, most_labels: int, over: Callable[[], bool]) -> None:
+        """Frontiers of more labels, where tables are exact."""
+        problem = reduced.problem
+        order = self.order(problem, FRONTIER_ENTRIES)
+        if not order.exact:
+            return
+        start = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
+        dual = best_prices(problem, order, self.closes, over, start)
+        if dual.upward is not None:
+            self.raise_bound(dual.bound)
+            self.with_frontiers(reduced, order, Neighbours(problem), dual, most_labels, over)
+
+    def with_windows(
+        self, reduced: Reduced, neighbourhoods: Neighbourhoods, patience: int, over: Callable[[], bool]
+    ) -> None:
+        """The best choice made better window by window, until so many in a row have nothing better."""
+        problem = reduced.problem
+        now = None if self.best is None else reduced.of(self.best)
+        if now is None:
+            return
+        size, failed = 20.0, 0
+        while failed < patience and self.left() > 0 and not over() and not self.done():
+            window = neighbourhoods.window(int(size))
+            part = neighbourhoods.part(now, problem.memory.usage(problem, now), window)
+            inner = _Solve(part, min(self.left(), 3.0), min(self.most_entries, 1 << 18))
+            found = inner.window((*(now[n] for n in window), 0))
+            failed += 1
+            if found is not None:
+                better = list(now)
+                for n, s in zip(window, found, strict=False):
+                    better[n] = s
+                if problem.memory.excess(problem, better) == 0:
+                    now, failed = tuple(better), 0
+                    self.offer(reduced, now)
+            if inner.done() and len(window) == len(neighbourhoods.free):
+                self.nothing_cheaper()
+                return
+            took = time.monotonic() - inner.began
+            size *= 1.1 if inner.done() and took < 0.5 else 0.8 if took > 1.0 else 1.0
+            size = max(size, 8.0)
+
+    def take(self, reduced: Reduced, solved: Solved) -> None:
+        """What HiGHS found."""
+        if solved.choice is not None and reduced.problem.memory.excess(reduced.problem, solved.choice) == 0:
             self.offer(reduced, solved.choice)
         if solved.infeasible or solved.optimal:
-            self.bound = self.cost
-            return True
-        if math.isfinite(solved.bound):
+            self.nothing_cheaper()
+        elif math.isfinite(solved.bound):
             self.raise_bound(min(solved.bound, self.cost))
-        return self.done()
 
     def finished(self) -> Solution:
         seconds = time.monotonic() - self.began
@@ -251,8 +449,8 @@ class _Solve:
 def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choice:
     """The cheapest choice in which no node takes more memory than in this one."""
     costs = [
-        np.where(usages <= usages[s], own, np.inf) if problem.memory.limits(i) else own
-        for i, (own, usages, s) in enumerate(zip(problem.costs, problem.usages, choice, strict=True))
+        own if profile is None else np.where((profile.levels <= profile.levels[s]).all(axis=1), own, np.inf)
+        for own, profile, s in zip(problem.costs, problem.profiles, choice, strict=True)
     ]
     found = eliminate(order, costs, problem.edges).choice()
     return found if problem.cost(found) <= problem.cost(choice) else choice
@@ -268,4 +466,4 @@ def _may_fit(problem: Problem) -> bool:
     """Whether each node has a strategy, and the ones that use least memory fit."""
     if not all(len(costs) for costs in problem.costs):
         return False
-    return problem.memory.excess(problem, [int(usages.argmin()) for usages in problem.usages]) == 0
+    return bool((problem.least_usage <= problem.memory.limit).all())

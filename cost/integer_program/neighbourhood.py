@@ -1,0 +1,96 @@
+"""A part of a problem with the rest held as a choice has it, as a problem of its own (large-neighbourhood search)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Held, Problem
+
+
+class Neighbourhoods:
+    """Windows of a problem: nodes that lie together in its graph, or in the order of the program."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.random = random.Random(0)
+        self.around: list[list[tuple[int, int]]] = [[] for _ in problem.costs]
+        for number, edge in enumerate(problem.edges):
+            self.around[edge.a].append((edge.b, number))
+            self.around[edge.b].append((edge.a, number))
+        self.free = [node for node, costs in enumerate(problem.costs) if len(costs) > 1]
+
+    def window(self, size: int) -> list[int]:
+        """About so many nodes with more than one strategy, of one place or two."""
+        if size >= len(self.free):
+            return self.free
+        places = self.random.choice((1, 1, 2, 3))
+        chosen: dict[int, None] = {}
+        for k in range(places):
+            wanted = size * (k + 1) // places
+            start = self.random.randrange(len(self.free))
+            if self.random.random() < 0.3:
+                for node in self.free[start : start + wanted - len(chosen)]:
+                    chosen[node] = None
+                continue
+            waiting = [self.free[start]]
+            seen = set(waiting)
+            at = 0
+            while at < len(waiting) and len(chosen) < wanted:
+                node = waiting[at]
+                at += 1
+                if len(self.problem.costs[node]) > 1:
+                    chosen[node] = None
+                others = [n for n, _ in self.around[node] if n not in seen]
+                self.random.shuffle(others)
+                seen.update(others)
+                waiting += others
+        return sorted(chosen)
+
+    def part(self, choice: Choice, usage: Floats, window: Sequence[int]) -> Problem:
+        """The window as a problem, its costs with the edges to the rest; `usage` is the memory that the choice takes.
+
+        What the rest takes is that of a last node with one strategy.
+        """
+        problem = self.problem
+        at = {node: k for k, node in enumerate(window)}
+        costs = [problem.costs[node] for node in window]
+        edges: list[Edge] = []
+        held: list[Held] = []
+        intervals: list[tuple[int, int]] = []
+        usages: list[Floats] = []
+        rest = usage.copy()
+        most = np.zeros(len(usage))
+        for k, node in enumerate(window):
+            for other, number in self.around[node]:
+                edge = problem.edges[number]
+                if other not in at:
+                    own = edge.costs[:, choice[other]] if node == edge.a else edge.costs[choice[other]]
+                    costs[k] = costs[k] + own
+                elif node == edge.a:
+                    edges.append(Edge(k, at[other], edge.costs))
+            profile = problem.profiles[node]
+            intervals.append((0, 0))
+            usages.append(np.zeros(len(costs[k])))
+            if profile is None:
+                continue
+            rest[profile.rows] -= profile.spread(profile.levels[choice[node]])
+            most[profile.rows] += profile.spread(profile.levels.max(axis=0))
+            ends = [*profile.starts[1:].tolist(), profile.stop]
+            for start, end, levels in zip(profile.starts.tolist(), ends, profile.levels.T, strict=True):
+                held.append(Held(k, (start, end), levels))
+        limit = problem.usage_limit
+        if limit is not None:
+            binding = np.flatnonzero((most > 0) & (rest + most > limit))
+            held += [Held(len(window), (row, row + 1), rest[row : row + 1]) for row in binding.tolist()]
+        return Problem(
+            "window",
+            (*intervals, (0, 0)),
+            (*costs, np.zeros(1)),
+            (*usages, np.zeros(1)),
+            tuple(edges),
+            limit,
+            tuple(held),
+        )
