@@ -2,8 +2,9 @@
 
 `cost.placement` chooses what all axes do together, among products of the choices that each of them has. Here each axis
 in turn takes what is best for it while the others stay as they are, exactly, by variable elimination, until none can
-do better by itself (block coordinate descent). An axis joins when its turn first comes; before that nothing is split
-over it. Objective and ties are those of `cost.placement`: bytes received, then steps, then repeated work.
+do better by itself (block coordinate descent). First, axes that are demanded alike do the same, as if they were one;
+what has not had its turn splits nothing. Objective and ties are those of `cost.placement`: bytes received, then steps,
+then repeated work.
 """
 
 from __future__ import annotations
@@ -87,20 +88,28 @@ class AxisByAxis:
         before = next((self.found[whole - {one}] for one in sorted(whole) if whole - {one} in self.found), None)
         n, shape = len(self.names), (len(self.problem.variables), len(self.names))
         states = np.zeros(shape, np.int64) if before is None else before.copy()
-        joined: list[int] = [] if before is None else list(range(n))
         rows = [self.without(made, whole) for made in self.by_axis]
+        joined: list[int] = list(range(n)) if before is not None else []
+        for axes in self.alike() if before is None else []:
+            joined += axes
+            states[:, axes] = self.improved(states, axes, joined, *rows[axes[0]])[:, None]
         settled = 0
         for turn in range(_ROUNDS * n):
             axis = turn % n
-            if axis not in joined:
-                joined.append(axis)
-            now = self.improved(states, axis, joined, *rows[axis])
+            now = self.improved(states, [axis], joined, *rows[axis])
             settled = settled + 1 if (now == states[:, axis]).all() else 1
             states[:, axis] = now
-            if turn >= (n if before is None else n - 1) and settled >= n:
+            if settled >= n:
                 break
         self.found[whole] = states
         return states
+
+    def alike(self) -> list[list[int]]:
+        """The axes that are demanded alike, together."""
+        made: dict[int, list[int]] = {}
+        for axis, problem in enumerate(self.by_axis):
+            made.setdefault(id(problem), []).append(axis)
+        return list(made.values())
 
     def without(self, made: AxisProblem, whole: frozenset[tuple[str, str]]) -> tuple[list[Rows | None], Bools]:
         """What is left of an axis's rows and states where these reshapes leave their dimensions whole."""
@@ -124,20 +133,20 @@ class AxisByAxis:
     # ------------------------------------------------------------ one axis
 
     def improved(
-        self, states: NDArray[np.int64], axis: int, joined: Sequence[int], rows: list[Rows | None], domain: Bools
+        self, states: NDArray[np.int64], axes: list[int], joined: Sequence[int], rows: list[Rows | None], domain: Bools
     ) -> NDArray[np.int64]:
-        """The best states of the axis for each variable, while those of the others stay."""
+        """The best states of these axes, which do the same, for each variable, while those of the others stay."""
         sizes = [(name, size if i in joined else 1) for i, (name, size) in enumerate(self.program.mesh.items())]
         elsewhere = states.copy()
-        elsewhere[:, axis] = 0
-        left = domain & self.fitting(axis, joined, elsewhere)
+        elsewhere[:, axes] = 0
+        left = domain & self.fitting(axes, joined, elsewhere)
         dirty = {
             entry for variable in np.flatnonzero((left != domain).any(axis=1)) for entry in self.touching[variable]
         }
         rows = list(rows)
         make_consistent(self.problem.entries, rows, left, self.touching, dirty)
         coding = replace(self.coding, mesh=Mesh(tuple(sizes)))
-        turn = _Turn(coding, elsewhere @ self.powers, int(self.powers[axis]), left, self.step_worth)
+        turn = _Turn(coding, elsewhere @ self.powers, int(self.powers[axes].sum()), left, self.step_worth)
         trees = [tree for tree in self.trees if turn.is_open(tree[1])]
         turn.see_movements(trees)
         factors = [
@@ -176,15 +185,15 @@ class AxisByAxis:
                 keys[variable, state], extents[variable, state] = numbers[dim.name, func], dim.size
         return keys, extents, np.array(room, np.int64)
 
-    def fitting(self, axis: int, joined: Sequence[int], elsewhere: NDArray[np.int64]) -> Bools:
+    def fitting(self, axes: list[int], joined: Sequence[int], elsewhere: NDArray[np.int64]) -> Bools:
         """The states that agree with what the others do: extents and digits divide, values are partial in one way."""
         variables = np.arange(len(elsewhere))
-        chips = np.full(len(self.room), self.sizes[axis])
-        beside = np.full(self.keys.shape, self.sizes[axis])
+        own = self.sizes[axes].prod()
+        chips, beside = np.full(len(self.room), own), np.full(self.keys.shape, own)
         for i in joined:
             states = elsewhere[:, i]
             splits = states >= FIRST_DIM
-            if i != axis and splits.any():
+            if i not in axes and splits.any():
                 chips[np.unique(self.keys[variables[splits], states[splits]])] *= self.sizes[i]
                 beside[variables[splits], states[splits]] *= self.sizes[i]
         allowed = (self.room % chips == 0)[self.keys] & (self.extents % beside == 0)
@@ -241,7 +250,8 @@ Tree = tuple[Node, list[int], tuple[bool, ...]]
 
 @dataclass
 class _Turn:
-    """The choices of one axis: `base` has the codes of what the others do, `power` is what one state of it counts.
+    """The choices of one axis, or of some that do the same: `base` has the codes of what the others do, `power` is what
+    one state counts in a code.
 
     `candidates` has for each variable the states that are left.
     """

@@ -12,7 +12,7 @@ from shardwright.cli.options import add_json, add_output, number, one_of, positi
 
 if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
-    from shardwright.pareto.configurations import Configuration, Sweep
+    from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.pricing import Point
 
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
@@ -52,14 +52,20 @@ def add_parser(subparsers: Subparsers) -> None:
         default=("head", "batch"),
         help="default: both",
     )
-    parser.add_argument("--phase", choices=("prefill", "decode", "both"), default="both", help="default: both")
+    parser.add_argument(
+        "--phase",
+        choices=("prefill", "decode", "both", "generation"),
+        default="both",
+        help="generation: prefill and all steps of decode as one (default: both, each by itself)",
+    )
     parser.add_argument("--prompt-len", metavar="N", type=positive, default=1984, help="tokens in (default: 1984)")
     parser.add_argument("--gen-len", metavar="N", type=positive, default=64, help="tokens out (default: 64)")
     parser.add_argument(
         "--latency-bound",
         metavar="S",
         type=number(0.0, 1e9),
-        help="seconds of a decode step, or of prefill with --phase prefill: print the cheapest program within it",
+        help="seconds of a decode step, of prefill with --phase prefill, of all with --phase generation: print the"
+        " cheapest program within it",
     )
     parser.add_argument(
         "--every-mesh", action="store_true", help="every shape of mesh, not one for each number of chips"
@@ -78,16 +84,19 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the frontier of each phase, or one JSON object with `--json`; write OUT."""
+    from shardwright.cli.interrupts import one_interrupt
     from shardwright.ir.diagnostics import Source, located
 
-    sweep = _sweep(args)
-    with located(Source(args.model, "")):
-        return _swept(args, sweep)
+    with one_interrupt():
+        sweep = _sweep(args)
+        with located(Source(args.model, "")):
+            return _swept(args, sweep)
 
 
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
     from shardwright.cli.sweep_progress import SweepProgress
     from shardwright.pareto.frontier import cheapest, frontier
+    from shardwright.pareto.generations import generations
     from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 
     try:
@@ -100,17 +109,19 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
             file=sys.stderr,
         )
         raise
-    points = {phase: [p for p in swept.points if p.phase == phase] for phase in sweep.phases}
+    if sweep.together:
+        points = {"generation": generations(sweep, swept.priced)}
+    else:
+        points = {phase: [p for p in swept.points if p.phase == phase] for phase in sweep.phases}
     best = {phase: frontier(some) for phase, some in points.items()}
     if not any(best.values()):
-        cheapest(swept.points)
+        cheapest([point for some in points.values() for point in some])
     chosen = text = None
     if args.latency_bound is not None or args.program:
         from shardwright.pareto.program import chosen_program
 
-        phase = "decode" if "decode" in sweep.phases else "prefill"
-        chosen = cheapest(points[phase], args.latency_bound)
-        text = chosen_program(sweep, _configuration(sweep, chosen), swept.points)
+        chosen = cheapest(points[next(iter(points))], args.latency_bound)
+        text = chosen_program(sweep, chosen, swept.priced)
     title = f"{sweep.model.name} on {sweep.chip.name}, {sweep.prompt} tokens in, {sweep.generated} out"
     if args.output:
         _write(args.output, title, points, best)
@@ -145,22 +156,13 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         args.weights,
         args.layout,
         args.attention,
-        ("decode", "prefill") if args.phase == "both" else (args.phase,),
+        (args.phase,) if args.phase in {"decode", "prefill"} else ("decode", "prefill"),
         args.prompt_len,
         args.gen_len,
         args.every_mesh,
         args.looped,
+        together=args.phase == "generation",
     )
-
-
-def _configuration(sweep: Sweep, point: Point) -> Configuration:
-    from shardwright.pareto.configurations import groups_of
-    from shardwright.pareto.pricing import identity
-    from shardwright.pareto.store import identity_of
-
-    wanted = identity_of(point)
-    members = (one for group in groups_of(sweep) for one in group.members)
-    return next(one for one in members if identity_of(identity(one)) == wanted)
 
 
 def _write(path: str, title: str, points: dict[str, list[Point]], best: dict[str, list[Point]]) -> None:
@@ -208,8 +210,20 @@ def _frontier_table(best: list[Point]) -> list[str]:
     """Lines of a table, from the fastest to the cheapest."""
     from shardwright.cli.text_table import text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.pareto.frontier import layouts, token
 
-    head = ("latency", "chip-ms a token", "MFU", "chips", "mesh", "batch", "layout", "attention", "weights", "memory")
+    head = (
+        "latency",
+        f"chip-ms a {token(best[0].phase)}",
+        "MFU",
+        "chips",
+        "mesh",
+        "batch",
+        "layout",
+        "attention",
+        "weights",
+        "memory",
+    )
     rows = [
         (
             duration_text(point.latency_s),
@@ -218,7 +232,7 @@ def _frontier_table(best: list[Point]) -> list[str]:
             str(point.chips),
             point.mesh,
             str(point.batch),
-            point.layout + (", looped" if point.looped else ""),
+            layouts(point) + (", looped" if point.looped else ""),
             point.attention,
             point.weights,
             f"{point.peak_bytes / 1e9:.3g} GB",
@@ -230,12 +244,12 @@ def _frontier_table(best: list[Point]) -> list[str]:
 
 def _choice_text(chosen: Point, bound: float | None) -> str:
     from shardwright.cost.movements import duration_text
-    from shardwright.pareto.frontier import described, what
+    from shardwright.pareto.frontier import described, token, what
 
     within = "" if bound is None else f" within {duration_text(bound)} for {what(chosen.phase)}"
     return (
         f"cheapest{within}: {described(chosen)}\n"
-        f"{duration_text(chosen.latency_s)}, {1e3 * chosen.chip_seconds_per_token:.4g} chip-ms a token,"
+        f"{duration_text(chosen.latency_s)}, {1e3 * chosen.chip_seconds_per_token:.4g} chip-ms a {token(chosen.phase)},"
         f" MFU {100 * chosen.mfu:.1f} %, {chosen.peak_bytes / 1e9:.3g} GB a chip"
     )
 

@@ -40,16 +40,26 @@ def cheapest(points: Sequence[Point], bound_s: float | None = None) -> Point:
 
 def what(phase: str) -> str:
     """What the latency is of."""
-    return "a step of decode" if phase == "decode" else "prefill"
+    return {"decode": "a step of decode", "generation": "the whole generation"}.get(phase, phase)
+
+
+def token(phase: str) -> str:
+    """What the cost is for."""
+    return "token put out" if phase == "generation" else "token"
 
 
 def described(point: Point) -> str:
     """`64 chips (x=4 y=4 z=4), ws2d, attention over the batch, int8, batch 64`."""
     looped = ", looped" if point.looped else ""
     return (
-        f"{point.chips} chips ({point.mesh}), {point.layout}, attention over the {point.attention}, {point.weights},"
+        f"{point.chips} chips ({point.mesh}), {layouts(point)}, attention over the {point.attention}, {point.weights},"
         f" batch {point.batch}{looped}"
     )
+
+
+def layouts(point: Point) -> str:
+    """`ws2d`, or of a generation `wg-xyz, then ws2d`."""
+    return f"{point.prefill_layout}, then {point.layout}" if point.prefill_layout else point.layout
 
 
 def _nothing_fits(points: Sequence[Point]) -> DiagnosticError:

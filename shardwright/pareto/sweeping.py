@@ -43,10 +43,14 @@ class _Task:
 
 @dataclass(frozen=True)
 class Swept:
-    """The points of a sweep in the order of its configurations, and how many of them had been priced before."""
+    """The configurations of a sweep, each with its point, and how many of them had been priced before."""
 
-    points: tuple[Point, ...]
+    priced: tuple[tuple[Configuration, Point], ...]
     known: int
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(point for _, point in self.priced)
 
 
 def sweep_points(
@@ -81,9 +85,9 @@ def sweep_points(
                 progress(len(found), total)
     except KeyboardInterrupt:
         raise SweepInterrupted(len(found), total) from None
-    made = tuple(found[identity_of(identity(one))] for group in groups for one in group.members)
-    if all(point.trouble for point in made):
-        raise fault("empty-sweep", f"none of {len(made)} configurations has a price: {made[0].trouble}", NOWHERE)
+    made = tuple((one, found[identity_of(identity(one))]) for group in groups for one in group.members)
+    if all(point.trouble for _, point in made):
+        raise fault("empty-sweep", f"none of {len(made)} configurations has a price: {made[0][1].trouble}", NOWHERE)
     return Swept(made, known)
 
 
@@ -105,10 +109,15 @@ def _results(sweep: Sweep, tasks: list[_Task], processes: int | None) -> Iterato
     # Not forked: libraries may have threads by now.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_serve)
+    waiting: dict[Future[list[Point]], _Task] = {}
     try:
-        waiting: dict[Future[list[Point]], _Task] = {
-            pool.submit(price_all, sweep, task.group, task.members): task for task in tasks
-        }
+        # What is blocked here stays so in the processes that are started: an interrupt from the terminal goes to all of
+        # them, and this one answers it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            waiting |= {pool.submit(price_all, sweep, task.group, task.members): task for task in tasks}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     except BaseException:
@@ -120,9 +129,7 @@ def _results(sweep: Sweep, tasks: list[_Task], processes: int | None) -> Iterato
 
 
 def _serve() -> None:
-    """In a process that prices: an interrupt from the terminal goes to every process, and the first one answers it for
-    all; when that one is gone, however it went, this one goes too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a process that prices: when the first process is gone, however it went, this one goes too."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()

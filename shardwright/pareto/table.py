@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.pareto.frontier import what
+from shardwright.pareto.frontier import token, what
 from shardwright.pareto.pricing import Point
 
 COLUMNS: tuple[str, ...] = (
     "phase", "chips", "mesh", "layout", "attention", "weights", "batch", "looped", "latency_s",
     "chip_seconds_per_token", "mfu", "fits", "peak_bytes_per_chip", "weight_bytes_per_chip", "kv_cache_bytes_per_chip",
-    "values_bytes_per_chip", "frontier", "why_not",
+    "values_bytes_per_chip", "frontier", "why_not", "prefill_layout",
 )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def row_of(point: Point, best: Sequence[Point]) -> dict[str, Any]:
         "values_bytes_per_chip": point.activation_bytes if priced else None,
         "frontier": point in best,
         "why_not": why_not(point),
+        "prefill_layout": point.prefill_layout or None,
     }
     return {name: values[name] for name in COLUMNS}
 
@@ -91,7 +92,7 @@ def plot_text(points: Sequence[Point], best: Sequence[Point], width: int = 64, h
     lines = [f"{label:>{margin}} |{''.join(row).rstrip()}" for label, row in zip(left, cells, strict=True)]
     first, last = f"{1e3 * x_ends[0]:.3g} ms", f"{1e3 * x_ends[1]:.3g} ms"
     return [
-        f"chip-ms a token, over the latency of {what(drawn[0].phase)} (both logarithmic)",
+        f"chip-ms a {token(drawn[0].phase)}, over the latency of {what(drawn[0].phase)} (both logarithmic)",
         *lines,
         " " * margin + " +" + "-" * width,
         " " * (margin + 2) + first + last.rjust(width - len(first)),

@@ -21,13 +21,17 @@ from shardwright.ir.unparse import unparse
 from shardwright.models.built_in import built_in
 from shardwright.pareto import sweeping
 from shardwright.pareto.configurations import Group, Sweep, groups_of, meshes
-from shardwright.pareto.frontier import cheapest, frontier
+from shardwright.pareto.frontier import cheapest, described, frontier
+from shardwright.pareto.generations import generations
 from shardwright.pareto.page import page
 from shardwright.pareto.picture import picture
 from shardwright.pareto.pricing import Point, explicit_program, identity, price_all
+from shardwright.pareto.program import chosen_program
 from shardwright.pareto.store import Store
 from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
+from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.prediction.generation import generation_cost
 from shardwright.prediction.phases import phase_cost
 
 TPU = load_chip("tpu-v4")
@@ -189,6 +193,42 @@ def test_why_a_point_does_not_fit() -> None:
     assert why_not(point(1.0, 1.0, **of)) == ("11 GB more than the 30 GB of device memory; weights alone are more")
     of |= {"weight_bytes": 20 * 10**9, "kv_cache_bytes": 21 * 10**9}
     assert why_not(point(1.0, 1.0, **of)) == "11 GB more than the 30 GB of device memory; the cache take the most"
+
+
+# ---------------------------------------------------------------- whole generations
+
+
+def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights() -> None:
+    sweep = replace(
+        SMALL, batches=(8,), layouts=("ws2d", "wg-xy", "ws1d"), attention=("batch",), phases=("decode", "prefill"),
+        together=True,
+    )  # fmt: skip
+    priced = sweep_points(sweep, store=Store(Path("/nowhere/points.jsonl"))).priced
+    made = {point.layout: point for point in generations(sweep, priced)}
+    parts = {(point.phase, point.layout): point for _, point in priced}
+    assert set(made) == {layout for phase, layout in parts if phase == "decode"}
+    alike = {"ws2d": ("ws2d", "wg-xy"), "wg-xy": ("ws2d", "wg-xy"), "ws1d": ("ws1d",)}
+    for layout, found in made.items():
+        decode = parts["decode", layout]
+        prefill = min(parts["prefill", other].latency_s for other in alike[layout])
+        assert parts["prefill", found.prefill_layout].latency_s == prefill
+        assert found.latency_s == prefill + 64 * decode.latency_s
+        assert found.chip_seconds_per_token == 8 * found.latency_s / (8 * 64)
+        assert found.weight_bytes == decode.weight_bytes
+
+
+def test_the_program_of_a_generation_takes_as_long_as_its_point_says() -> None:
+    sweep = replace(
+        SMALL, batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",), weights=("bf16",),
+        phases=("decode", "prefill"), together=True,
+    )  # fmt: skip
+    priced = sweep_points(sweep, store=Store(Path("/nowhere/points.jsonl"))).priced
+    best = cheapest(generations(sweep, priced))
+    text = chosen_program(sweep, best, priced)
+    assert f"# Chosen for tpu-v4: {described(best)}." in text
+    passes = parse_pipeline("fuse-parallel-block,decompose,cleanup,place{axiswise=true},choose-digit-order{tied=true}")
+    made = run_passes(load(Source("<chosen>", text)), (*passes, *parse_pipeline("insert-moves,cleanup")))
+    assert generation_cost(made, TPU, 64).time_s == pytest.approx(best.latency_s, rel=0.02)
 
 
 # ---------------------------------------------------------------- what is drawn
