@@ -11,28 +11,52 @@ from typing import Any, cast
 
 from shardwright.generation.outputs import json_line
 from shardwright.generation.prompts import WRITTEN, Prompt
-from shardwright.ir.diagnostics import Source, Span, fault
+from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault
 
 
 class Journal:
     """Appends lines to a file, after those of prompts that an earlier run has answered: `answered` are their indices.
 
-    A last line without its end, which a run that was killed may leave, is cut off. Raises a `DiagnosticError` where the
-    file has lines that are no answers to these prompts, OSError with the file's name where it cannot be written.
+    A last line without its end, which a run that was killed may leave, is cut off. The file is locked while it is open:
+    two runs into one would answer prompts twice. Raises a `DiagnosticError` where another has it open, or it has lines
+    that are no answers to these prompts, OSError with the file's name where it cannot be written.
     """
 
     def __init__(self, path: str, prompts: Sequence[Prompt]) -> None:
         self._path = path
-        existing = Path(path).read_bytes() if Path(path).exists() else b""
-        whole = existing[: existing.rfind(b"\n") + 1]
-        self.answered: dict[int, int] = {}
-        self._read(whole, prompts)
         self._new = not Path(path).exists()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        if len(whole) < len(existing):
-            os.ftruncate(self._file, len(whole))
-        self._end = len(whole)
+        self.answered: dict[int, int] = {}
         self._lines = 0
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._lock()
+            existing = Path(path).read_bytes()
+            whole = existing[: existing.rfind(b"\n") + 1]
+            self._read(whole, prompts)
+            if len(whole) < len(existing):
+                os.ftruncate(self._file, len(whole))
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._end = len(whole)
+
+    def _lock(self) -> None:
+        """The lock goes with the process, however that ends."""
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            failed = fault(
+                "in-use",
+                "another run is writing to this file",
+                NOWHERE,
+                "wait until it has ended, or give another file with -o",
+            )
+            failed.source = Source(self._path, "")
+            raise failed from None
+        except OSError:
+            pass  # a file system without locks
 
     def _read(self, whole: bytes, prompts: Sequence[Prompt]) -> None:
         by_index = {prompt.index: prompt for prompt in prompts}
