@@ -2,35 +2,55 @@
 
     python bench/compile_published.py [--missing]
 
-Run it when the compiler or the programs of models have changed: `tests/prediction/test_programs.py` says so. Minutes;
-with `--missing` only programs that are not there yet are made.
+Run it when the compiler or the programs of models have changed: `tests/prediction/test_programs.py` says so. A quarter
+of an hour; with `--missing` only programs that are not there yet are made.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from shardwright.ir.program import Program
 from shardwright.prediction import programs
-from shardwright.prediction.programs import SHIPPED, file_name
+from shardwright.prediction.figures import FIGURES
+from shardwright.prediction.programs import SHIPPED, Deployment, Phase, Wanted, heading
 from shardwright.prediction.reproduction import reproduce
 
 
-def asked_for() -> set[tuple[str, str]]:
-    """The text of every model's program that reproducing all tables asks for, with the passes that are run on it."""
-    asked: set[tuple[str, str]] = set()
-    compiled = programs.compiled
+@contextmanager
+def recorded() -> Generator[dict[str, Wanted], None, None]:
+    """The programs that are priced meanwhile, by the names of their files."""
+    asked: dict[str, Wanted] = {}
+    known = programs.candidates
 
-    def recording(text: str, passes: str) -> Program:
-        asked.add((text, passes))
-        return compiled(text, passes)
+    def recording(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
+        for wanted in known(deployment, phase, batch):
+            asked[f"{wanted.name}.shard"] = wanted
+            yield wanted
 
-    programs.compiled = recording
+    programs.candidates = recording
     try:
-        reproduce("all")
+        yield asked
     finally:
-        programs.compiled = compiled
+        programs.candidates = known
+
+
+def asked_for() -> dict[str, Wanted]:
+    """The programs that all tables and figures ask for, by the names of their files."""
+    with recorded() as asked:
+        reproduce("all")
+        for figure in FIGURES.values():
+            figure()
     return asked
+
+
+def write(file: Path, wanted: Wanted) -> None:
+    """The program as the compiler makes it, with what it was made of in its first line."""
+    made = programs.compiled_text(wanted.text, wanted.passes)
+    body = made.split("\n", 1)[1] if made.startswith("# source ") else made
+    file.write_text(heading(wanted.text, wanted.passes) + body, encoding="utf-8")
 
 
 def main() -> int:
@@ -39,18 +59,17 @@ def main() -> int:
     if "--missing" not in sys.argv:
         for file in SHIPPED.glob("*.shard"):
             file.unlink()
-    asked = {file_name(text, passes): (text, passes) for text, passes in asked_for()}
+        programs.shipped.cache_clear()
+    asked = asked_for()
     for file in SHIPPED.glob("*.shard"):
         if file.name not in asked:
             file.unlink()
-    for number, (name, (text, passes)) in enumerate(sorted(asked.items()), 1):
-        if not (SHIPPED / name).exists():
+    for number, (name, wanted) in enumerate(sorted(asked.items()), 1):
+        file = SHIPPED / name
+        first = heading(wanted.text, wanted.passes)
+        if not file.exists() or not file.read_text(encoding="utf-8").startswith(first):
             print(f"{number}/{len(asked)} {name}", flush=True)
-            made = programs.own_folder() / name
-            (SHIPPED / name).write_text(
-                made.read_text(encoding="utf-8") if made.exists() else programs.compile_text(text, passes),
-                encoding="utf-8",
-            )
+            write(file, wanted)
     return 0
 
 

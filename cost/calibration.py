@@ -110,7 +110,7 @@ class _Table:
         import numpy as np
 
         rows = [
-            (number, count, d.compute_s, d.memory_s, d.transfer_s, d.latency_s, d.kernels)
+            (number, count, d.compute_s, d.vector_s, d.memory_s, d.transfer_s, d.latency_s, d.kernels)
             for number, sample in enumerate(samples)
             for count, d in sample.demands
         ]
@@ -123,8 +123,10 @@ class _Table:
         import numpy as np
 
         compute_efficiency, memory_efficiency, link_efficiency, latency, overhead, unoverlapped = values
-        _, count, compute_s, memory_s, transfer_s, latency_s, kernels = self.columns
-        compute, memory = compute_s / compute_efficiency, memory_s / memory_efficiency
-        own = np.maximum(compute, memory) + unoverlapped * np.minimum(compute, memory) + kernels * overhead
+        _, count, compute_s, vector_s, memory_s, transfer_s, latency_s, kernels = self.columns
+        matrix, vector = compute_s / compute_efficiency, vector_s / compute_efficiency
+        memory = memory_s / memory_efficiency
+        longest = np.maximum(np.maximum(matrix, vector), memory)
+        own = longest + unoverlapped * (matrix + vector + memory - longest) + kernels * overhead
         own += transfer_s / link_efficiency + latency_s * latency
         return np.asarray(np.bincount(self.rows, count * own, len(self.log_measured)), np.float64)

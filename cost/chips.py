@@ -102,8 +102,9 @@ class HostLink:
 class Chip:
     """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from.
 
-    Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `calibrated` are the constants that came out
-    of measurements, None where there are none.
+    Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `vector_ops_per_s` are instructions of one lane
+    of the vector units, None where nothing is said of them and they count as free. `calibrated` are the constants that
+    came out of measurements, None where there are none.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Chip:
     matmul_tile: tuple[int, int, int] = (1, 1, 1)
     calibrated: Constants | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    vector_ops_per_s: float | None = None
 
     @property
     def constants(self) -> Constants:
@@ -292,7 +294,13 @@ def _chip(table: Table) -> Chip:
         _tile(table),
         _calibrated(table),
         _sources(table),
+        _optional_rate(table, "vector_ops_per_s"),
     )
+
+
+def _optional_rate(table: Table, key: str) -> float | None:
+    table.offer(key)
+    return table.positive(key) if key in table else None
 
 
 def _tile(table: Table) -> tuple[int, int, int]:

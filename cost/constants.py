@@ -12,7 +12,7 @@ class Constants:
     `compute_efficiency`, `memory_efficiency` and `link_efficiency` are shares of the chip's rates that large matrix
     products, large reads and large collectives reach. `latency_factor` multiplies the chip's latency of a hop or a
     message. `kernel_overhead_s` is what starting a kernel takes. `unoverlapped` is the share of the shorter of a
-    kernel's compute and memory times that the longer one does not hide: 0 is the roofline of Williams et al. (2009),
+    kernel's compute and memory times that the longest does not hide: 0 is the roofline of Williams et al. (2009),
     1 a kernel that computes only after all its operands have come.
     """
 
@@ -32,11 +32,13 @@ NAMES = tuple(field.name for field in fields(Constants))
 class Demand:
     """What one execution of a kernel asks of a chip, in seconds at the datasheet's rates.
 
-    A kernel has `compute_s` (padding to the chip's tiles included) and `memory_s`; a collective `transfer_s` and
-    `latency_s`, and is no kernel. Demands of several kernels add up only where they bound alike, so keep them apart.
+    A kernel has `compute_s` (padding to the chip's tiles included), `vector_s` (integers made floats on the way into a
+    product) and `memory_s`; a collective `transfer_s` and `latency_s`, and is no kernel. Demands of several kernels add
+    up only where they bound alike, so keep them apart.
     """
 
     compute_s: float = 0.0
+    vector_s: float = 0.0
     memory_s: float = 0.0
     transfer_s: float = 0.0
     latency_s: float = 0.0
@@ -63,11 +65,14 @@ class Times:
 def times_of(demand: Demand, constants: Constants) -> Times:
     """The time of one execution of a kernel or collective under these constants.
 
-    A kernel takes the longer of its compute and memory times, the unoverlapped share of the shorter, and the overhead
-    of starting it. A collective takes its transfer and its latencies, as in Chen 2022, "latency calculations".
+    A kernel takes the longest of its matrix units', vector units' and memory's times, the unoverlapped share of the
+    others, and the overhead of starting it; `compute` is the longer of the units' two. A collective takes its transfer
+    and its latencies, as in Chen 2022, "latency calculations".
     """
-    compute = demand.compute_s / constants.compute_efficiency
+    matrix = demand.compute_s / constants.compute_efficiency
+    vector = demand.vector_s / constants.compute_efficiency
     memory = demand.memory_s / constants.memory_efficiency
     communication = demand.transfer_s / constants.link_efficiency + demand.latency_s * constants.latency_factor
-    total = max(compute, memory) + constants.unoverlapped * min(compute, memory) + communication
-    return Times(total + demand.kernels * constants.kernel_overhead_s, compute, memory, communication)
+    longest = max(matrix, vector, memory)
+    total = longest + constants.unoverlapped * (matrix + vector + memory - longest) + communication
+    return Times(total + demand.kernels * constants.kernel_overhead_s, max(matrix, vector), memory, communication)

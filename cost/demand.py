@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import latency_and_transfer
 from shardwright.cost.constants import Demand
 from shardwright.cost.topology import Topology
 from shardwright.cost.work import Matmul, Work
+
+WIDENING: Final = 4
+"""Instructions of one lane of the vector units that make an integer of a few bits a float: it is shifted to the end of
+its word and back with its sign, converted, and rounded to bf16 into half a word. Not fitted; counted for units without
+arithmetic in less than 32 bits, as those of TPUs before v6 are."""
 
 
 def demand_of(work: Work, topology: Topology) -> Demand:
@@ -17,7 +24,13 @@ def demand_of(work: Work, topology: Topology) -> Demand:
         return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
     chip = topology.chip
     memory_s = (work.bytes_read + work.bytes_written) / chip.memory_bytes_per_s
-    return Demand(compute_s=0.0 if work.matmul is None else compute_s(work.matmul, chip), memory_s=memory_s)
+    product_s = 0.0 if work.matmul is None else compute_s(work.matmul, chip)
+    return Demand(compute_s=product_s, vector_s=vector_s(work.widened, chip), memory_s=memory_s)
+
+
+def vector_s(widened: float, chip: Chip) -> float:
+    """Seconds in which the vector units make so many integers floats; 0 where the chip's file has no rate for them."""
+    return WIDENING * widened / chip.vector_ops_per_s if chip.vector_ops_per_s else 0.0
 
 
 def compute_s(product: Matmul, chip: Chip) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.fusion import Block, Kernel, fused, operand_names
+from shardwright.cost.work import widens
 from shardwright.ir.ops import Lookup, Slice, Take, Update
 from shardwright.ir.program import Carry, Free, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.types import ON_DEVICE, TensorType, ValueType
@@ -28,9 +29,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Shares:
-    """The kernel of a statement: the bytes that it reads and writes."""
+    """The kernel of a statement: the bytes that it reads and writes, and, counted as bytes are, the integers that it
+    makes floats."""
 
     traffic: tuple[Traffic, ...]
+    widened: tuple[Traffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,14 @@ def _shares(kernel: Kernel, block: Block, lets: Mapping[str, Let]) -> Shares:
     heavy = kernel.heavy
     inlined = {value.name for s in kernel.inlined for value in s.results} - {heavy.results[0].name}
     made: list[Traffic] = []
+    widened: list[Traffic] = []
     counted: set[str] = set()
     sizes = {read.name: read for read in kernel.reads}
+
+    def widen(statement: Let, slot: int) -> None:
+        if widens(statement, block.types):
+            kind = block.types[statement.result.name]
+            widened.append(_traffic(slot, kind.shape.elements, kind, heavy, block))
 
     def reach(statement: Let, slot: int) -> None:
         for position, operand in enumerate(statement.operands):
@@ -133,6 +142,7 @@ def _shares(kernel: Kernel, block: Block, lets: Mapping[str, Let]) -> Shares:
             name = block.source(operand)
             if name in inlined:
                 inlined.discard(name)
+                widen(lets[name], own)
                 reach(lets[name], own)
             elif name in sizes and name not in counted:
                 counted.add(name)
@@ -144,6 +154,7 @@ def _shares(kernel: Kernel, block: Block, lets: Mapping[str, Let]) -> Shares:
         if statement is not heavy:
             reach(statement, -1)
     root = kernel.root
+    widen(root, -1)
     if isinstance(root.operation, Update):
         first = kernel.reads[:1]
         made.extend(_traffic(1, r.elements * r.type.dtype.bits / 8, r.type, heavy, block) for r in first)
@@ -151,7 +162,7 @@ def _shares(kernel: Kernel, block: Block, lets: Mapping[str, Let]) -> Shares:
         for value in root.results:
             kind = block.types[value.name]
             made.append(_traffic(-1, kind.shape.elements * kind.dtype.bits / 8, kind, heavy, block))
-    return Shares(tuple(made))
+    return Shares(tuple(made), tuple(widened))
 
 
 def _traffic(slot: int, nbytes: float, kind: TensorType, heavy: Let, block: Block) -> Traffic:

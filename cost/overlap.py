@@ -24,7 +24,7 @@ def exposed_shares(works: Sequence[Work], demands: Sequence[Demand]) -> list[flo
     hidden: dict[tuple[int, ...], float] = {}
     for work, demand in zip(works, demands, strict=True):
         if work.collective is None:
-            computed[work.body] = computed.get(work.body, 0.0) + max(demand.compute_s, demand.memory_s)
+            computed[work.body] = computed.get(work.body, 0.0) + _longest(demand)
         elif _can_hide(work):
             sent = max(demand.transfer_s, demand.latency_s)
             hidden[work.body] = hidden.get(work.body, 0.0) + sent
@@ -34,6 +34,10 @@ def exposed_shares(works: Sequence[Work], demands: Sequence[Demand]) -> list[flo
         else 1.0
         for work in works
     ]
+
+
+def _longest(demand: Demand) -> float:
+    return max(demand.compute_s, demand.vector_s, demand.memory_s)
 
 
 def _can_hide(work: Work) -> bool:

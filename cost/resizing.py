@@ -1,12 +1,13 @@
-"""An explicit program at other sizes: the same statements and layouts, other extents."""
+"""An explicit program at other sizes, or on another mesh: the same statements and layouts, other extents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value
 from shardwright.ir.types import Dim, TensorType, ValueType
 
@@ -23,6 +24,42 @@ def resized(program: Program, sizes: Mapping[str, int]) -> Program:
     funcs = tuple(_func(program, func, outer.sizes) for func in program.funcs)
     weights, state = (tuple(outer.value(value) for value in values) for values in (program.weights, program.state))
     return replace(program, dims=dims, weights=weights, state=state, funcs=funcs)
+
+
+def on_mesh(program: Program, mesh: Mesh, sizes: Mapping[str, int]) -> Program:
+    """The same statements and layouts on another mesh with the same axes, with these sizes.
+
+    Raises where a dimension does not divide over the axes that split it.
+    """
+    moved = resized(replace(program, mesh=mesh), sizes)
+    for value in _values(moved):
+        if isinstance(value.type, TensorType):
+            check_divides(value.type, mesh)
+    return moved
+
+
+def check_divides(kind: TensorType, mesh: Mapping[str, int]) -> None:
+    """Raises where a dimension does not divide over the axes that split it."""
+    for dim, axes in zip(kind.dims, kind.splits, strict=True):
+        over = math.prod(mesh[axis] for axis in axes)
+        if dim.size % over:
+            raise fault(
+                "not-divisible",
+                f"{dim.name}={dim.size} does not divide over {' '.join(axes)}, {over} chips, as {kind} asks",
+                NOWHERE,
+                f"take a multiple of {over}, or choose the layouts anew for this size",
+            )
+
+
+def _values(program: Program) -> Iterator[Value]:
+    yield from (*program.weights, *program.state)
+    for func in program.funcs:
+        yield from func.params
+        for statement, _ in func.walk():
+            if isinstance(statement, Let | Loop):
+                yield from statement.results
+            if isinstance(statement, Loop):
+                yield from (carry.value for carry in statement.carries)
 
 
 def _func(program: Program, func: Func, sizes: Mapping[str, tuple[int, int]]) -> Func:
@@ -50,24 +87,13 @@ class _Resizer:
         if kind not in self.seen:
             made = replace(kind, dims=tuple(self.dim(dim) for dim in kind.dims))
             if isinstance(made, TensorType):
-                self.check(made)
+                check_divides(made, self.mesh)
             self.seen[kind] = made
         return self.seen[kind]
 
     def dim(self, dim: Dim) -> Dim:
         before, after = self.sizes.get(dim.name, (dim.size, dim.size))
         return Dim(dim.name, after) if dim.size == before else dim
-
-    def check(self, kind: TensorType) -> None:
-        for dim, axes in zip(kind.dims, kind.splits, strict=True):
-            over = math.prod(self.mesh[axis] for axis in axes)
-            if dim.size % over:
-                raise fault(
-                    "not-divisible",
-                    f"{dim.name}={dim.size} does not divide over {' '.join(axes)}, {over} chips, as {kind} asks",
-                    NOWHERE,
-                    f"take a multiple of {over}, or choose the layouts anew for this size",
-                )
 
     def value(self, value: Value) -> Value:
         made = self.kind(value.type)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
+from shardwright.cost.demand import vector_s
 from shardwright.cost.factors import TableFactor
-from shardwright.cost.kernel_shares import Structure
+from shardwright.cost.kernel_shares import Structure, Traffic
 from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
@@ -201,19 +202,24 @@ class TimeSolver(Solver):
             return np.zeros(n)
         constants = self.constants
         result = len(entry.nodes) - len(statement.results)
-        nbytes = np.zeros(n)
-        for traffic in shares.traffic:
+
+        def on_a_chip(traffic: Traffic) -> Floats:
             slot = result if traffic.slot < 0 else entry.operands[traffic.slot]
             dims = set(entry.nodes[slot].shape.names) if traffic.dims is None else traffic.dims
-            nbytes += traffic.nbytes / self.chips_over(entry.codes[slot], dims)
-        memory_s = nbytes / self.chip.memory_bytes_per_s
-        compute_s = self._compute_s(entry, statement) if isinstance(statement.operation, Contract) else np.zeros(n)
+            return traffic.nbytes / self.chips_over(entry.codes[slot], dims)
+
+        nothing = np.zeros(n)
+        memory_s = sum(map(on_a_chip, shares.traffic), nothing) / self.chip.memory_bytes_per_s
+        widening_s = sum(map(on_a_chip, shares.widened), nothing) * vector_s(1, self.chip)
+        compute_s = self._compute_s(entry, statement) if isinstance(statement.operation, Contract) else nothing
         memory, compute = memory_s / constants.memory_efficiency, compute_s / constants.compute_efficiency
-        total = np.maximum(memory, compute) + constants.unoverlapped * np.minimum(memory, compute)
+        vector = widening_s / constants.compute_efficiency
+        longest = np.maximum(np.maximum(memory, compute), vector)
+        total = longest + constants.unoverlapped * (memory + compute + vector - longest)
         total = total + constants.kernel_overhead_s
         seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0)
         if seen and self.structure.bodies[id(statement)]:
-            total = total - seen * np.maximum(memory_s, compute_s) / constants.link_efficiency
+            total = total - seen * np.maximum(np.maximum(memory_s, compute_s), widening_s) / constants.link_efficiency
         return total * trips * NANOSECONDS
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardwright.cost.collectives import CollectiveKind
 from shardwright.cost.fusion import Kernel, Read, fused
 from shardwright.cost.movements import collective_kind
-from shardwright.ir.ops import AllGather, Contract, Movement
+from shardwright.ir.ops import AllGather, Contract, Convert, Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, TensorType
 
@@ -46,9 +46,10 @@ class Work:
 
     `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
     what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
-    contractions. `loops` are the dimensions of the loops around it, and `body` the numbers of these loops among the
-    steps around them, which tell bodies apart. `ahead` says that it is in a loop and works on weights alone, such as
-    their gathering, so that it can run a trip ahead.
+    contractions. `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions
+    of the loops around it, and `body` the numbers of these loops among the steps around them, which tell bodies apart.
+    `ahead` says that it is in a loop and works on weights alone, such as their gathering, so that it can run a trip
+    ahead.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Work:
     reads: tuple[tuple[str, int], ...]
     bytes_written: int
     result: TensorType
+    widened: int = 0
 
     @property
     def bytes_read(self) -> int:
@@ -134,7 +136,20 @@ def _work(
         tuple((read.name, _read_bytes(read)) for read in kernel.reads),
         written,
         types[root.results[0].name],
+        sum(_widened(statement, types, mesh) for statement in kernel.statements),
     )
+
+
+def _widened(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> int:
+    return types[statement.result.name].local_elements(mesh) if widens(statement, types) else 0
+
+
+def widens(statement: Let, types: Mapping[str, TensorType]) -> bool:
+    """Whether it makes floats of integers of a few bits, as of quantized weights."""
+    if not isinstance(statement.operation, Convert):
+        return False
+    before, after = types[str(statement.operands[0])].dtype, types[statement.result.name].dtype
+    return before in (DType.INT8, DType.INT4) and after.is_float
 
 
 def _read_bytes(read: Read) -> int:

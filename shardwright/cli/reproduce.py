@@ -40,7 +40,7 @@ def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
     from shardwright.prediction.reproduction import reproduce
 
-    tables = reproduce(args.table)
+    tables = reproduce(args.table, _compiling)
     if args.plots:
         _plot(args.plots, tables)
     if args.json:
@@ -52,11 +52,18 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compiling(number: int, count: int, name: str) -> None:
+    import sys
+
+    once = "; kept for the next time" if number == 1 else ""
+    print(f"compiling program {number} of {count}, {name}{once}", file=sys.stderr, flush=True)
+
+
 def _plot(folder: str, tables: list[Reproduced]) -> None:
     from pathlib import Path
 
     from shardwright.cli.output import write_output
-    from shardwright.prediction import figures, offload_figures
+    from shardwright.prediction import figure_drawing, figures, offload_figures
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     own = {check.table for table in tables for check in table.checks} & set(offload_figures.FIGURES)
@@ -65,7 +72,7 @@ def _plot(folder: str, tables: list[Reproduced]) -> None:
         write_output(str(Path(folder) / f"{name.replace('-', '_')}.svg"), drawn)
     if not own:
         for name, figure in figures.FIGURES.items():
-            write_output(str(Path(folder) / f"{name}.svg"), figures.drawn(figure(), "svg"))
+            write_output(str(Path(folder) / f"{name}.svg"), figure_drawing.drawn(figure(), "svg"))
 
 
 def _as_json(tables: list[Reproduced]) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from shardwright.cost.overlap import exposed_shares
 from shardwright.cost.program_cost import Cost, cost_of
 from shardwright.cost.topology import topology_of
 from shardwright.cost.work import work_of
-from shardwright.prediction.programs import Deployment, Phase, phase_program
+from shardwright.prediction.programs import Deployment, Phase, Wanted, batch_axes, phase_program, wanted_program
 
 _POINTS = 3
 """A decode step's time grows evenly with the context: a few steps stand for all."""
+
+_MICRO_BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,51 @@ def demands(
     """Every kernel of a phase with how often it runs: of one prefill, or of all the steps of decode.
 
     With `stages` the layers are cut into as many stages, each on a mesh of its own, which residual streams leave over
-    the outermost level of the network (`_pipelined`).
+    the outermost level of the network (`_pipelined`). A batch that divides over fewer axes than it is large enough for
+    runs as one that is rounded up, where that takes less time on the chip.
     """
     calls = [(1.0, workload.prompt)] if phase == "prefill" else step_contexts(workload.before, workload.generated)
     length = workload.prompt if phase == "prefill" else 1
-    made: list[tuple[float, Demand]] = []
-    for times, context in calls:
-        for count, demand in _pipelined(deployment, chip, phase, workload.batch, length, context, stages):
-            made.append((times * count, demand))
+
+    def of_batch(batch: int) -> list[tuple[float, Demand]]:
+        return [
+            (times * count, demand)
+            for times, context in calls
+            for count, demand in _pipelined(deployment, chip, phase, batch, length, context, stages)
+        ]
+
+    made = [of_batch(batch) for batch in batches_of(deployment, workload.batch)]
+    return min(made, key=lambda demands: predicted_s(Sample(1.0, demands), chip.constants))
+
+
+def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: int = 1) -> Iterator[Wanted]:
+    """The programs that `demands` prices."""
+    length = workload.prompt if phase == "prefill" else 1
+    for batch in batches_of(deployment, workload.batch):
+        yield wanted_program(deployment, phase, batch if stages == 1 else micro_batch(batch, length, stages))
+
+
+def batches_of(deployment: Deployment, batch: int) -> list[int]:
+    """A batch, and those that it may be padded to where it is split: on 64 chips 96 sequences divide over 16, and there
+    are enough of them for all 64, as 128."""
+    mesh = deployment.mesh
+    if deployment.attention != "batch" and not deployment.layout.startswith("wg"):
+        return [batch]
+    filled, over, made = mesh.product(batch_axes(mesh, batch)), 1, [batch]
+    for axis in mesh:
+        over *= mesh[axis]
+        if filled < over <= batch:
+            made.append(-(-batch // over) * over)
+    return list(dict.fromkeys(made))
+
+
+def micro_batch(batch: int, length: int, stages: int) -> int:
+    """The sequences that go through a pipeline together, as FasterTransformer chooses them: a stage's part where that
+    is whole, halved while it has more than 2048 tokens (`getLocalBatchSize` in `nccl_utils.cc`, in the releases for
+    FP32 and FP16 alone that the measurements of 530B came with)."""
+    made = batch // stages if batch % stages == 0 else batch
+    while made * length > _MICRO_BATCH_TOKENS and made % 2 == 0:
+        made //= 2
     return made
 
 
@@ -74,23 +113,16 @@ def _pipelined(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int, stages: int
 ) -> Iterator[tuple[float, Demand]]:
     """One call. With P stages and M micro-batches of B / M sequences prefill fills and drains the pipeline, M + P - 1
-    stage times; a step of decode takes max(M, P), since the next token of a sequence waits for this one. M is the
-    power of 2 up to P rounded up that takes the least time."""
+    stage times; a step of decode takes max(M, P), since the next token of a sequence waits for this one."""
     if stages == 1:
         yield from _calls(deployment, chip, phase, batch, length, context)
         return
-    best: tuple[float, list[tuple[float, Demand]]] | None = None
-    micro = 1
-    while micro < 2 * stages and batch % micro == 0:
-        rounds = (micro + stages - 1 if phase == "prefill" else max(micro, stages)) / stages
-        made = [(rounds * n, d) for n, d in _calls(deployment, chip, phase, batch // micro, length, context)]
-        made += [(rounds * stages, _between_stages(deployment, chip, batch // micro * length))]
-        seconds = predicted_s(Sample(1.0, made), chip.constants)
-        if best is None or seconds < best[0]:
-            best = seconds, made
-        micro *= 2
-    assert best is not None
-    yield from best[1]
+    own = micro_batch(batch, length, stages)
+    M, P = batch // own, stages
+    rounds = (M + P - 1 if phase == "prefill" else max(M, P)) / P
+    for count, demand in _calls(deployment, chip, phase, own, length, context):
+        yield rounds * count, demand
+    yield rounds * P, _between_stages(deployment, chip, own * length)
 
 
 def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:

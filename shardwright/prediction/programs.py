@@ -1,17 +1,23 @@
-"""Explicit programs of models under a layout, made once and kept."""
+"""Explicit programs of models under a layout, made once and kept.
+
+What a deployment's name leaves open is chosen once for all meshes, batches and lengths at which the same axes split the
+same dimensions: on a standard mesh, for the least such batch and a short prompt. The program is then priced at the
+sizes that are asked for, so that nothing jumps where no chip would.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from shardwright.cost.resizing import resized
-from shardwright.ir.diagnostics import Source
+from shardwright.cost.resizing import on_mesh
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
@@ -19,18 +25,26 @@ from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
-from shardwright.models.layouts import AttentionOver
+from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
 
 Phase = Literal["prefill", "decode"]
 Weights = Literal["bf16", "int8"]
 
-CONTEXT = 2048
-"""Positions of the cache that layouts are chosen for; programs are resized to the context that is priced."""
+CONTEXT: Final = 2048
+"""Positions of the cache that layouts are chosen for."""
 
-SHIPPED = Path(__file__).parent / "compiled"
-"""Explicit programs of the published rows; `bench/compile_published.py` writes them."""
+_PROMPT: Final = 23
+"""Tokens of each sequence that layouts of prefill are chosen for: few, so that weights are not moved where the layout
+says that they stay, and prime, so that sequences are not cut: Pope et al. (2022, section 3.5) scatter into E and F
+rather than into B and L."""
 
-_FUSED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
+_STANDARD: Mapping[int, Sequence[int]] = {1: (8,), 2: (4, 4), 3: (4, 4, 4)}
+"""Sizes of the axes that layouts are chosen for, by how many axes there are."""
+
+SHIPPED: Final = Path(__file__).parent / "compiled"
+"""Explicit programs of published rows and figures; `bench/compile_published.py` writes them."""
+
+_PACKED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
 _APART = {"bf16": "cleanup", "int8": "quantize-weights"}
 
 
@@ -45,26 +59,90 @@ class Deployment:
     weights: Weights = "bf16"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A program before layouts are chosen, the passes that are run on it first, and its name in the package."""
+
+    text: str
+    passes: str
+    name: str
+
+
 def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int, context: int) -> Program:
     """The explicit program of one phase: `length` tokens of each of `batch` sequences (1 in decode), a cache of
-    `context` positions.
+    `context` positions."""
+    sizes = {"B": batch, "T": context} | ({"L": length} if phase == "prefill" else {})
+    trouble: DiagnosticError | None = None
+    for wanted in candidates(deployment, phase, batch):
+        try:
+            return on_mesh(compiled(wanted.text, wanted.passes), deployment.mesh, sizes)
+        except DiagnosticError as error:  # layouts that were chosen for other sizes do not divide these
+            trouble = trouble or error
+    assert trouble is not None
+    raise trouble
 
-    Layouts are chosen once for all batches that the same axes divide, at the least of them.
+
+def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:
+    """What `phase_program` has to compile first."""
+    return next(candidates(deployment, phase, batch))
+
+
+def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
+    """The axes that divide a batch together, the outer ones first."""
+    taken: list[str] = []
+    for axis in mesh.axes:
+        if batch % mesh.product([*taken, axis]) == 0:
+            taken.append(axis)
+    return tuple(taken)
+
+
+def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
+    """What `phase_program` tries one after the other: on the standard mesh if the layout is the same there, on the
+    deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer axes.
+
+    Projections are packed first, save where weights are gathered over axes that the batch does not fill: the digits of
+    packed parts then conflict in so many ways that the choice of layouts takes minutes.
     """
-    text, passes = surface_text(deployment, phase, batch, length), _passes(deployment, batch)
-    return resized(compiled(text, passes), {"B": batch, "T": context})
+    mesh = deployment.mesh
+    axes = batch_axes(mesh, batch)
+    packed = len(axes) == len(mesh) or not deployment.layout.startswith("wg")
+    asked = _fitted(deployment, batch)
+    standard = Mesh(tuple(zip(mesh.axes, _STANDARD.get(len(mesh), mesh.values()), strict=True)))
+    for own in dict.fromkeys((standard, mesh)):
+        sample, least = replace(deployment, mesh=own), own.product(axes)
+        if _alike(_fitted(sample, least), asked):
+            yield _wanted(sample, phase, least, packed=packed)
+    yield _wanted(deployment, phase, batch, packed=packed)
+    if packed:
+        yield _wanted(deployment, phase, mesh.product(axes), packed=False)
 
 
-def _passes(deployment: Deployment, batch: int) -> str:
-    """Projections are packed, save where weights are gathered over axes that the batch does not fill: the digits of
-    packed parts then conflict in so many ways that the choice of layouts takes minutes."""
-    gathered = deployment.layout.startswith("wg") and _representative(deployment.mesh, batch) < deployment.mesh.n_chips
-    return (_APART if gathered else _FUSED)[deployment.weights]
+@lru_cache(maxsize=4096)
+def _fitted(deployment: Deployment, batch: int) -> Layout:
+    model = deployment.model
+    sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
+    heads = model.attention.query_dims
+    return fit_layouts([deployment.layout], deployment.mesh, sizes, heads, deployment.attention, cached=True)[0]
 
 
-def surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
-    """The program as it is written before the compiler chooses layouts, for the least batch of its kind."""
-    return _surface_text(deployment, phase, _representative(deployment.mesh, batch), 1 if phase == "decode" else length)
+def _alike(one: Layout, other: Layout) -> bool:
+    return replace(one, dropped=()) == replace(other, dropped=())
+
+
+@lru_cache(maxsize=1024)
+def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -> Wanted:
+    model, mesh = deployment.model, deployment.mesh
+    length = 1 if phase == "decode" else _PROMPT
+    request = Request(deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,))
+    passes = (_PACKED if packed else _APART)[deployment.weights]
+    shape = "x".join(str(size) for size in mesh.values())
+    named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
+    if not packed:
+        named.append("apart")
+    return Wanted(model_program(model, request)[0], passes, "-".join(named))
+
+
+# ---------------------------------------------------------------- compiled programs
 
 
 def compile_text(text: str, passes: str) -> str:
@@ -76,44 +154,55 @@ def compile_text(text: str, passes: str) -> str:
     return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
 
 
-def _representative(mesh: Mesh, batch: int) -> int:
-    least = 1
-    for size in mesh.values():
-        if batch % (least * size) == 0:
-            least *= size
-    return least if least > 1 else batch
+def digest(text: str, passes: str) -> str:
+    """Of what a compiled program was made of."""
+    return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=512)
-def _surface_text(deployment: Deployment, phase: Phase, batch: int, length: int) -> str:
-    cache = max(CONTEXT, length)
-    request = Request(
-        deployment.layout, deployment.mesh, batch, length, DType.BF16, deployment.attention, cache, None, (phase,)
-    )
-    return model_program(deployment.model, request)[0]
+def heading(text: str, passes: str) -> str:
+    """The first line of a shipped program, which says what it was made of."""
+    return f"# source {digest(text, passes)}, passes {passes}\n"
 
 
-def file_name(text: str, passes: str) -> str:
-    """Of the compiled program, the same for the same text and passes."""
-    return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16] + ".shard"
+@cache
+def shipped() -> Mapping[str, Path]:
+    """The programs that come with the package, by the digest in their first line."""
+    found: dict[str, Path] = {}
+    for file in sorted(SHIPPED.glob("*.shard")):
+        with file.open(encoding="utf-8") as lines:
+            found[lines.readline().removeprefix("# source ").partition(",")[0]] = file
+    return found
+
+
+def is_compiled(wanted: Wanted) -> bool:
+    """Whether the program is at hand."""
+    made = digest(wanted.text, wanted.passes)
+    return made in shipped() or (own_folder() / f"{made}.shard").exists()
 
 
 @lru_cache(maxsize=512)
 def compiled(text: str, passes: str) -> Program:
     """The explicit program of a text after these passes: one that comes with the package, one that was made before, or
     made now."""
-    name = file_name(text, passes)
-    own = own_folder() / name
-    for file in (SHIPPED / name, own):
+    return loaded(compiled_text(text, passes))
+
+
+def compiled_text(text: str, passes: str) -> str:
+    """`compiled` as a text."""
+    made_of = digest(text, passes)
+    own = own_folder() / f"{made_of}.shard"
+    known = shipped().get(made_of)
+    for file in (known, own):
         with suppress(OSError):
-            return loaded(file.read_text(encoding="utf-8"))
+            if file is not None:
+                return file.read_text(encoding="utf-8")
     made = compile_text(text, passes)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
         beside = own.with_suffix(f".{os.getpid()}.part")
         beside.write_text(made, encoding="utf-8")
         beside.replace(own)
-    return loaded(made)
+    return made
 
 
 def loaded(text: str) -> Program:
@@ -124,9 +213,9 @@ def loaded(text: str) -> Program:
 def own_folder() -> Path:
     """Under the user's cache folder, apart for each state of the compiler."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.sha256()
+    state = hashlib.sha256()
     package = Path(__file__).parents[1]
     for folder in ("ir", "cost", "passes"):
         for file in sorted((package / folder).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return Path(home) / "shardwright" / "programs" / digest.hexdigest()[:12]
+            state.update(file.read_bytes())
+    return Path(home) / "shardwright" / "programs" / state.hexdigest()[:12]

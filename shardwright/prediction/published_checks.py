@@ -107,11 +107,7 @@ _CHEN_FIGURES: dict[str, tuple[Callable[[], float], float, str]] = {
     "decode_13b_1gpu_pred": (lambda: 1e3 * _step("chen-13b", 1).memory_s, _ANALYTIC, ""),
     "decode_13b_1gpu_meas": (partial(_measured, "decode", 1), _TIMED, "FasterTransformer's constants of table D.2"),
     "decode_13b_2gpu_meas": (partial(_measured, "decode", 2), _TIMED, "FasterTransformer's constants of table D.2"),
-    "prefill_13b_1gpu_meas": (
-        partial(_measured, "prefill", 1),
-        _TIMED,
-        "these constants let weights hide no arithmetic, and 512 tokens on one chip want as much of each",
-    ),
+    "prefill_13b_1gpu_meas": (partial(_measured, "prefill", 1), _TIMED, "FasterTransformer's constants of table D.2"),
     "prefill_13b_2gpu_meas": (partial(_measured, "prefill", 2), _TIMED, "FasterTransformer's constants of table D.2"),
     "decode_52b_b256_compute": (lambda: 1e3 * _step("chen-52b", 4, 256).compute_s, _ANALYTIC, ""),
     "decode_52b_b256_comm": (

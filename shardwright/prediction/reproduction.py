@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from statistics import median
 
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
-from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault, located
 from shardwright.prediction import offload_figures, offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
-from shardwright.prediction.phases import demands
+from shardwright.prediction.phases import demands, wanted_of
+from shardwright.prediction.programs import Wanted, compiled_text, is_compiled
 from shardwright.prediction.published_checks import chen, table_1
-from shardwright.prediction.rows import TABLES, Row, file_rows, published
+from shardwright.prediction.rows import TABLES, Row, file_source, published, read_rows
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,49 @@ class Reproduced:
     checks: tuple[Check, ...] = ()
 
 
-def reproduce(name: str) -> list[Reproduced]:
-    """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows.
+Progress = Callable[[int, int, str], None]
+"""Is told before a program is compiled: its number from 1, of how many, and its name."""
+
+
+def _silent(_number: int, _count: int, _name: str) -> None:
+    pass
+
+
+def _compare_file(name: str, progress: Progress) -> Iterator[Compared]:
+    """The rows of a file; what is said of one is said at its line."""
+    source = file_source(name)
+    rows = read_rows(source.text, name, Path(name).stem)
+    with located(source):
+        wanted: dict[str, Wanted] = {}
+        for row in rows:
+            with _said_of(row):
+                made = [
+                    one for phase in row.phases for one in wanted_of(row.deployment, phase, row.workload, row.stages)
+                ]
+            wanted |= {one.name: one for one in made if not is_compiled(one)}
+        for number, one in enumerate(wanted.values(), 1):
+            progress(number, len(wanted), one.name)
+            with suppress(DiagnosticError):  # said of its row below
+                compiled_text(one.text, one.passes)
+        for row in rows:
+            with _said_of(row):
+                (compared,) = compare([row])
+            yield compared
+
+
+@contextmanager
+def _said_of(row: Row) -> Generator[None, None, None]:
+    try:
+        yield
+    except DiagnosticError as error:
+        found = error.diagnostics[0]
+        notes = [note.message for note in found.notes]
+        raise fault(found.code, f"{row.name}: {found.message}", row.span, *notes) from None
+
+
+def reproduce(name: str, progress: Progress | None = None) -> list[Reproduced]:
+    """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows,
+    whose programs may have to be compiled first, which `progress` is told of.
 
     Raises where there is no such table, or the file is at fault.
     """
@@ -102,7 +146,7 @@ def reproduce(name: str) -> list[Reproduced]:
         offloaded = offload_rows.file_checks(name)
         if offloaded is not None:
             return [Reproduced(name, checks=tuple(offloaded))]
-        return [Reproduced(name, tuple(compare(file_rows(name))))]
+        return [Reproduced(name, tuple(_compare_file(name, progress or _silent)))]
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
     if name != "all" and key not in (*names, *FIGURES):
         near = did_you_mean(name, (*names, *FIGURES))

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from shardwright.cost.chips import Chip, Torus, load_chip
+from shardwright.cost.chips import Chip, Torus, chip_names, load_chip
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
 from shardwright.ir.mesh import Mesh
-from shardwright.models.built_in import BuiltIn, built_in
-from shardwright.models.layouts import AttentionOver
+from shardwright.models.built_in import BuiltIn, built_in, built_in_names
+from shardwright.models.description import Learned
+from shardwright.models.layouts import PRESETS, AttentionOver
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
 
+_T = TypeVar("_T")
 _FOLDER = Path(__file__).parent / "published"
 
-LATENCY_COLUMNS = ("system", "model", "chips", "chip", "input_tokens", "output_tokens", "batch", "phase", "time_ms")
-"""Those of tables D.2 and D.3 that are needed."""
+LATENCY_COLUMNS = ("model", "chips", "chip", "input_tokens", "output_tokens", "batch", "phase", "time_ms")
+"""Those of tables D.2 and D.3 that are needed; `system`, `ffn_layout`, `attention_sharding` and `weights` may come with
+them."""
 
-SCENARIO_COLUMNS = ("scenario", "phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
-"""Those of table 2 that are needed; `model`, `chip`, `input_tokens` and `output_tokens` may come with them."""
+SCENARIO_COLUMNS = ("phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
+"""Those of table 2 that are needed; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
+come with them."""
 
-_LAYOUTS = {"ws1d": "ws1d", "ws2d": "ws2d", "wg_x": "wg-x", "wg_xy": "wg-xy", "wg_xyz": "wg-xyz"}
+_LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
+_WEIGHTS: Mapping[str, Weights] = {"int8": "int8", "bf16": "bf16", "bfloat16": "bf16"}
+_ATTENTION: Mapping[str, AttentionOver] = {
+    "head": "head", "heads": "head", "batch": "batch",
+}  # fmt: skip
+_PHASES: Mapping[str, tuple[Phase, ...]] = {
+    "prefill": ("prefill",), "decode": ("decode",), "generate": ("decode",), "total": ("prefill", "decode"),
+}  # fmt: skip
+_MODELS = {"megatron530b": "mt-nlg-530b", "mtnlg": "mt-nlg-530b", "megatronturingnlg530b": "mt-nlg-530b"}
+"""What else models are called, in letters and digits."""
+
+_MOST = 1 << 24
+_NOT_MEASURED = ("oom", "-", "n/a", "nan")
+_PALM = ("palm-8b", "palm-62b", "palm-540b")
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Row:
     phases: tuple[Phase, ...]
     workload: Workload
     stages: int = 1
+    span: Span = NOWHERE
 
     @property
     def n_chips(self) -> int:
@@ -80,19 +99,18 @@ def published(table: str) -> tuple[Row, ...]:
     return tuple(read_rows(file.read_text(encoding="utf-8"), TABLES[table].file, table))
 
 
-def file_rows(name: str) -> list[Row]:
-    """The rows of a .csv file of the user's own. Raises as `read_rows`, and where it cannot be read."""
+def file_source(name: str) -> Source:
+    """A .csv file of the user's own. Raises where it cannot be read."""
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        return Source(name, Path(name).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         with located(Source(name, "")):
             raise fault("not-utf8", "it is not a text in UTF-8", NOWHERE) from None
-    return read_rows(text, name, Path(name).stem)
 
 
 def read_rows(text: str, name: str, table: str) -> list[Row]:
-    """Rows in the columns of table D.2 or of table 2; comments begin with #. Rows without a time (out of memory) are
-    left out.
+    """Rows in the columns of table D.2 or of table 2; comments begin with #. Rows that were not measured (out of
+    memory) are left out. Models, chips and layouts may be spelled with other signs between letters and digits.
 
     Raises where columns are missing, or a line is nonsense, with its place.
     """
@@ -102,7 +120,7 @@ def read_rows(text: str, name: str, table: str) -> list[Row]:
         if not lines:
             raise fault("empty-table", "there are no rows", Span(1, 1, 1, 2), _columns())
         header_at, header = lines[0]
-        columns = next(csv.reader(StringIO(header)))
+        columns = [column.strip().lstrip("\ufeff").lower() for column in next(csv.reader(StringIO(header)))]
         reader: Callable[[_Line], Row | None]
         if all(column in columns for column in LATENCY_COLUMNS):
             reader = _latency_row
@@ -110,7 +128,10 @@ def read_rows(text: str, name: str, table: str) -> list[Row]:
             reader = _scenario_row
         else:
             span = Span(header_at, 1, header_at, len(header) + 1)
-            raise fault("unknown-columns", f"the columns {header} are those of no known table", span, _columns())
+            known = min((LATENCY_COLUMNS, SCENARIO_COLUMNS), key=lambda known: len(set(known).difference(columns)))
+            missing = [column for column in known if column not in columns]
+            found = f"the columns {header} are those of no known table"
+            raise fault("unknown-columns", found, span, f"nearest is one without {', '.join(missing)}", _columns())
         made: list[Row] = []
         for number, line in lines[1:]:
             values = next(csv.reader(StringIO(line)))
@@ -121,14 +142,15 @@ def read_rows(text: str, name: str, table: str) -> list[Row]:
             try:
                 row = reader(read)
             except DiagnosticError as error:
-                raise fault(error.diagnostics[0].code, error.diagnostics[0].message, span) from None
+                (found, *_) = error.diagnostics
+                raise fault(found.code, found.message, span, *(note.message for note in found.notes)) from None
             if row is not None:
                 made.append(row)
         return made
 
 
 def _is_data(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith("#")
+    return bool(line.strip(" ,\t")) and not line.lstrip().startswith("#")
 
 
 def _columns() -> str:
@@ -144,16 +166,20 @@ class _Line:
     def text(self, column: str, default: str = "") -> str:
         return self.values.get(column, "").strip() or default
 
-    def count(self, column: str, default: int | None = None) -> int:
+    def count(self, column: str, default: int | None = None, least: int = 1) -> int:
         text = self.text(column)
         if not text and default is not None:
             return default
-        if not text.isdigit() or not int(text):
-            raise fault("bad-row", f"{column} is {text!r}, and must be a whole number from 1 up", self.span)
-        return int(text)
+        whole = text.removesuffix(".0")
+        if not whole.isdecimal() or not least <= int(whole) <= _MOST:
+            raise fault("bad-row", f"{column} is {text!r}, and must be a whole number from {least} up", self.span)
+        return int(whole)
 
-    def seconds(self, column: str, unit: float) -> float:
+    def seconds(self, column: str, unit: float) -> float | None:
+        """None where it says that nothing was measured."""
         text = self.text(column)
+        if text.lower() in _NOT_MEASURED:
+            return None
         try:
             value = float(text) * unit
         except ValueError:
@@ -162,68 +188,118 @@ class _Line:
             raise fault("bad-row", f"{column} is {text!r}, and must be a time above 0", self.span)
         return value
 
-    def choice(self, column: str, known: Sequence[str]) -> str:
-        text = self.text(column)
-        if text not in known:
+    def choice(self, column: str, known: Mapping[str, _T], default: str = "") -> _T:
+        text = self.text(column, default)
+        if _letters(text) not in known:
             raise fault("bad-row", f"{column} is {text!r}, and must be one of {', '.join(known)}", self.span)
-        return text
+        return known[_letters(text)]
+
+    def chip(self, default: str = "") -> Chip:
+        text = self.text("chip", default)
+        names = {_letters(name): name for name in chip_names()}
+        return load_chip(names.get(_letters(text).removesuffix("b"), names.get(_letters(text), text)))
+
+
+def _letters(text: str) -> str:
+    """Its letters and digits, in lower case."""
+    return "".join(letter for letter in text.lower() if letter.isalnum())
 
 
 def _latency_row(line: _Line) -> Row | None:
-    if line.text("time_ms").upper() == "OOM":
-        return None
-    phase = line.choice("phase", ("prefill", "decode", "total"))
-    phases: tuple[Phase, ...] = ("prefill", "decode") if phase == "total" else (_phase(phase),)
-    chips, chip, system = line.count("chips"), load_chip(line.text("chip")), line.text("system")
-    model = _model(line.text("model"), chips)
-    workload = Workload(line.count("batch"), line.count("input_tokens"), line.count("output_tokens"))
-    stages = 1
-    if isinstance(chip.interconnect, Torus):
-        attention: AttentionOver = "batch" if model.model.attention.kv_heads == 1 else "head"
-        deployment = Deployment(model.model, torus_mesh(chip, chips), "ws2d", attention)
-    else:
-        stages = _stages(system)
-        if chips % stages:
-            raise fault("bad-row", f"{chips} chips do not make {stages} stages", line.span)
-        deployment = Deployment(model.model, Mesh.of(x=chips // stages), "megatron", "head")
-    name = f"{system} {model.name} {chips} chips, batch {workload.batch}, {phase}"
-    group = f"{system.partition('-')[0]} {chip.name}"
+    """Prefill of the input, decode after it, or both."""
     seconds = line.seconds("time_ms", 1e-3)
-    return Row(line.table, name, group, seconds, model, deployment, chip, phases, workload, stages)
+    if seconds is None:
+        return None
+    phases = line.choice("phase", _PHASES)
+    model = _model(line, line.text("model"))
+    generated = line.count("output_tokens", least=0 if phases == ("prefill",) else 1)
+    workload = Workload(line.count("batch"), line.count("input_tokens"), generated)
+    over = "batch" if model.model.attention.kv_heads == 1 else "head"
+    return _row(line, line.text("system"), seconds, model, line.chip(), phases, workload, "", over)
 
 
 def _scenario_row(line: _Line) -> Row | None:
-    """Prefill of the whole context, or decode of the last tokens up to it."""
-    phase = _phase(line.choice("phase", ("prefill", "decode")))
-    layout = _LAYOUTS[line.choice("ffn_layout", tuple(_LAYOUTS))]
-    attention: AttentionOver = "head" if line.choice("attention_sharding", ("head", "batch")) == "head" else "batch"
-    weights: Weights = "int8" if line.choice("weights", ("int8", "bf16")) == "int8" else "bf16"
-    chips, chip = line.count("chips"), load_chip(line.text("chip", "tpu-v4"))
-    model = _model(line.text("model", "palm-540b"), chips)
-    context, generated = line.count("input_tokens", 2048), line.count("output_tokens", 64)
-    batch = line.count("batch")
-    workload = Workload(batch, context, generated, max(1, context - generated))
-    deployment = Deployment(model.model, torus_mesh(chip, chips), layout, attention, weights)
-    name = (
-        f"{line.text('scenario')} {model.name} {chips} chips, batch {batch}, {layout}, {attention}, {weights}, {phase}"
-    )
+    """Prefill of the whole context, or decode of the last tokens up to it, as in table 2; where the row says how many
+    tokens go in, decode comes after them."""
     seconds = line.seconds("latency_s", 1.0)
-    return Row(line.table, name, f"pope2022 {chip.name}", seconds, model, deployment, chip, (phase,), workload)
+    if seconds is None:
+        return None
+    phases = line.choice("phase", _PHASES)
+    batch, context = line.count("batch"), line.count("input_tokens", 2048)
+    generated = line.count("output_tokens", 64, least=0 if phases == ("prefill",) else 1)
+    chip = line.chip("tpu-v4")
+    model = _model(line, line.text("model") or _palm_of(line, chip, phases, context, generated, seconds))
+    before = None if line.text("input_tokens") or len(phases) > 1 else max(1, context - generated)
+    workload = Workload(batch, context, generated, before)
+    return _row(line, line.text("scenario"), seconds, model, chip, phases, workload, "ws2d", "head")
 
 
-def _phase(text: str) -> Phase:
-    return "prefill" if text == "prefill" else "decode"
+def _row(
+    line: _Line, label: str, seconds: float, model: BuiltIn, chip: Chip, phases: tuple[Phase, ...], workload: Workload,
+    layout: str, over: AttentionOver,
+) -> Row:  # fmt: skip
+    """`layout` and `over` are what a row has that does not say; no layout is the chip's own."""
+    chips, system = line.count("chips"), re.split("[^a-z0-9]", label.lower(), maxsplit=1)[0]
+    torus = isinstance(chip.interconnect, Torus)
+    preset = line.choice("ffn_layout", _LAYOUTS, layout or ("ws2d" if torus else "megatron"))
+    attention = line.choice("attention_sharding", _ATTENTION, over if torus else "head")
+    weights = line.choice("weights", _WEIGHTS, "bf16")
+    stages, mesh = 1, torus_mesh(chip, chips)
+    if not torus:
+        stages, tensor = _parallel(line, label, chips, model)
+        mesh = Mesh.of(x=tensor)
+    positions, longest = model.model.positions, workload.before + workload.generated
+    if isinstance(positions, Learned) and longest > positions.size:
+        raise fault(
+            "bad-row", f"{longest} positions, and {model.name} has {positions.size}", line.span, "take fewer tokens"
+        )
+    deployment = Deployment(model.model, mesh, preset, attention, weights)
+    told = f"{chips} chips, batch {workload.batch}"
+    if line.text("ffn_layout"):
+        told += f", {preset}, {attention}, {weights}"
+    phase = "total" if len(phases) > 1 else "".join(phases)
+    name = f"{label} {model.name} {told}, {phase}".strip()
+    group = f"{'pope2022' if torus else system} {chip.name}"
+    return Row(line.table, name, group, seconds, model, deployment, chip, phases, workload, stages, line.span)
 
 
-def _model(name: str, chips: int) -> BuiltIn:
+def _model(line: _Line, name: str) -> BuiltIn:
     """PaLM 540B has its 48 heads padded to 64 on 64 chips and more (Pope et al. 2022, section 4)."""
-    return built_in("palm-540b-64-heads" if name == "palm-540b" and chips >= 64 else name)
+    known = {_letters(own): own for own in built_in_names()} | _MODELS
+    found = built_in(known.get(_letters(name), name))
+    padded = found.name == "palm-540b" and line.count("chips") >= 64
+    return built_in("palm-540b-64-heads") if padded else found
 
 
-def _stages(system: str) -> int:
-    """Of `fastertransformer-pp3-tp8` 3."""
-    parts = [part.removeprefix("pp") for part in system.split("-") if part.startswith("pp")]
-    return int(parts[0]) if parts and parts[0].isdigit() and int(parts[0]) else 1
+def _palm_of(line: _Line, chip: Chip, phases: tuple[Phase, ...], context: int, generated: int, seconds: float) -> str:
+    """Tables 2 and 3 of the paper have the same columns, and none for the model; the MFU of a row says its size."""
+    try:
+        share = float(line.text("mfu_percent")) / 100
+    except ValueError:
+        return _PALM[-1]
+    tokens = line.count("batch") * sum(context if phase == "prefill" else generated for phase in phases)
+    size = share * line.count("chips") * chip.rate("bf16") * seconds / (2 * tokens) if tokens else 0.0
+    if not 0 < size < math.inf:
+        return _PALM[-1]
+    return min(_PALM, key=lambda name: abs(math.log(built_in(name).parameters / size)))
+
+
+def _parallel(line: _Line, system: str, chips: int, model: BuiltIn) -> tuple[int, int]:
+    """Of `fastertransformer-pp3-tp8` 3 stages, each over 8 chips."""
+    numbers = dict(re.findall(r"(pp|tp)[ =_]?(\d+)", system.lower()))
+    stages = int(numbers.get("pp", 1))
+    if stages < 1 or chips % stages or int(numbers.get("tp", chips // stages)) != chips // stages:
+        note = "chips are the stages times the tensor parallelism"
+        raise fault("bad-row", f"{chips} chips are not those of {system}", line.span, note)
+    tensor, heads, F = chips // stages, model.model.attention.heads, model.model.feedforward.size
+    if heads % tensor or F % tensor:
+        raise fault(
+            "bad-row",
+            f"tensor parallelism over {tensor} chips does not divide {heads} heads and F={F}",
+            line.span,
+            "name the stages of a pipeline in `system`, such as fastertransformer-pp3-tp8",
+        )
+    return stages, tensor
 
 
 def preset_of(chip: Chip) -> str:

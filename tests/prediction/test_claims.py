@@ -22,8 +22,7 @@ def test_formulas_exactly(found: dict[str, Check]) -> None:
 
 
 def test_times_and_ratios(found: dict[str, Check]) -> None:
-    """A turn of a chat is 15.02 % off, since int8 decode is 13 % low; everything else holds."""
-    assert [check.row for check in found.values() if not check.holds] == ["chat_turn"]
+    assert [check.row for check in found.values() if not check.holds] == []
     assert abs(found["serial_vs_parallel"].relative_error) < 0.02
     assert abs(found["overall_mfu"].relative_error) < 0.02
     assert found["looped_einsum_gain"].tolerance is None
@@ -37,5 +36,5 @@ def test_the_longest_contexts_of_table_1() -> None:
 def test_chens_figures() -> None:
     checks = chen()
     assert len(checks) == 15
-    assert [check.row for check in checks if not check.holds] == ["prefill_13b_1gpu_meas"]
+    assert [check.row for check in checks if not check.holds] == []
     assert {c.row: c.predicted for c in checks}["kv_52b"] == 2 * 2 * 64 * 8192

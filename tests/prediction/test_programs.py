@@ -1,14 +1,28 @@
-"""The compiled programs that come with the package are those that reproducing the published tables asks for."""
+"""The compiled programs that come with the package are those that reproducing tables and figures asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from compile_published import asked_for
 
+from shardwright.cost.chips import load_chip
+from shardwright.ir.mesh import Mesh
+from shardwright.models.built_in import built_in
 from shardwright.prediction import programs
-from shardwright.prediction.programs import SHIPPED, compile_text, file_name
+from shardwright.prediction.phases import batches_of, micro_batch
+from shardwright.prediction.programs import (
+    SHIPPED,
+    Deployment,
+    Wanted,
+    batch_axes,
+    compile_text,
+    heading,
+    phase_program,
+    wanted_program,
+)
+from shardwright.prediction.rows import torus_mesh
 
 AGAIN = "python bench/compile_published.py writes them anew"
 
@@ -19,8 +33,8 @@ def refused(_text: str, _passes: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[tuple[str, str]]]:
-    """What all tables ask for, with neither a compiler nor programs that were made before."""
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Wanted]]:
+    """What all tables and figures ask for, with neither a compiler nor programs that were made before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "compile_text", refused)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -30,12 +44,57 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[tuple[str, s
     programs.own_folder.cache_clear()
 
 
-def test_nothing_is_compiled_to_reproduce_what_is_published(asked: set[tuple[str, str]]) -> None:
-    assert {file.name for file in SHIPPED.glob("*.shard")} == {file_name(text, passes) for text, passes in asked}, AGAIN
+def test_nothing_is_compiled_to_reproduce_what_is_published(asked: Mapping[str, Wanted]) -> None:
+    assert {file.name for file in SHIPPED.glob("*.shard")} == set(asked), AGAIN
 
 
-def test_the_compiler_still_makes_them(asked: set[tuple[str, str]]) -> None:
+def test_each_file_says_what_it_was_made_of(asked: Mapping[str, Wanted]) -> None:
+    for name, wanted in asked.items():
+        first = (SHIPPED / name).read_text(encoding="utf-8").partition("\n")[0]
+        assert f"{first}\n" == heading(wanted.text, wanted.passes), AGAIN
+
+
+def test_the_compiler_still_makes_them(asked: Mapping[str, Wanted]) -> None:
     """The shortest few; the bench makes all."""
-    for text, passes in sorted(asked, key=lambda pair: len(pair[0]))[:3]:
-        made = (SHIPPED / file_name(text, passes)).read_text(encoding="utf-8")
-        assert compile_text(text, passes) == made, AGAIN
+    for name, wanted in sorted(asked.items(), key=lambda pair: len(pair[1].text))[:3]:
+        made = (SHIPPED / name).read_text(encoding="utf-8")
+        assert heading(wanted.text, wanted.passes) + compile_text(wanted.text, wanted.passes) == made, AGAIN
+
+
+def palm(n_chips: int, layout: str = "ws2d", attention: programs.AttentionOver = "batch") -> Deployment:
+    model = built_in("palm-540b-64-heads").model
+    return Deployment(model, torus_mesh(load_chip("tpu-v4"), n_chips), layout, attention)
+
+
+def test_names_say_what_a_program_is() -> None:
+    assert wanted_program(palm(64), "decode", 512).name == "palm-540b-64-heads-decode-ws2d-batch-bf16-4x4x4-b64"
+
+
+def test_one_program_serves_all_meshes_batches_and_lengths_that_the_same_axes_split() -> None:
+    names = {wanted_program(palm(n), "decode", batch).name for n, batch in ((64, 64), (64, 1024), (128, 256), (32, 96))}
+    assert len(names) == 1
+    made = phase_program(palm(128), "prefill", 128, 100, 100)
+    assert dict(made.mesh) == {"x": 8, "y": 4, "z": 4}
+    assert made.func("prefill").params[0].shape.size("L") == 100
+    assert made.func("prefill").params[0].shape.size("B") == 128
+
+
+def test_an_axis_that_does_not_divide_the_batch_is_left_out() -> None:
+    mesh = Mesh.of(x=4, y=4, z=2)
+    assert batch_axes(mesh, 32) == ("x", "y", "z")
+    assert batch_axes(mesh, 8) == ("x", "z")
+    assert batch_axes(mesh, 6) == ("z",)
+
+
+def test_batches_are_padded_to_the_axes_that_they_are_large_enough_for() -> None:
+    assert batches_of(palm(64), 96) == [96, 128]
+    assert batches_of(palm(64), 65) == [65, 68, 80, 128]
+    assert batches_of(palm(64), 2) == [2]
+    assert batches_of(palm(64, attention="head"), 65) == [65]
+
+
+def test_micro_batches_of_a_pipeline() -> None:
+    """A part for each stage where that is whole; at most 2048 tokens, by halves."""
+    assert [micro_batch(batch, 1, 3) for batch in (1, 32, 33, 256)] == [1, 32, 11, 256]
+    assert [micro_batch(batch, 60, 3) for batch in (32, 64, 256)] == [32, 32, 32]
+    assert micro_batch(256, 128, 3) == 16

@@ -20,8 +20,8 @@ def pope() -> list[Compared]:
 def test_palm_and_mt_nlg_on_64_tpu_v4(pope: list[Compared]) -> None:
     errors = [made.relative_error for made in pope]
     assert len(errors) == 76
-    assert median_error(errors) < 0.035
-    assert max(map(abs, errors)) < 0.13
+    assert median_error(errors) < 0.03
+    assert max(map(abs, errors)) < 0.12
 
 
 def test_mt_nlg_is_predicted_with_the_constants_of_palm(pope: list[Compared]) -> None:
@@ -38,7 +38,8 @@ def test_fastertransformer_on_a100s() -> None:
     rows = [row for row in published("d3") if row.group == "fastertransformer a100-80g"]
     errors = [made.relative_error for made in compare(rows)]
     assert len(errors) == 26  # one ran out of memory
-    assert median_error(errors) < 0.06
+    assert median_error(errors) < 0.045
+    assert max(map(abs, errors)) < 0.1
 
 
 @pytest.mark.parametrize(("group", "chip"), [("pope2022 tpu-v4", "tpu-v4"), ("fastertransformer a100-80g", "a100-80g")])

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.cost.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.prediction.rows import read_rows, torus_mesh
+from shardwright.prediction.rows import Row, read_rows, torus_mesh
 
 HEAD = "system,model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n"
 
@@ -52,3 +52,61 @@ def test_nonsense_is_refused_with_its_line() -> None:
 @pytest.mark.parametrize(("n", "shape"), [(8, (2, 2, 2)), (16, (2, 2, 4)), (64, (4, 4, 4)), (256, (8, 4, 8))])
 def test_x_is_the_axis_nearest_to_half_the_root_of_the_chips(n: int, shape: tuple[int, ...]) -> None:
     assert tuple(torus_mesh(load_chip("tpu-v4"), n).values()) == shape
+
+
+def one(line: str, head: str = HEAD) -> Row:
+    (row,) = read_rows(f"{head}{line}\n", "own.csv", "own")
+    return row
+
+
+def test_models_chips_and_phases_in_other_spellings() -> None:
+    plain = one("pope2022,palm-62b,16,tpu-v4,128,8,32,decode,500")
+    other = one("pope2022, PaLM 62B ,16.0,TPU v4,128,8,32,Generate,500", HEAD.upper())
+    assert (other.model, other.deployment, other.phases) == (plain.model, plain.deployment, ("decode",))
+    assert one("x,Megatron 530B,64,tpu_v4,20,8,4,total,1").model.name == "mt-nlg-530b"
+    assert one("x,mt-nlg-530b,8,A100 80GB,20,8,4,total,1").chip.name == "a100-80g"
+
+
+def test_layout_attention_and_weights_may_be_named_in_either_form() -> None:
+    head = "model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms,ffn_layout,attention_sharding,weights\n"
+    row = one("palm-8b,8,tpu-v4,128,8,512,prefill,1,WG XYZ,Batch,bfloat16", head)
+    assert (row.deployment.layout, row.deployment.attention, row.deployment.weights) == ("wg-xyz", "batch", "bf16")
+    assert row.group == "pope2022 tpu-v4"
+
+
+SCENARIO = "phase,chips,batch,ffn_layout,attention_sharding,weights,latency_s"
+
+
+def test_a_scenario_without_a_model_is_the_palm_that_its_mfu_says() -> None:
+    head = f"{SCENARIO},mfu_percent\n"
+    assert one("decode,64,64,ws2d,batch,int8,1.82,14", head).model.name == "palm-540b-64-heads"
+    seconds = 2 * 62e9 * 2048 / (16 * 2.75e14 * 0.4)
+    assert one(f"prefill,16,1,ws2d,head,int8,{seconds},40", head).model.name == "palm-62b"
+    assert one("decode,64,64,ws2d,batch,int8,1.82", f"{SCENARIO}\n").model.name == "palm-540b-64-heads"
+
+
+def test_where_decode_begins() -> None:
+    """Table 2 decodes up to its context; a row that says what goes in decodes after it."""
+    assert one("decode,64,64,ws2d,batch,int8,1.82", f"{SCENARIO}\n").workload.before == 1984
+    assert (
+        one("decode,64,64,ws2d,batch,int8,1.82,128,8", f"{SCENARIO},input_tokens,output_tokens\n").workload.before
+        == 128
+    )
+
+
+def test_chips_of_a_pipeline_that_do_not_fit_together() -> None:
+    assert message(HEAD + "ft-pp3-tp8,mt-nlg-530b,25,a100-80g,20,8,4,total,1\n") == (
+        "25 chips are not those of ft-pp3-tp8",
+        2,
+    )
+    assert message(HEAD + "ft,mt-nlg-530b,24,a100-80g,20,8,4,total,1\n") == (
+        "tensor parallelism over 24 chips does not divide 128 heads and F=81920",
+        2,
+    )
+
+
+def test_more_positions_than_a_model_has() -> None:
+    assert message(HEAD + "x,mt-nlg-530b,64,tpu-v4,2048,8,4,total,1\n") == (
+        "2056 positions, and mt-nlg-530b has 2048",
+        2,
+    )
