@@ -84,15 +84,15 @@ def fetch_ahead(statement: Statement) -> ops.Fetch | None:
     return None
 
 
-def names_ahead(body: Sequence[Statement], dim: str) -> set[str]:
-    """What is fetched ahead along a dimension, inner loops included."""
+def names_ahead(body: Sequence[Statement]) -> set[str]:
+    """What is fetched ahead, inner loops included: loops around cannot hand out slices of it alone."""
     found: set[str] = set()
     for statement in body:
         fetch = fetch_ahead(statement)
-        if fetch is not None and dim in fetch.ahead and isinstance(statement, Let):
+        if fetch is not None and isinstance(statement, Let):
             found.add(str(statement.operands[0]))
         elif isinstance(statement, Loop):
-            found |= names_ahead(statement.body, dim)
+            found |= names_ahead(statement.body)
     return found
 
 
@@ -192,7 +192,7 @@ class FunctionBody:
             trip, last = (f"({trip})" if dim != fetch.ahead[-1] and "+" in trip else trip), last * sizes[dim]
         following = self.names.fresh("following")
         self.lines.extend(assigned(following, f"{trip} + 1", f"trip of {last} along {' '.join(fetch.ahead)}", indent))
-        after = {}
+        after: dict[str, str] = {}
         rest = last
         for dim in fetch.ahead:
             rest //= sizes[dim]
@@ -264,8 +264,8 @@ class FunctionBody:
         defined = names_defined(loop.body) | {carry.value.name for carry in loop.carries} | {loop.index or ""}
         read = [*names_read(loop.body), *loop.following]
         captured = [n for n in dict.fromkeys(read) if n not in defined and n not in states]
-        ahead = names_ahead(loop.body, loop.dim)
-        whole_too = [n for n in captured if n in ahead]
+        ahead = names_ahead(loop.body)
+        whole_too = [n for n in captured if n in ahead and loop.dim in self.type_of(n, scope).names]
         scanned = [n for n in captured if loop.dim in self.type_of(n, scope).names and n not in ahead]
         trips = self.program.sizes(self.func)[loop.dim]
         stacked = [n for n in states if loop.dim in self.type_of(n, scope).names]
