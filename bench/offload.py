@@ -6,8 +6,8 @@
 The same random checkpoint, prompts and float32 for all. Accelerate (`pip install accelerate`) runs at batch sizes up to
 all prompts at once, and its best counts; --alone leaves it out. Of each the fastest of --repeats runs counts. On the
 CPU there is no link to hide behind: what shows is the overhead of each and what it reads of the disk. Beside our
-seconds are those that the cost model predicts for the same events on this machine (`shardwright calibrate --offloading`,
-measured first where no file is given), and what each kind of event took.
+seconds are those that the cost model predicts for the same events on this machine, which is measured first where no
+file is given (`shardwright calibrate --offloading`), and what each kind of event took.
 
 --gpu is the comparison on a CUDA device, in `offload_on_gpu.py`; --toy runs that on the CPU with a small model.
 """
