@@ -34,13 +34,15 @@ def execute(args: argparse.Namespace) -> int:
     """Print what fits, or one JSON object with `--json`."""
     from shardwright.cli.cost import load_named_chip
     from shardwright.cli.text_table import bytes_text
+    from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of
     from shardwright.prediction.rows import preset_of
 
     chip, model = load_named_chip(args.chip), model_of(args.model)
     layout = args.layout or preset_of(chip)
-    found = fitting(model.model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
+    with located(Source(args.model, "")):
+        found = fitting(model.model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
     mesh, memory = found.deployment.mesh, found.memory
     fits = memory.peak <= chip.memory_bytes
     if args.json:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def one_interrupt() -> Iterator[None]:
+def one_interrupt() -> Generator[None]:
     """Within it the first interrupt raises KeyboardInterrupt. Those that follow are ignored, also on the way out of the
     process, which is then short; without an interrupt they mean what they did before.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_json, add_output, number, one_of, positive
@@ -89,8 +92,21 @@ def execute(args: argparse.Namespace) -> int:
 
     with one_interrupt():
         sweep = _sweep(args)
+        for path in (args.output, args.program):
+            _expect_folder(path)
         with located(Source(args.model, "")):
             return _swept(args, sweep)
+
+
+def _expect_folder(path: str | None) -> None:
+    """Raises OSError, before a sweep rather than after it, where there is no folder for a file."""
+    if path is None or path == "-":
+        return
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}", path)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, f"nothing can be written to {folder}", path)
 
 
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:

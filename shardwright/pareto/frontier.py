@@ -51,10 +51,9 @@ def token(phase: str) -> str:
 def described(point: Point) -> str:
     """`64 chips (x=4 y=4 z=4), ws2d, attention over the batch, int8, batch 64`."""
     looped = ", looped" if point.looped else ""
-    return (
-        f"{point.chips} chips ({point.mesh}), {layouts(point)}, attention over the {point.attention}, {point.weights},"
-        f" batch {point.batch}{looped}"
-    )
+    chips = f"{point.chips} chip{'s' if point.chips > 1 else ''} ({point.mesh})"
+    over = f"attention over the {point.attention}"
+    return f"{chips}, {layouts(point)}, {over}, {point.weights}, batch {point.batch}{looped}"
 
 
 def layouts(point: Point) -> str:

@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.pareto.configurations import Configuration, Group, Sweep, groups_of
+from shardwright.pareto.frontier import described
 from shardwright.pareto.pricing import Point, identity, passes_of, price_all, sample_text
 from shardwright.pareto.store import Store, digest, identity_of, store_of
 
@@ -87,7 +88,14 @@ def sweep_points(
         raise SweepInterrupted(len(found), total) from None
     made = tuple((one, found[identity_of(identity(one))]) for group in groups for one in group.members)
     if all(point.trouble for _, point in made):
-        raise fault("empty-sweep", f"none of {len(made)} configurations has a price: {made[0][1].trouble}", NOWHERE)
+        first = made[0][1]
+        raise fault(
+            "empty-sweep",
+            f"none of {len(made)} configurations has a price: {first.trouble}",
+            NOWHERE,
+            f"that is said of {described(first)}",
+            "take other chips, weights or layouts, or give the chip file what it lacks",
+        )
     return Swept(made, known)
 
 

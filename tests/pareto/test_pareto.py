@@ -68,8 +68,8 @@ def test_every_mesh_has_every_shape_once() -> None:
     ]  # fmt: skip
 
 
-def test_a_point_is_what_the_cost_model_says() -> None:
-    swept = sweep_points(replace(SMALL, batches=(8,)), store=Store(Path("/nowhere/points.jsonl")))
+def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
+    swept = sweep_points(replace(SMALL, batches=(8,)), store=Store(tmp_path / "points.jsonl"))
     (found,) = swept.points
     one = groups_of(replace(SMALL, batches=(8,)))[0].sample
     cost = phase_cost(one.deployment, TPU, "decode", 8, 1, 192 + 32)
@@ -198,12 +198,12 @@ def test_why_a_point_does_not_fit() -> None:
 # ---------------------------------------------------------------- whole generations
 
 
-def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights() -> None:
+def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights(tmp_path: Path) -> None:
     sweep = replace(
         SMALL, batches=(8,), layouts=("ws2d", "wg-xy", "ws1d"), attention=("batch",), phases=("decode", "prefill"),
         together=True,
     )  # fmt: skip
-    priced = sweep_points(sweep, store=Store(Path("/nowhere/points.jsonl"))).priced
+    priced = sweep_points(sweep, store=Store(tmp_path / "points.jsonl")).priced
     made = {point.layout: point for point in generations(sweep, priced)}
     parts = {(point.phase, point.layout): point for _, point in priced}
     assert set(made) == {layout for phase, layout in parts if phase == "decode"}
@@ -217,12 +217,12 @@ def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights() -> None:
         assert found.weight_bytes == decode.weight_bytes
 
 
-def test_the_program_of_a_generation_takes_as_long_as_its_point_says() -> None:
+def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: Path) -> None:
     sweep = replace(
         SMALL, batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",), weights=("bf16",),
         phases=("decode", "prefill"), together=True,
     )  # fmt: skip
-    priced = sweep_points(sweep, store=Store(Path("/nowhere/points.jsonl"))).priced
+    priced = sweep_points(sweep, store=Store(tmp_path / "points.jsonl")).priced
     best = cheapest(generations(sweep, priced))
     text = chosen_program(sweep, best, priced)
     assert f"# Chosen for tpu-v4: {described(best)}." in text
