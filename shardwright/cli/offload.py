@@ -49,7 +49,13 @@ def add_planning(parser: Parser) -> None:
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
-    add("--runtime", metavar="NAME", default="flexgen", help="whose behaviour is priced (default: flexgen)")
+    add(
+        "--runtime",
+        metavar="NAME",
+        default="flexgen",
+        help="whose behaviour is priced: flexgen, which published measurements hold (default), ours, which runs here, "
+        "accelerate or deepspeed",
+    )
     add(
         "--timeline",
         metavar="OUT.json",

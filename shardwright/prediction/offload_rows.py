@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from shardwright.cost.chips import load_machine
@@ -20,8 +18,6 @@ from shardwright.prediction.models import model_of
 from shardwright.prediction.offloading import priced, setting_of
 
 _POLICY = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
-POLICY_COLUMNS = ("prompt_len", "model", "system", "tokens_per_s", *_POLICY)
-"""Those of table 2 that a file of one's own needs; `gen_len` and `machine` may come with them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,7 @@ class OffloadRow:
     prompt: int = 512
     generated: int = 32
     machine: str = "t4"
+    gpus: int = 1
     page_cache: bool = True
     overlapped: bool = True
     phase: Literal["both", "prefill", "decode"] = "both"
@@ -62,6 +59,7 @@ class OffloadRow:
             self.prompt,
             self.generated,
             page_cache=self.page_cache,
+            devices=self.gpus,
         )
 
     def plan(self) -> Plan | None:
@@ -101,27 +99,21 @@ class OffloadRow:
         )
 
 
-def table_2(lines: Iterable[Mapping[str, str]] | None = None, table: str = "flexgen-2") -> list[OffloadRow]:
+def table_2() -> list[OffloadRow]:
     """Generation throughput of every system; FlexGen's rows at prompt 512 are fitted on."""
-    own = lines is None
-    made: list[OffloadRow] = []
-    for line in published_lines("flexgen_table_2.csv") if lines is None else lines:
-        prompt, system = int(line["prompt_len"]), line["system"]
-        made.append(
-            OffloadRow(
-                table,
-                f"{line['model']} {system} {prompt}",
-                line["model"],
-                system,
-                _policy(line),
-                _value(line["tokens_per_s"]),
-                prompt=prompt,
-                generated=int(line.get("gen_len") or 32),
-                machine=line.get("machine") or "t4",
-                calibrated=own and prompt == 512,
-            )
+    return [
+        OffloadRow(
+            "flexgen-2",
+            f"{line['model']} {line['system']} {line['prompt_len']}",
+            line["model"],
+            line["system"],
+            _policy(line),
+            _value(line["tokens_per_s"]),
+            prompt=int(line["prompt_len"]),
+            calibrated=line["prompt_len"] == "512",
         )
-    return made
+        for line in published_lines("flexgen_table_2.csv")
+    ]
 
 
 def table_8() -> list[OffloadRow]:
@@ -228,15 +220,6 @@ def compared(rows: Iterable[OffloadRow]) -> list[Check]:
         statement = f"{row.policy}, {row.unit}"
         made.append(Check(row.table, row.name, statement, row.value, predicted, None, remark, row.calibrated))
     return made
-
-
-def file_checks(path: str) -> list[Check] | None:
-    """The rows of a file with the columns of table 2, or None where the file has others."""
-    text = Path(path).read_text(encoding="utf-8-sig")
-    lines = csv.DictReader(line for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    if not set(POLICY_COLUMNS) <= set(lines.fieldnames or ()):
-        return None
-    return compared(table_2(list(lines), Path(path).stem))
 
 
 @cache

@@ -12,7 +12,7 @@ from statistics import median
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault, located
-from shardwright.prediction import offload_figures, offload_rows, swarm_rows
+from shardwright.prediction import offload_figures, offload_files, offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
 from shardwright.prediction.phases import demands, wanted_of
@@ -143,7 +143,7 @@ def reproduce(name: str, progress: Progress | None = None) -> list[Reproduced]:
     """
     names = [*TABLES, *CHECKS]
     if name.endswith(".csv"):
-        offloaded = offload_rows.file_checks(name)
+        offloaded = offload_files.file_checks(name)
         if offloaded is not None:
             return [Reproduced(name, checks=tuple(offloaded))]
         return [Reproduced(name, tuple(_compare_file(name, progress or _silent)))]
