@@ -101,10 +101,13 @@ def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float
 
 
 def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> tuple[Any, Any]:
-    """A variable for each phase, at least as long as each of its resources is busy, and what all of these are busy."""
-    loads = _loads(setting, policy)
+    """A variable for each phase, at least as long as each of its resources is busy, and what all of these are busy.
+    Groups of a pipeline are as many batches as each has at least, so that no block of fewer batches takes less time
+    for a sequence."""
+    groups = setting.groups(policy)
+    loads = _loads(setting, replace(policy, n_gpu_batches=policy.n_gpu_batches // groups))
     longest, busy = 0.0, 0.0
-    for load, times in zip(loads, setting.pipeline(policy.n_gpu_batches), strict=True):
+    for load, times in zip(loads, setting.rounds(groups), strict=True):
         phase = model.add_variable(lb=0.0)
         for names in _serial(setting.runtime):
             seconds = total(_sum([load[name] for name in names]))

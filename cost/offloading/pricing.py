@@ -37,8 +37,10 @@ class Setting:
     """A model at a length, a machine, and a runtime.
 
     With `devices` above 1 the layers are divided into so many stages of a pipeline, each on such a machine (Sheng et
-    al. 2023, section 4.4): prefill fills and drains the pipeline with the batches of a block, and a step of decode
-    takes a stage's time for as many batches as there are stages where the block has fewer.
+    al. 2023, section 4.4), and the batches of a block into as many groups, as far as there are batches. A stage takes
+    one group after the other through its layers, and loads their weights for each: prefill fills and drains the
+    pipeline with the groups, and a token takes as many rounds as there are stages. What is sent between machines is not
+    priced.
     """
 
     sizes: Sizes
@@ -64,8 +66,11 @@ class Setting:
 
     def price(self, policy: Policy) -> Plan:
         """What the policy costs, whether it fits or not."""
-        times = times_of(self.stage, policy, self.runtime, self.rates)
-        filling, waiting = self.pipeline(policy.n_gpu_batches)
+        groups = self.groups(policy)
+        group = replace(policy, n_gpu_batches=-(-policy.n_gpu_batches // groups))
+        times = times_of(self.stage, group, self.runtime, self.rates)
+        times = replace(times, tokens=policy.block * self.sizes.generated)
+        filling, waiting = self.rounds(groups)
         return Plan(policy, times, self.peaks(policy), times.prefill.seconds * filling, times.decode.seconds * waiting)
 
     def peaks(self, policy: Policy) -> Peaks:
@@ -75,6 +80,10 @@ class Setting:
         """By how many bytes each tier is exceeded; empty where the policy fits."""
         return excess(self.peaks(policy), self.limits)
 
-    def pipeline(self, n_gpu_batches: int) -> tuple[float, float]:
-        """Of one stage's time for a block: how often prefill takes it, and decode."""
-        return (n_gpu_batches + self.devices - 1) / n_gpu_batches, max(n_gpu_batches, self.devices) / n_gpu_batches
+    def groups(self, policy: Policy) -> int:
+        """Into how many groups the batches of a block are divided."""
+        return min(self.devices, policy.n_gpu_batches)
+
+    def rounds(self, groups: int) -> tuple[int, int]:
+        """How often prefill, and a token of decode, takes a stage's time for one group."""
+        return groups + self.devices - 1, self.devices

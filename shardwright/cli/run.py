@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shardwright.backends.number_formats import Array
+    from shardwright.backends.torch.world import World
     from shardwright.cli.options import Subparsers
     from shardwright.ir.program import Func, Program, Value
     from shardwright.passes.base import Pass
@@ -36,6 +37,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--passes", metavar="'a,b{k=v}'", help="transform the program first, and the checkpoint's weights with it"
+    )
+    parser.add_argument(
+        "--to",
+        choices=("jax", "torch"),
+        default="jax",
+        help="the framework that runs it (default: jax). Under torch each chip is a process, of torchrun or one that "
+        "this command starts on this machine, and values live where their types say",
     )
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_sizes(parser)
@@ -70,6 +78,8 @@ def execute(args: argparse.Namespace) -> int:
     `{"name", "type", "max_abs_difference", "max_rel_difference"}`, relative to the largest magnitude of the
     reference, and "virtual" says that the devices are virtual ones of the CPU.
     """
+    if args.to == "torch":
+        return _under_torch(args)
     from shardwright.backends.jax.processes import joined
 
     processes = processes_from(args)
@@ -77,13 +87,35 @@ def execute(args: argparse.Namespace) -> int:
         return _run(args, writes=processes is None or processes.index == 0)
 
 
-def _run(args: argparse.Namespace, *, writes: bool) -> int:
-    """What one process does. Of several all run the same, and the first `writes` what came out."""
+def _under_torch(args: argparse.Namespace) -> int:
+    """In one process for each chip of the mesh."""
+    from shardwright.backends.torch.world import alone, in_world, joined
+    from shardwright.cli.output import read_program
+    from shardwright.ir.diagnostics import NOWHERE, fault, located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+    from shardwright.offloading.launching import run_together
+
+    if in_world():
+        with joined() as world:
+            args.json = args.json and world.writes
+            return _run(args, writes=world.writes, world=world)
+    source = read_program(args.file)
+    with located(source):
+        chips = elaborate(parse(source), args.mesh, args.dim).mesh.n_chips
+        if chips > 1 and args.file == "-":
+            raise fault("bad-setting", "several processes cannot read the program from standard input", NOWHERE)
+    return run_together(args.argv, chips) if chips > 1 else _run(args, writes=True, world=alone())
+
+
+def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) -> int:
+    """What one process does. Of several all run the same, under PyTorch as the chips of `world`, and the first `writes`
+    what came out."""
     from shardwright.cli.output import print_json, read_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse
-    from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import parse_pipeline, run_passes
 
     with located(Source("--passes", args.passes or "")):
         passes = parse_pipeline(args.passes) if args.passes else ()
@@ -97,19 +129,16 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
             program, stored = _with_checkpoint(args.file, args.weights, written, passes)
         else:
             program = run_passes(written, passes)
-        compiled = explicit(program)
-        from shardwright.backends.jax.devices import arrange_devices
-        from shardwright.backends.jax.session import run_program
         from shardwright.backends.random_inputs import random_inputs
         from shardwright.backends.reference import evaluate
 
-        devices = arrange_devices(program.mesh.n_chips)
+        runner = _on_devices(program) if world is None else _on_chips(program, world)
 
     def say(text: str) -> None:
         if writes and not args.json:
             print(text)
 
-    say(f"{f'mesh {program.mesh}' if len(program.mesh) else 'no mesh'}: {devices}")
+    say(f"{f'mesh {program.mesh}' if len(program.mesh) else 'no mesh'}: {runner.devices}")
     limit = tolerance(program)
     worst = 0.0
     reports: list[dict[str, Any]] = []
@@ -119,7 +148,9 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
         arguments, state = inputs.args, inputs.state
         weights = inputs.weights if stored is None else stored
         with located(source):
-            found, found_state = run_program(compiled, func.name, arguments, weights, state)
+            found, found_state = runner.run(func.name, arguments, weights, state)
+        if not writes and world is not None:
+            continue
         wanted, wanted_state = evaluate(program, func.name, arguments, weights, state)
         say(func.name)
         report: dict[str, Any] = {"name": func.name, "results": [], "state": []}
@@ -147,8 +178,8 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
             {
                 "ok": ok,
                 "mesh": dict(program.mesh),
-                "devices": len(devices.devices),
-                "virtual": devices.virtual,
+                "devices": runner.n_devices,
+                "virtual": runner.virtual,
                 "seed": args.seed,
                 "tolerance": limit,
                 "functions": reports,
@@ -156,6 +187,44 @@ def _run(args: argparse.Namespace, *, writes: bool) -> int:
             }
         )
     return 0 if ok else 1
+
+
+# ---------------------------------------------------------------- running
+
+
+class Runner(NamedTuple):
+    """A compiled program's functions, as they run here: `run(func, args, weights, state)`; and where, in words."""
+
+    run: Callable[..., tuple[Sequence[Array], Mapping[str, Array]]]
+    devices: str
+    n_devices: int
+    virtual: bool
+
+
+def _on_devices(program: Program) -> Runner:
+    """Those of JAX."""
+    from functools import partial
+
+    from shardwright.backends.jax.devices import arrange_devices
+    from shardwright.backends.jax.session import run_program
+    from shardwright.passes.pipelines import explicit
+
+    compiled = explicit(program)
+    devices = arrange_devices(program.mesh.n_chips)
+    return Runner(partial(run_program, compiled), str(devices), len(devices.devices), devices.virtual)
+
+
+def _on_chips(program: Program, world: World) -> Runner:
+    """The processes of PyTorch."""
+    from functools import partial
+
+    from shardwright.backends.torch.session import run_program
+    from shardwright.passes.offload import Offload
+    from shardwright.passes.pipelines import explicit, run_passes
+
+    compiled = explicit(run_passes(program, [Offload()]))
+    where = f"{world.count} process{'' if world.count == 1 else 'es'} of PyTorch"
+    return Runner(partial(run_program, compiled, world=world), where, world.count, False)
 
 
 # ---------------------------------------------------------------- comparing

@@ -48,7 +48,7 @@ def run_together(argv: Sequence[str], count: int) -> int:
     killed = [i for i, status in enumerate(statuses) if status < 0]
     if len(killed) == count:
         failed = fault("lost-process", f"all {count} processes have been killed", NOWHERE)
-        failed.source = Source("offload", "")
+        failed.source = Source("shardwright", "")
         raise failed
     return 1 if any(statuses) else 0
 

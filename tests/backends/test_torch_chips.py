@@ -4,7 +4,7 @@ elsewhere, and random programs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,16 @@ def test_two_processes_are_two_chips(tmp_path: Path) -> None:
         # Of w_in a chip has 20 columns, 4 of them on the device, 16 on the host; there also x, h, and the next h.
         assert peaks["host"] == 4 * (2 * 16 * 16 + 3 * 4 * 3 * 16)
         assert peaks["disk"] == 4 * 2 * 20 * 16
+
+
+def test_a_program_of_one_chip_from_the_command_line(tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    file = tmp_path / "block.shard"
+    file.write_text(BLOCK)
+    made = shardwright("run", file, "--to", "torch", "--mesh", "x=1", "--json")
+    assert made.status == 0, made.err
+    report = json.loads(made.out)
+    assert (report["devices"], report["virtual"]) == (1, False)
+    assert [state["name"] for state in report["functions"][0]["state"]] == ["k", "v", "pos"]
 
 
 @pytest.mark.slow

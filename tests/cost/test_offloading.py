@@ -221,13 +221,16 @@ def test_files_outside_the_page_cache_cost_every_step_a_time() -> None:
 
 
 def test_a_pipeline_fills_in_prefill_and_waits_in_decode() -> None:
-    """4 stages of one layer: prefill of 2 batches takes 2 + 3 rounds, a token 4 rounds where 2 have work."""
+    """4 stages of one layer: prefill of 2 batches takes 2 + 3 rounds, a token 4 rounds where 2 have work; 8 batches go
+    in 4 groups, for each of which weights are loaded."""
     one = Setting(replace(small(), layers=1), T4, OURS)
     four = Setting(small(), T4, OURS, devices=4)
-    policy = parse_policy("2,2,100,0,100,0,100,0")
-    assert four.price(policy).prefill_s == pytest.approx(one.price(policy).prefill_s * 5 / 2)
-    assert four.price(policy).decode_s == pytest.approx(one.price(policy).decode_s * 2)
-    assert four.peaks(policy) == one.peaks(policy)
+    for block, group, rounds in (("2,2", "2,1", 5), ("2,8", "2,2", 7), ("2,7", "2,2", 7)):
+        whole, part = (parse_policy(f"{n},0,100,100,0,100,0") for n in (block, group))
+        assert four.price(whole).prefill_s == pytest.approx(one.price(part).prefill_s * rounds)
+        assert four.price(whole).decode_s == pytest.approx(one.price(part).decode_s * 4)
+        assert four.price(whole).times.tokens == whole.block * four.sizes.generated
+        assert four.peaks(whole) == one.peaks(whole)
 
 
 # ---------------------------------------------------------------- search
