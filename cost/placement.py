@@ -134,6 +134,10 @@ def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
     return kinds + [kind for edge in placement.trees.get(id(node), []) for kind in edge]
 
 
+Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
+"""A table's variables, its rows of layouts by their numbers in the groups, and their work."""
+
+
 class Solver:
     """Turns a problem into a factor graph, has it minimised, and reads the choice off.
 
@@ -233,9 +237,7 @@ class Solver:
             case _:
                 return None
 
-    def domains(
-        self, tables: dict[int, tuple[list[int], NDArray[np.int64], NDArray[np.float64]] | None]
-    ) -> list[NDArray[np.int64]]:
+    def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
         """What each variable can be, by arc consistency: rows that use anything else are dropped from the tables."""
         possible = [np.ones(len(node.group.root().codes), np.bool_) for node in self.problem.variables]
         changed = True

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from shardwright.cost.kernel_shares import Structure, Traffic
 from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
-from shardwright.cost.placement import OUT_OF_TIME, Placement, Solver
+from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import AllGather, Contract, Movement
@@ -172,6 +173,67 @@ class TimeSolver(Solver):
             costs = costs + np.where(alone, made, 0.0)
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
         return np.where(finite, costs, _NEVER)
+
+    # ------------------------------------------------------------ axes that are as good as each other
+
+    def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
+        """Of layouts that differ by axes that nothing tells apart, one variable takes the first only."""
+        domains = super().domains(tables)
+        orders = self.interchangeable()
+        if not orders:
+            return domains
+        best: tuple[float, int, NDArray[np.int64]] | None = None
+        for variable, domain in enumerate(domains):
+            codes = self.problem.variables[variable].group.root().codes[domain]
+            digits = self.coding.digits(codes)
+            powers = self.coding.radix ** np.arange(digits.shape[1], dtype=np.int64)
+            first = np.ones(len(codes), np.bool_)
+            for order in orders:
+                first &= codes <= digits[:, order] @ powers
+            share = float(first.sum()) / len(codes)
+            if best is None or share < best[0]:
+                best = share, variable, domain[first]
+        assert best is not None
+        _, variable, kept = best
+        tables[-1] = [variable], kept[:, None], np.zeros(len(kept))
+        return super().domains(tables)
+
+    def interchangeable(self) -> list[list[int]]:
+        """The orders of a mesh's axes in which its links, and every operation with every demand, are what they are."""
+        sizes = list(self.problem.program.mesh.values())
+        swaps = [
+            (i, j)
+            for i in range(len(sizes))
+            for j in range(i + 1, len(sizes))
+            if sizes[i] == sizes[j] > 1 and self.alike(i, j)
+        ]
+        made: list[list[int]] = []
+        for order in permutations(range(len(sizes))):
+            moved = [i for i, at in enumerate(order) if i != at]
+            if moved and all((min(i, order[i]), max(i, order[i])) in swaps for i in moved):
+                made.append(list(order))
+        return made
+
+    def alike(self, i: int, j: int) -> bool:
+        """Whether two axes may be swapped."""
+        swapped = list(range(len(self.problem.program.mesh)))
+        swapped[i], swapped[j] = j, i
+        sets = np.arange(1 << len(swapped))
+        same = sum((sets >> at & 1) << k for k, at in enumerate(swapped))
+        for once, each in (self.links.gather, self.links.all_to_all):
+            if not (np.allclose(once[same], once) and np.allclose(each[same], each)):
+                return False
+        powers = self.coding.radix ** np.arange(len(swapped), dtype=np.int64)
+        for entry in self.problem.entries:
+            if isinstance(entry, Table):
+                other = [self.coding.digits(codes)[:, swapped] @ powers for codes in entry.codes]
+                costs = self.kernel_ns(entry)
+                mine, theirs = np.lexsort(entry.codes), np.lexsort(other)
+                if not np.allclose(costs[mine], costs[theirs]):
+                    return False
+                if any((a[mine] != b[theirs]).any() for a, b in zip(entry.codes, other, strict=True)):
+                    return False
+        return True
 
     # ------------------------------------------------------------ kernels
 

@@ -34,11 +34,16 @@ _SHARE = 0.2
 _ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
 
-_FOR_PRICES = 0.5
+_LIVE = 2
+"""How often activations are made dearer before that is left to the integer program."""
+
+_FOR_PRICES = 0.3
 """Of the time, for looking for prices."""
 
+_ABOVE = 1e-3
+"""Of the bound: how far above it is looked first. Twice as far each time, and no further than `_FAR`."""
+
 _FAR = 1e3
-"""Times the time of what was found: where nothing fits, nothing slower is looked for."""
 
 _DETAIL = 0.01
 """Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
@@ -169,39 +174,39 @@ class _Search:
         return self.bound_ns < self.incumbent() * (1 - _ENOUGH)
 
     def exact(self, first: _Case) -> bool:
-        """By integer programs, each without what was found not to fit after all; whether they could be solved.
+        """By integer programs; whether they could be solved.
 
-        What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
-        once, to find something that fits.
+        The nearer to the bound, the more is ruled out: what is looked for is at first little above it, and there being
+        none is a higher bound. What exceeds the limit though its rows of memory do not is excluded, and the limit is
+        lowered by as much for once, to find something that fits.
         """
         from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
 
         prices = self.ruling_out(first)
         excluded: list[Excluded] = []
-        detail = _DETAIL
+        detail, above = _DETAIL, _ABOVE
         less: dict[str, float] = {}
         lowered = False
         while self.open() and time.monotonic() < self.end:
             outcome = Outcome()
-            upper = min(self.incumbent(), _FAR * max(found.objective_s for found in self.found) * 1e9)
+            upper = min(self.incumbent(), self.bound_ns * (1 + above))
             solve = ProgramSolve(
                 self.chip, self.constants, self.structure, upper, prices, tuple(excluded),
                 less if lowered else {}, detail, self.end, outcome,
             )  # fmt: skip
-            try:
+            found: Found | None = None
+            with suppress(DiagnosticError):
                 found = self.placed(solve)
-            except DiagnosticError:
-                if lowered:
-                    lowered = False
-                    continue
-                self.bound_ns = max(self.bound_ns, outcome.bound_ns)
-                return outcome.solved
-            if not lowered:
-                self.bound_ns = max(self.bound_ns, outcome.bound_ns)
-            if found.peak <= self.chip.memory_bytes:
-                if not lowered:
-                    return True
+            if lowered:
                 lowered = False
+                continue
+            before, self.bound_ns = self.bound_ns, max(self.bound_ns, outcome.bound_ns)
+            if found is None or found.peak <= self.chip.memory_bytes:
+                if found is not None and self.bound_ns < upper:
+                    return outcome.solved
+                if not outcome.solved or above > _FAR:
+                    return False
+                above *= 2 if self.bound_ns > before else 4
                 continue
             if outcome.excluded is not None:
                 excluded.append(outcome.excluded)
@@ -212,7 +217,7 @@ class _Search:
                 over = cost.memory.peak - self.chip.memory_bytes
                 if over > 0:
                     less[cost.func] = less.get(cost.func, 0.0) + over
-            lowered = not lowered
+            lowered = True
         return True
 
     def ruling_out(self, first: _Case) -> list[Prices]:
@@ -328,6 +333,7 @@ class _Search:
         limit = self.chip.memory_bytes
         scale = self.found[-1].objective_s * 1e9 / limit
         low, high, live = 0.0, scale, False
+        tries = _LIVE
         while True:
             found = self.attempt(replace(prices, byte_ns=high, live_ns=high if live else 0.0))
             if found.peak <= limit:
@@ -336,7 +342,8 @@ class _Search:
             if memory.weights + memory.state <= limit and not live:
                 live = True
                 continue
-            if high > 1e6 * scale or self.late():
+            tries -= live
+            if not tries or high > 1e6 * scale or self.late():
                 return
             low, high = high, high * 8
         for _ in range(_ROUNDS):

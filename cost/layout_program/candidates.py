@@ -18,6 +18,9 @@ from shardwright.cost.factors import Factor, TableFactor, TreeFactor
 
 Masks = list[NDArray[np.bool_]]
 
+_ROUNDING = 1e-9
+"""Of costs: what sums of shifted costs may be off by."""
+
 
 @dataclass
 class Candidates:
@@ -49,6 +52,7 @@ def narrowed(
     """The candidates without those that cost more than `upper` in a graph with prices, of which `room` is paid back;
     None where none are left.
     """
+    upper += _ROUNDING * max(1.0, abs(upper) + room)
     parts = graph.remainders(upper + room, before.choices, out_of_time)
     if parts is None:
         return None

@@ -92,35 +92,38 @@ class MemoryRows:
         self.known: dict[int, _Moves | None] = {}
         self.held_by: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Part] = {}
         self.steps: dict[tuple[int, int, int], _Steps] = {}
-        self.count = 0
 
     def add(self, less: Mapping[str, float] | None = None, detail: float = 0.0) -> None:
         """Writes the rows that might not hold. `less` is for a function how much less than the limit it may take.
 
         Moments at which less is alive than the share `detail` of the limit have no row of their own.
         """
+        scale = _UNITS / self.limit
+        for func, parts, parting in self.every(detail * self.limit):
+            room = self.limit - (less or {}).get(func, 0.0)
+            if sum(part.most for part in parts) > room:
+                line = _sum_of(parts, parting)
+                scaled = Linear(line.columns, [each * scale for each in line.coefficients])
+                self.formulation.program.row(scaled, -np.inf, room * scale)
+
+    def lines(self) -> dict[str, list[Linear]]:
+        """For each function the bytes at each of its moments."""
+        made: dict[str, list[Linear]] = {func.name: [] for func in self.problem.program.funcs}
+        for func, parts, parting in self.every(0.0):
+            made[func].append(_sum_of(parts, parting))
+        return made
+
+    def every(self, least: float) -> Iterator[tuple[str, list[_Part], Linear | None]]:
+        """For each moment of each function at which that much is alive beside weights, state and arguments, all of what
+        is there."""
         kept = [self.home(node) for node in self.problem.nodes if node.func is None]
         for func in self.problem.program.funcs:
             times = timeline(self.problem, self.solver.structure, func)
             arguments = [self.home(node) for node in times.arguments]
-            room = self.limit - (less or {}).get(func.name, 0.0)
-            alone: tuple[list[_Part], Linear | None] = ([], None)
-            for parts, parting in (alone, *self.rows(times)):
-                together = [*kept, *arguments, *parts]
-                if sum(part.most for part in together) <= room:
-                    continue
-                if parts and sum(part.most for part in parts) <= detail * self.limit:
-                    continue
-                line = Linear()
-                for part in together:
-                    line.columns.extend(part.line.columns)
-                    line.coefficients.extend(part.line.coefficients)
-                if parting is not None:
-                    line.columns.extend(parting.columns)
-                    line.coefficients.extend(parting.coefficients)
-                scaled = Linear(line.columns, [each * (_UNITS / self.limit) for each in line.coefficients])
-                self.formulation.program.row(scaled, -np.inf, _UNITS * room / self.limit)
-                self.count += 1
+            yield func.name, [*kept, *arguments], None
+            for parts, parting in self.rows(times):
+                if sum(part.most for part in parts) > least:
+                    yield func.name, [*kept, *arguments, *parts], parting
 
     def rows(self, times: Timeline) -> Iterator[tuple[list[_Part], Linear | None]]:
         """What is alive beside weights, state and arguments, at each kernel and each movement; and what else lowers
@@ -457,6 +460,14 @@ class _Steps:
         if value.bytes is Bytes.ELSEWHERE or (value.shrinks and self.sliced):
             return max([sizes[1], *(x + y for x, y in pairwise(sizes[1:]))])
         return max(x + y for x, y in pairwise(sizes))
+
+
+def _sum_of(parts: Sequence[_Part], parting: Linear | None) -> Linear:
+    line = Linear()
+    for each in (*(part.line for part in parts), *((parting,) if parting is not None else ())):
+        line.columns.extend(each.columns)
+        line.coefficients.extend(each.coefficients)
+    return line
 
 
 def _copied(line: Linear) -> Linear:
