@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from shardwright.models.config import Config
     from shardwright.models.description import Model
     from shardwright.offloading.journal import Journal
-    from shardwright.offloading.report import Report
     from shardwright.offloading.request import Request
     from shardwright.offloading.run import OffloadedModel
 
@@ -135,6 +133,7 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
 
 def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
     """What one process does. Of several each has some of the layers, and the first writes."""
+    from shardwright.cli.offload_progress import OffloadProgress
     from shardwright.cli.output import print_json
     from shardwright.generation.outputs import completion_keys
     from shardwright.ir.diagnostics import Source, located
@@ -154,19 +153,17 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
         if left:
             with (
                 located(Source(args.model, "")),
-                Progress(len(left), writes) as progress,
+                OffloadProgress(len(left), args.max_new_tokens, writes) as progress,
                 OffloadedModel(
                     args.model, request, left, asked.settings, loading=progress.loaded, observe=recorder, world=world
                 ) as offloaded,
             ):
                 if recorder is not None:
                     recorder.used = offloaded.used
-                progress.report = offloaded.report
-                progress.moved = offloaded.runtime.moved
+                progress.watch(offloaded.report, offloaded.runtime.moved, offloaded.used)
                 for completion in offloaded.completions():
                     if journal is not None:
                         journal.write(completion_keys(completion, asked.tokenizer))
-                    progress.show()
                 measured = offloaded.report.as_json()
                 if world is not None:
                     measured |= _of_all(world, offloaded)
@@ -236,10 +233,12 @@ def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Reque
 def _summary(measured: dict[str, Any]) -> str:
     from shardwright.backends.torch.memory import sized
 
+    decode = measured["decode_tokens_per_second"]
+    decode = "" if decode is None else f", {decode:,.1f} in decode"
     peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
     return (
         f"{measured['new_tokens']:,} new tokens in {measured['seconds']:.1f} s:"
-        f" {measured['tokens_per_second']:,.1f} per second, {measured['decode_tokens_per_second']:,.1f} in decode;"
+        f" {measured['tokens_per_second']:,.1f} per second{decode};"
         f" prompts included {measured['actual_throughput']:,.1f},"
         f" with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}"
     )
@@ -311,41 +310,3 @@ def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1) -> 
     machine, runtime = load_machine(args.machine), load_runtime("ours")
     dtype = DType(args.dtype) if args.dtype else DType.F16
     return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus, dtype=dtype)
-
-
-class Progress:
-    """A line on standard error, where that is a terminal: prompts, tokens per second, time left, bytes moved."""
-
-    def __init__(self, prompts: int, writes: bool = True) -> None:
-        self._prompts = prompts
-        self._began = time.perf_counter()
-        self._wanted = writes and sys.stderr.isatty()
-        self.report: Report | None = None
-        self.moved: dict[str, int] = {}
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._wanted:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def loaded(self, done: int, total: int) -> None:
-        """So many bytes of the weights are where they belong."""
-        if done == total:
-            self._began = time.perf_counter()
-        self._line(f"loading weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
-
-    def show(self) -> None:
-        """There is one text more."""
-        if self.report is None:
-            return
-        elapsed, done = time.perf_counter() - self._began, self.report.prompts
-        left = elapsed * (self._prompts - done) / done
-        moved = ", ".join(f"{name} {nbytes / 1e9:.1f} GB" for name, nbytes in sorted(self.moved.items()))
-        rate = self.report.new_tokens / elapsed
-        self._line(f"{done} of {self._prompts} prompts, {rate:,.1f} tokens per second, {left:,.0f} s left; {moved}")
-
-    def _line(self, text: str) -> None:
-        if self._wanted:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -8,9 +8,11 @@ from typing import Any
 
 @dataclass
 class Report:
-    """What a run measured. Tokens per second are of new tokens: `throughput` over the whole run, `decode_throughput`
-    over the passes after the first of each block. `padded` counts what was computed for padding, too, and for rows
-    that had ended (Sheng et al. 2023, section 6.1 and table 25)."""
+    """What a run measured. Tokens per second are of new tokens, those in decode over the passes after the first of each
+    block; in the diagonal schedule, `mixed`, prefill and decode of different batches share each pass, and there is no
+    such number. `padded_tokens` are what was computed, positions of padding and of rows that had ended among them;
+    the padded throughput is of these, the actual one of tokens of prompts and texts (Sheng et al. 2023, section 6.1 and
+    table 25). `ended_tokens` are those of texts that have ended."""
 
     prompts: int = 0
     new_tokens: int = 0
@@ -19,20 +21,22 @@ class Report:
     decode_tokens: int = 0
     prompt_tokens: int = 0
     padded_tokens: int = 0
-    computed_tokens: int = 0
+    ended_tokens: int = 0
+    mixed: bool = False
     peak_bytes: dict[str, int] = field(default_factory=dict[str, int])
     moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
 
     def as_json(self) -> dict[str, Any]:
         decoding = self.seconds - self.prefill_seconds
+        decode: float | None = self.decode_tokens / decoding if decoding > 0 else 0.0
         whole = self.prompt_tokens + self.new_tokens
         return {
             "prompts": self.prompts,
             "new_tokens": self.new_tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.new_tokens / self.seconds if self.seconds else 0.0,
-            "prefill_seconds": self.prefill_seconds,
-            "decode_tokens_per_second": self.decode_tokens / decoding if decoding > 0 else 0.0,
+            "prefill_seconds": None if self.mixed else self.prefill_seconds,
+            "decode_tokens_per_second": None if self.mixed else decode,
             "actual_throughput": whole / self.seconds if self.seconds else 0.0,
             "padded_throughput": self.padded_tokens / self.seconds if self.seconds else 0.0,
             "peak_bytes": self.peak_bytes,

@@ -57,7 +57,7 @@ class OffloadedModel:
         self.request = request
         self.settings = settings
         self.folder = Path(checkpoint)
-        self.report = Report()
+        self.report = Report(mixed=request.schedule == "diagonal")
         self._observe = observe
         self.world = world
         self.place = Place() if world is None else Place(world.index, world.count)

@@ -76,4 +76,5 @@ class Texts:
     def completions(self) -> Iterator[Completion]:
         for prompt, new in zip(self.bucket.prompts, self.new, strict=True):
             self.report.prompts += 1
+            self.report.ended_tokens += len(new)
             yield Completion(prompt, 0, tuple(new))
