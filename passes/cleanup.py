@@ -148,7 +148,9 @@ def _without_repeats(program: Program, func: Func) -> Func:
                     operands = tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands)
                     names = tuple(value.name for value in statement.results)
                     key = _Expression(statement.operation, operands, tuple(value.type for value in statement.results))
-                    if key in known and all(value.marking is not Marking.DEMANDED for value in statement.results):
+                    again = isinstance(statement.operation, Fetch)  # what is fetched twice need not stay in between
+                    found = all(value.marking is not Marking.DEMANDED for value in statement.results)
+                    if key in known and found and not again:
                         renamed.update(zip(names, known[key], strict=True))
                         continue
                     known.setdefault(key, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.ops import Alias, Fetch, Start, Store, Take, Update, Wait
 from shardwright.ir.program import (
     Carry,
@@ -62,7 +63,26 @@ class Offload(Pass):
     name: ClassVar[str] = "offload"
 
     def run(self, program: Program) -> Program:
+        check_placed(program)
         return replace(program, funcs=tuple(_offloaded(program, func) for func in program.funcs))
+
+
+def check_placed(program: Program) -> None:
+    """Raises where a placement is left open, which a policy fills."""
+    values = [*program.weights, *program.state]
+    for func in program.funcs:
+        values += func.params
+        for statement, _ in func.walk():
+            values += statement.results if isinstance(statement, Let | Loop) else ()
+            values += (carry.value for carry in statement.carries) if isinstance(statement, Loop) else ()
+    for value in values:
+        if value.type.placement is None:
+            raise fault(
+                "open-type",
+                f"{value.name}: {value.type} leaves its placement open",
+                value.span,
+                "write it, or have a policy fill it: shardwright offload FILE --machine NAME --plan-only -o OUT.shard",
+            )
 
 
 def _offloaded(program: Program, func: Func) -> Func:

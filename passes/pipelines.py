@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
+from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
 from shardwright.ir.weight_source import WeightSource
@@ -137,8 +138,11 @@ def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:
 
 
 def explicit(program: Program) -> Program:
-    """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip."""
-    return run_passes(program, EXPLICIT)
+    """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip.
+
+    Where values live on host or disk, `offload` comes first: copies between memories are movements too.
+    """
+    return run_passes(program, (Offload(), *EXPLICIT) if off_device(program) else EXPLICIT)
 
 
 def describe(made: type[Pass]) -> str:

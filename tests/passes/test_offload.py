@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from oracles.rewritten_programs import printed
 from program_text import program
 
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.ops import Fetch, Store
+from shardwright.ir.program import Let
 from shardwright.passes.offload import Offload
-from shardwright.passes.pipelines import run_passes
+from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 LAYERS = """
 dim B=4 N=2 E=32 F=64
@@ -52,3 +57,53 @@ def test_the_meaning_stays() -> None:
 def test_what_lives_on_the_device_stays() -> None:
     before = program("dim B=4 E=8\nfunc f(x: f32 BE, w: f32 E) -> f32 BE {\n  y: f32 BE = x * w\n  return y\n}")
     assert run_passes(before, [Offload()]) == before
+
+
+ON_HOST = """
+mesh x=2
+dim B=4 N=2 E=8 F=16
+weights {
+  table: f32 E on host
+  w: f32 NEF_x on host
+}
+state { k: f32 NBE_x on host }
+func f(x: f32 BE) -> f32 BE {
+  y: f32 BE on host = loop[N](h: f32 BE on host = x * table) {
+    set k = k + h
+    next rename[F -> E](take[F 0:8](h @[E] w)) + k
+  }
+  return y * table
+}
+"""
+
+
+def test_a_compiled_program_copies_what_lives_elsewhere() -> None:
+    made = explicit(program(ON_HOST))
+    fetched = [
+        str(s.operands[0]) for s, _ in made.funcs[0].walk() if isinstance(s, Let) and isinstance(s.operation, Fetch)
+    ]
+    # The table is fetched again after the loop, and does not stay in between.
+    assert sorted(name for name in fetched if name in {"table", "w", "k"}) == ["k", "k", "table", "table", "w"]
+    assert any(isinstance(s.operation, Store) for s, _ in made.funcs[0].walk() if isinstance(s, Let))
+
+
+def test_it_runs_under_jax(tmp_path: Path, shardwright: Callable) -> None:
+    file = tmp_path / "host.shard"
+    file.write_text(ON_HOST, encoding="utf-8")
+    got = shardwright("run", file)
+    assert (got.status, "agrees" in got.out) == (0, True), got.err
+
+
+def test_an_open_placement_is_for_a_policy() -> None:
+    for text in (LAYERS.replace("w_out: f32 NFE on disk", "w_out: f32 NFE on ?"),
+                 LAYERS.replace("h: f32 BE on host = a", "h: f32 BE on ? = a")):  # fmt: skip
+        with pytest.raises(DiagnosticError) as caught:
+            run_passes(program(text), [Offload()])
+        (fault,) = caught.value.diagnostics
+        assert fault.code == "open-type"
+        assert fault.message.endswith("on ? leaves its placement open")
+
+
+def test_what_is_scheduled_stays() -> None:
+    made = run_passes(program(LAYERS), parse_pipeline("offload,schedule-blocks"))
+    assert run_passes(made, [Offload()]) == made
