@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cost.chips import load_chip
+
 TEXT = """\
 mesh {mesh}
 dim N=8 B=64 E=512 F=2048
@@ -25,6 +27,8 @@ func {name}(a: BE) -> BE {{
   return y
 }}
 """
+
+LINKS, LATENCY = load_chip("tpu-v4").constants.link_efficiency, load_chip("tpu-v4").constants.latency_factor
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def cost(shardwright: Callable, tmp_path: Path) -> Callable:
 def test_one_micro_batch_takes_as_long_as_on_one_stage(cost: Callable) -> None:
     """It only has to cross: 64 x 512 bf16 over one link of 4.5e10 B/s, and a hop."""
     piped, whole = cost(), cost(stages=1)
-    crossing = 2 * 64 * 512 / 4.5e10 / 0.8957 + 1.233e-6
+    crossing = 2 * 64 * 512 / 4.5e10 / LINKS + LATENCY * 1e-6
     assert piped["time_s"] == pytest.approx(whole["time_s"] + crossing)
     assert (piped["n_chips"], piped["stages"], whole["n_chips"]) == (4, 2, 2)
     assert piped["flops_per_chip"] == whole["flops_per_chip"] / 2
@@ -55,7 +59,7 @@ def test_one_micro_batch_takes_as_long_as_on_one_stage(cost: Callable) -> None:
 def test_micro_batches_fill_and_drain_the_pipeline(cost: Callable) -> None:
     """Four of 16 rows on two stages take 5 / 2 passes; in decode, where the next token waits, 4 / 2."""
     part = cost(batch=16, stages=1)["time_s"]
-    crossing = 2 * 16 * 512 / 4.5e10 / 0.8957 + 1.233e-6
+    crossing = 2 * 16 * 512 / 4.5e10 / LINKS + LATENCY * 1e-6
     assert cost("--micro-batches", "4")["time_s"] == pytest.approx(5 / 2 * (part + crossing))
     assert cost("--micro-batches", "4", name="decode")["time_s"] == pytest.approx(4 / 2 * (part + crossing))
     assert cost("--micro-batches", "4")["tokens"] == 64
