@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwright.pareto.frontier import what
+from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point
 
 _MARKERS = {"int8": "o", "bf16": "s"}
@@ -26,7 +27,11 @@ def picture(title: str, phases: Mapping[str, tuple[Sequence[Point], Sequence[Poi
         figure.suptitle(title, fontsize=11)
         panels = figure.subplots(len(phases), 2, squeeze=False)
         counts = sorted({point.chips for points, _ in phases.values() for point in points if point.fits})
-        colours = matplotlib.colormaps["viridis"].resampled(max(2, len(counts)))
+        # Without the ends of the map: the one is nearly black, the other too pale on white.
+        shades = matplotlib.colormaps["viridis"](
+            [0.12 + 0.76 * i / max(1, len(counts) - 1) for i in range(len(counts))]
+        )
+        colours = matplotlib.colors.ListedColormap(shades if len(counts) > 1 else ["#31688e"])
         for (phase, (points, best)), (left, right) in zip(phases.items(), panels, strict=True):
             _cost(left, phase, points, best, counts, colours)
             _utilization(right, phase, points, best, counts, colours)
@@ -48,21 +53,25 @@ def _cost(panel: Any, phase: str, points: Sequence[Point], best: Sequence[Point]
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xlabel(f"latency of {what(phase)}, ms")
-    panel.set_ylabel("chip-milliseconds per token")
+    panel.set_ylabel(f"chip-milliseconds per {token(phase)}")
     panel.margins(0.08, 0.12)
+    _plain_ticks(panel.xaxis, panel.get_xlim())
+    _plain_ticks(panel.yaxis, panel.get_ylim())
+    low, high = panel.get_xlim()
     for point in _spread(best):
+        # Below and to the left of what lies far to the right: nothing is there, and a label stays in its panel.
+        left = math.log(1e3 * point.latency_s / low) > 0.7 * math.log(high / low)
         panel.annotate(
-            f"{point.chips} chips, batch {point.batch}\n{point.layout}, {point.attention}, {point.weights}",
+            f"{point.chips} chips, batch {point.batch}\n{layouts(point)}, {point.attention}, {point.weights}",
             (1e3 * point.latency_s, _chip_ms(point)),
             textcoords="offset points",
-            xytext=(5, 5),
+            xytext=(-4, -5) if left else (5, 5),
+            ha="right" if left else "left",
+            va="top" if left else "bottom",
             fontsize=6.5,
             bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.7},
             zorder=5,
         )
-    ticker: Any = importlib.import_module("matplotlib.ticker")
-    panel.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    panel.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.2, 0.4)))
     panel.legend(
         handles=_legend(counts, map_, {p.weights for p in points}), fontsize=7, loc="upper right", framealpha=0.9
     )
@@ -74,10 +83,20 @@ def _utilization(
 ) -> None:
     _scatter(panel, points, best, counts, map_, _percent)
     panel.set_xscale("log")
-    panel.set_ylim(bottom=0)
+    _plain_ticks(panel.xaxis, panel.get_xlim())
+    panel.set_ylim(0, 1.06 * panel.get_ylim()[1])
     panel.set_xlabel(f"latency of {what(phase)}, ms")
     panel.set_ylabel("MFU, % of the bf16 peak")
     panel.grid(visible=True, which="both", alpha=0.15)
+
+
+def _plain_ticks(axis: Any, limits: tuple[float, float]) -> None:
+    """Numbers as they are read on a logarithmic axis, also where it spans less than a decade."""
+    ticker: Any = importlib.import_module("matplotlib.ticker")
+    wide = limits[1] / limits[0] > 8
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=14) if wide else ticker.MaxNLocator(6))
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _scatter(
@@ -121,7 +140,9 @@ def _legend(counts: list[int], map_: Any, weights: set[str]) -> list[Any]:
     def handle(label: str, **looks: Any) -> Any:
         return lines.Line2D([], [], linestyle="none", label=label, **looks)
 
-    made = [handle(f"{n} chips", marker="o", color=map_(i), markersize=4) for i, n in enumerate(counts)]
+    made = [
+        handle(f"{n} chip{'s' if n > 1 else ''}", marker="o", color=map_(i), markersize=4) for i, n in enumerate(counts)
+    ]
     for name, marker in _MARKERS.items():
         if name in weights:
             made.append(handle(name, marker=marker, color="#888888", markersize=4))
