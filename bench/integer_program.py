@@ -1,11 +1,12 @@
 """The integer program of strategies on made-up problems of the size of large models: time, gap, and HiGHS alone.
 
-    python bench/integer_program.py [--seconds 60] [NODES ...]
+    python bench/integer_program.py [--seconds 60] [--kind transformer|training|layers] [NODES ...]
 
-A problem is a row of layers. A quarter of a layer's nodes are weights, alive all along; the others live for some nodes.
-An edge charges for the distance between layouts: each node joins the one before it, half of them one more of the last
-32. The limit lies a third of the way from the least to the average memory of weights. HiGHS gets the whole problem as
-one integer program, as long as it has no more than 300,000 columns.
+`transformer` is inference and `training` a step with gradients, as `transformer_problems.py` makes them. `layers` has
+nothing of a model's structure: a quarter of a layer's nodes are weights, alive all along, the others live for some
+nodes; an edge charges for the distance between random layouts, each node joins the one before it, half of them one more
+of the last 32; the limit lies a third of the way from the least to the average memory of weights. HiGHS gets the whole
+problem as one integer program, as long as it has no more than 3,000,000 columns.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import argparse
 import time
 
 import numpy as np
+from transformer_problems import transformer
 
-from shardwright.cost.integer_program.mathopt import solve_integer_program
+from shardwright.cost.integer_program import highs as processes
+from shardwright.cost.integer_program.mathopt import Solving
 from shardwright.cost.integer_program.problem import Edge, Problem
-from shardwright.cost.integer_program.reduction import reduce
 from shardwright.cost.integer_program.solve import solve
 
 LAYER = 32
-MOST_COLUMNS = 300_000
+INFERENCE_LAYER, TRAINING_LAYER = 71, 121
+"""Nodes in a layer of a Transformer."""
+MOST_COLUMNS = 3_000_000
+OVER = 60.0
 
 
 def layers(n: int, strategies: int, seed: int = 0) -> Problem:
@@ -49,31 +54,46 @@ def layers(n: int, strategies: int, seed: int = 0) -> Problem:
     return Problem("layers", tuple(intervals), costs, usages, tuple(edges), limit)
 
 
+def made(kind: str, nodes: int) -> Problem:
+    """A problem of about so many nodes."""
+    if kind == "layers":
+        return layers(nodes, 8)
+    if kind == "training":
+        return transformer(max(1, nodes // TRAINING_LAYER), tokens=256, backward=True, share=0.1)
+    return transformer(max(1, nodes // INFERENCE_LAYER))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nodes", metavar="NODES", nargs="*", type=int, default=[200, 800, 6000, 60_000])
-    parser.add_argument("--strategies", type=int, default=8)
+    parser.add_argument("--kind", choices=("transformer", "training", "layers"), default="transformer")
     parser.add_argument("--seconds", type=float, default=60.0)
     args = parser.parse_args()
-    print("| nodes | edges | columns | status | cost | gap | seconds | HiGHS alone: gap | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| nodes | edges | columns | status | cost | gap | seconds | HiGHS alone: cost | gap | seconds |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for n in args.nodes:
-        problem = layers(n, args.strategies)
+        problem = made(args.kind, n)
         found = solve(problem, args.seconds)
-        line = f"| {n} | {len(problem.edges)} | {problem.columns} | {found.status} | {found.cost:.0f} |"
-        print(f"{line} {100 * found.gap:.2f} % | {found.seconds:.1f} | {_alone(problem, args.seconds)} |", flush=True)
+        line = (
+            f"| {len(problem):,} | {len(problem.edges):,} | {problem.columns:,} | {found.status} | {found.cost:,.0f} |"
+        )
+        gap = "0" if found.gap == 0 else f"{100 * found.gap:.2g} %"
+        print(f"{line} {gap} | {found.seconds:.1f} | {_alone(problem, args.seconds)} |", flush=True)
 
 
 def _alone(problem: Problem, seconds: float) -> str:
     if problem.columns > MOST_COLUMNS:
-        return "not tried |"
+        return "not tried | | "
+    processes.GRACE = OVER
     began = time.monotonic()
-    solved = solve_integer_program(reduce(problem).problem, seconds)
+    with Solving(problem, seconds) as highs:  # which is left the time that it takes beyond its limit
+        solved = highs.result(seconds + OVER)
     took = time.monotonic() - began
-    if solved.choice is None:
-        return f"nothing found | {took:.1f}"
-    cost = reduce(problem).problem.cost(solved.choice)
-    return f"{100 * (cost - solved.bound) / cost:.2f} % | {took:.1f}"
+    if solved is None or solved.choice is None:
+        return f"nothing found | | {took:.1f}"
+    cost = problem.cost(solved.choice)
+    gap = "0" if solved.optimal else f"{100 * (cost - solved.bound) / cost:.2g} %"
+    return f"{cost:,.0f} | {gap} | {took:.1f}"
 
 
 if __name__ == "__main__":

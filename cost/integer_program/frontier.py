@@ -102,6 +102,7 @@ class _Frontier:
         self.wanted = threshold
         self.most = most_labels
         self.limit = problem.memory.limit
+        self.most_memory = self.limit + problem.memory.rounding
         # What a choice costs at the prices, less what they charge for the limit, is at most its cost if it fits.
         self.credit = float(prices.sum()) * self.limit if len(prices) else 0.0
         outside = prices.copy()
@@ -118,7 +119,7 @@ class _Frontier:
                         piece = bisect_right(profile.starts.tolist(), row) - 1
                         self.usages[node][:, k] = profile.levels[:, piece]
         self.least: list[Floats] = [usages.min(axis=0) for usages in self.usages]
-        self.slack: Floats = self.limit - np.sum([self.none, *self.least], axis=0)
+        self.slack: Floats = self.most_memory - np.sum([self.none, *self.least], axis=0)
 
     def run(self) -> Frontier:
         cliques = self.order.cliques
@@ -139,7 +140,7 @@ class _Frontier:
         for at in roots:
             whole, done = self.with_part(whole, np.zeros(1, np.int64), tables[at], done, inside[at])
         cheap = whole.cost - self.outside_credit <= self.wanted
-        fits = whole.take(cheap & (whole.usage <= self.limit).all(axis=1))
+        fits = whole.take(cheap & (whole.usage <= self.most_memory).all(axis=1))
         order = np.argsort(fits.cost, kind="stable")
         bound = min(self.threshold, float(fits.cost.min(initial=np.inf)) - self.outside_credit)
         choices = [self.choice(fits, int(k), roots, tables) for k in order[:16]]

@@ -13,9 +13,9 @@ from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Held,
 class Neighbourhoods:
     """Windows of a problem: nodes that lie together in its graph, or in the order of the program."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, seed: int = 0) -> None:
         self.problem = problem
-        self.random = random.Random(0)
+        self.random = random.Random(seed)
         self.around: list[list[tuple[int, int]]] = [[] for _ in problem.costs]
         for number, edge in enumerate(problem.edges):
             self.around[edge.a].append((edge.b, number))

@@ -104,6 +104,8 @@ class Problem:
 
         def profile(terms: NDArray[np.int64]) -> Profile:
             first, last = memory.first[terms], memory.last[terms]
+            if len(terms) == 1:
+                return Profile(first, int(last[0]), taken[int(terms[0])][:, None])
             bounds = np.unique(np.concatenate([first, last]))
             change = np.zeros((len(bounds), len(taken[int(terms[0])])))
             usages = np.stack([taken[int(j)] for j in terms])
@@ -132,7 +134,8 @@ class Problem:
         for profile in self.profiles:
             if profile is not None:
                 levels = profile.levels.min(axis=0)
-                change[profile.starts] += np.diff(levels, prepend=0.0)
+                change[profile.starts[0]] += levels[0]
+                change[profile.starts[1:]] += levels[1:] - levels[:-1]
                 change[profile.stop] -= levels[-1]
         return np.cumsum(change)[:-1]
 
@@ -202,6 +205,11 @@ class Memory:
         numbers = np.zeros(len(times) + 1, np.int64)
         numbers[1:] = np.cumsum(binding)
         return Memory(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last])
+
+    @property
+    def rounding(self) -> float:
+        """What sums of memory that are no whole numbers may be off by."""
+        return 1e-12 * self.limit if np.isfinite(self.limit) else 0.0
 
     @cached_property
     def terms(self) -> tuple[NDArray[np.int64], ...]:

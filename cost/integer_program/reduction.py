@@ -89,17 +89,15 @@ def reduced_further(made: Reduced, out_of_time: Callable[[], bool] = lambda: Fal
     look: Sequence[int] | None = None
     while True:
         made = made.restricted(_possible(made.problem))
-        while all(len(costs) for costs in made.problem.costs):
-            fitting = _fitting(made.problem)
-            if all(bool(marks.all()) for marks in fitting):
-                break
-            made = made.restricted(fitting)
-            made = made.restricted(_possible(made.problem))
         if not all(len(costs) for costs in made.problem.costs) or out_of_time():
             return made
         contracted = made.contracted()
         if contracted is not made:
             made, look = contracted, None
+        fitting = [np.ones(0, np.bool_)] if out_of_time() else _fitting(made.problem)
+        if not all(bool(marks.all()) for marks in fitting):
+            made, look = made.restricted(fitting), None
+            continue
         keep = _undominated(made.problem, range(len(made.problem)) if look is None else look, out_of_time)
         lost = {node for node, marks in enumerate(keep) if not marks.all()}
         if not lost:
@@ -171,7 +169,7 @@ def _possible(problem: Problem) -> list[NDArray[np.bool_]]:
 
 def _fitting(problem: Problem) -> list[NDArray[np.bool_]]:
     """Strategies that fit where every other node takes what it takes at least."""
-    room = problem.memory.limit - problem.least_usage
+    room = problem.memory.limit + problem.memory.rounding - problem.least_usage
     return [
         np.ones(len(costs), np.bool_)
         if profile is None

@@ -6,19 +6,19 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.cost.integer_program.elimination import MOST_ENTRIES, Order, eliminate
-from shardwright.cost.integer_program.frontier import frontier
+from shardwright.cost.integer_program.frontier import LEAST_LABELS, frontier
 from shardwright.cost.integer_program.highs import GRACE
 from shardwright.cost.integer_program.improvement import Neighbours
+from shardwright.cost.integer_program.known import Known, Solution
 from shardwright.cost.integer_program.mathopt import Solved, Solving
 from shardwright.cost.integer_program.multipliers import Dual, best_prices
 from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
-from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
+from shardwright.cost.integer_program.problem import Choice, Edge, Problem
 from shardwright.cost.integer_program.reduction import Reduced, reduce, reduced_further
 
 MOST_COLUMNS = 2_000_000
@@ -33,6 +33,9 @@ FIRST_LABELS = 10_000
 MOST_LABELS = 400_000
 """Of one table, where the first ones were quick."""
 
+FEW_COLUMNS = 3000
+"""HiGHS solves so many soon."""
+
 LABELS_OF_ALL = 4_000_000
 """Of all tables of the first frontier together."""
 
@@ -44,31 +47,6 @@ FIRST_ENTRIES = 1 << 22
 
 MOST_TIMES = 5
 """At which a frontier keeps memory."""
-
-_SLACK = 1e-9
-"""What bounds may have lost to rounding, of their size."""
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The cheapest choice found (None where there is none), its cost, a proved lower bound, and the time it took.
-
-    `status` is `optimal` where cost and bound meet, `feasible` where the time ran out first, `infeasible` where no
-    choice fits, `unknown` where the time ran out before one was found.
-    """
-
-    status: str
-    choice: Choice | None
-    cost: float
-    bound: float
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """(cost - bound) / cost; infinite where there is no choice."""
-        if self.choice is None:
-            return math.inf
-        return 0.0 if self.cost == self.bound else (self.cost - self.bound) / max(abs(self.cost), 1e-300)
 
 
 def solve(problem: Problem, seconds: float = 60.0, most_entries: int = MOST_ENTRIES) -> Solution:
@@ -82,17 +60,14 @@ def solve(problem: Problem, seconds: float = 60.0, most_entries: int = MOST_ENTR
             gc.enable()
 
 
-class _Solve:
+class _Solve(Known):
     def __init__(self, problem: Problem, seconds: float, most_entries: int) -> None:
-        self.problem = problem
+        super().__init__(problem, seconds)
         self.most_entries = most_entries
-        self.began = time.monotonic()
-        self.end = self.began + seconds
-        self.best: Choice | None = None
-        self.cost = math.inf
-        self.bound = -math.inf
         self.first: Reduced | None = None
         """The problem before anything was ruled out by the best choice."""
+        self.windows = 0
+        """How often windows were looked at."""
         self.tried: int | None = None
         """The strategies and pairs of the problem of the last frontier that did not settle it."""
         self.labels_a_second = 0.0
@@ -105,9 +80,24 @@ class _Solve:
         if not _may_fit(reduced.problem):
             self.bound = math.inf
             return self.finished()
+        if self.late(0.5):
+            self.take_least(reduced)
+        tried = math.inf, math.inf
         while not self.done() and not self.late():
             reduced = self.narrowed(reduced, FIRST_LABELS)
-            if not self.done() and not self.late() and not self.searched(reduced):
+            size = _free(reduced.problem)
+            if size > FEW_COLUMNS and self.best is not None and not self.done():
+                cost = self.cost
+                self.around_best(reduced, 40, 0.1 * self.left())
+                if cost - self.cost > 0.1 * (cost - self.bound):
+                    continue
+                if not self.done() and (size < 0.8 * tried[0] or self.cost < tried[1]):
+                    tried = size, self.cost
+                    branched = self.branched(reduced)
+                    if branched is not reduced:
+                        reduced = branched
+                        continue
+            if self.done() or self.late() or not self.searched(reduced):
                 break
         return self.finished()
 
@@ -118,51 +108,6 @@ class _Solve:
         if _may_fit(reduced.problem):
             self.narrowed(reduced, FIRST_LABELS // 4)
         return None if self.best is best else self.best
-
-    # ---------------------------------------------------------------- what is known
-
-    def left(self) -> float:
-        """Seconds until the end."""
-        return self.end - time.monotonic()
-
-    def late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over."""
-        return time.monotonic() > self.began + share * (self.end - self.began)
-
-    def done(self) -> bool:
-        return self.best is not None and self.closes(self.bound)
-
-    def closes(self, bound: float) -> bool:
-        """Whether no choice above this bound is cheaper than the best one."""
-        if self.best is None:
-            return False
-        return bound > self.threshold()
-
-    def closed(self, bounds: Floats) -> NDArray[np.bool_]:
-        """Where no choice above these bounds is cheaper than the best one."""
-        return bounds > self.threshold()
-
-    def threshold(self) -> float:
-        slack = _SLACK * max(1.0, abs(self.cost))
-        return self.cost - (1 - slack if self.problem.integral and slack < 0.5 else slack)
-
-    def offer(self, reduced: Reduced, choice: Choice | None) -> None:
-        """Takes a choice that fits, where it is better than the best so far."""
-        if choice is None:
-            return
-        original = reduced.original(choice)
-        cost = self.problem.cost(original)
-        if cost < self.cost:
-            self.cost, self.best = cost, original
-
-    def raise_bound(self, bound: float) -> None:
-        if self.problem.integral and math.isfinite(bound):
-            bound = math.ceil(bound - _SLACK * max(1.0, abs(bound)))
-        self.bound = max(self.bound, bound)
-
-    def nothing_cheaper(self) -> None:
-        """The best choice, or that there is none, is proved."""
-        self.bound = self.cost
 
     # ---------------------------------------------------------------- prices and what they rule out
 
@@ -204,8 +149,7 @@ class _Solve:
             self.mended(reduced, order, neighbours, dual, few=True)
         size = _free(problem)
         if not self.done() and (self.tried is None or size < 0.7 * self.tried):
-            most = min(most_labels, max(100, LABELS_OF_ALL // len(order.cliques)))
-            self.with_frontiers(reduced, order, neighbours, dual, most)
+            self.with_frontiers(reduced, order, neighbours, dual, _affordable(most_labels, order))
             if self.tried is None and not self.done():
                 self.mended(reduced, order, neighbours, dual)
             self.tried = size
@@ -278,11 +222,7 @@ class _Solve:
             if few and self.best is not None:
                 return
         if self.best is None:
-            least = tuple(
-                0 if profile is None else int(profile.levels.sum(axis=1).argmin()) for profile in problem.profiles
-            )
-            if problem.memory.excess(problem, least) == 0 and math.isfinite(problem.cost(least)):
-                self.offer(reduced, neighbours.improved(least, late))
+            self.take_least(reduced)
 
     def with_frontiers(
         self,
@@ -351,7 +291,7 @@ class _Solve:
         cutoff = None
         if self.best is not None and hint is None:
             cutoff = self.cost - 1 if self.problem.integral else self.cost
-        with Solving(problem, self.left(), cutoff, hint) as highs:
+        with Solving(problem, max(self.left() - GRACE, 0.1), cutoff, hint) as highs:
             return self.beside(reduced, highs)
 
     def beside(self, reduced: Reduced, highs: Solving | None) -> bool:
@@ -365,27 +305,97 @@ class _Solve:
             return solved is not None
 
         cost, bound = self.cost, self.bound
-        place = reduced
-        if self.best is not None and reduced.of(self.best) is None and self.first is not None:
-            place = self.first
-        neighbourhoods = Neighbourhoods(place.problem)
-        until = time.monotonic() + min(max(2.0, 0.15 * self.left()), self.left())
-        self.with_windows(place, neighbourhoods, 60, lambda: over() or time.monotonic() > until)
-        if self.cost < cost and solved is None:
-            return True
+        self.around_best(reduced, 60, 0.15 * self.left(), over)
         most = min(MOST_LABELS, int(0.15 * self.left() * self.labels_a_second))
         if not over() and not self.done() and most > 2 * FIRST_LABELS:
             self.with_wider_frontiers(reduced, most, over)
-        if (self.cost < cost or self.bound > bound + 0.2 * abs(cost - bound)) and solved is None:
-            return True
-        self.with_windows(place, neighbourhoods, 300, over)
+            if (self.cost < cost or self.bound > bound + 0.2 * abs(cost - bound)) and solved is None:
+                return True
+        self.around_best(reduced, 300, self.left(), over)
         if not over() and highs is not None and not self.done():
             if self.cost < cost and self.left() > 1:
                 return True
-            solved = highs.result(self.left() + 2 * GRACE)
+            solved = highs.result(self.left() + GRACE)
         if solved is not None:
             self.take(reduced, solved)
         return self.cost < cost
+
+    def around_best(
+        self, reduced: Reduced, patience: int, seconds: float, over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """The best choice made better window by window, in the problem where it still is one of it."""
+        until = time.monotonic() + seconds
+        place = reduced
+        if self.best is not None and reduced.of(self.best) is None and self.first is not None:
+            place = self.first
+        if self.best is not None:
+            windows = Neighbourhoods(place.problem, self.windows)
+            self.with_windows(place, windows, patience, lambda: over() or time.monotonic() > until)
+            self.windows += 1
+
+    def branched(self, reduced: Reduced) -> Reduced:
+        """The problem without strategies of one node, with each of which nothing is cheaper than the best choice.
+
+        Prices and a frontier look at each strategy apart: of the node that takes most memory at the prices, which is
+        what leaves the largest gap, or of the one that most tables had to be split at.
+        """
+        problem = reduced.problem
+        order = self.order(problem, FIRST_ENTRIES)
+        node = self.branching_node(problem, order)
+        until = time.monotonic() + 0.3 * self.left()
+
+        def late() -> bool:
+            return time.monotonic() > until
+
+        least = np.full(len(problem.costs[node]), -math.inf)
+        for most_labels in (None, FIRST_LABELS):  # prices alone first: they find better choices
+            for s in np.argsort(least, kind="stable").tolist():
+                if not late() and not self.closes(float(least[s])):
+                    least[s] = max(least[s], self.bound_of_part(_part_with(reduced, node, s), most_labels, late))
+        self.raise_bound(min(float(least.min()), self.cost))
+        keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
+        keep[node] = ~self.closed(least)
+        if not keep[node].any():
+            self.nothing_cheaper()
+            return reduced
+        return reduced if keep[node].all() else reduced_further(reduced.restricted(keep), self.late)
+
+    def branching_node(self, problem: Problem, order: Order) -> int:
+        if order.exact and self.prices:
+            prices = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
+            weights = [
+                np.ptp(a - b) if len(a) > 1 else 0.0 for a, b in zip(problem.priced(prices), problem.costs, strict=True)
+            ]
+            return int(np.argmax(weights))
+        copies = np.zeros(len(problem))
+        for clique in order.cliques:
+            copies[clique.node] += not clique.first
+        if not copies.any():
+            copies = np.bincount([n for edge in problem.edges for n in (edge.a, edge.b)], minlength=len(problem))
+        return int(np.argmax(copies * np.array([len(costs) > 1 for costs in problem.costs])))
+
+    def bound_of_part(self, part: Reduced, most_labels: int | None, late: Callable[[], bool]) -> float:
+        """What choices of a part of the problem cost at least; infinite where there are none."""
+        problem = part.problem
+        if not _may_fit(problem):
+            return math.inf
+        order = self.order(problem, FIRST_ENTRIES)
+        start = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
+        dual = best_prices(problem, order, self.closes, late, start)
+        for choice in dual.feasible:
+            self.offer(part, choice)
+        if dual.upward is None or self.closes(dual.bound) or most_labels is None or order.entries > FRONTIER_ENTRIES:
+            return dual.bound
+        rows = np.argsort(-dual.prices, kind="stable")[: min(MOST_TIMES - 2, int((dual.prices > 0).sum()))]
+        most = _affordable(most_labels, order)
+        seconds = 0.1 * self.left()
+        found = frontier(problem, dual.upward, dual.prices, rows, self.threshold(), most, seconds, late)
+        if found is None:
+            return dual.bound
+        for choice in found.choices:
+            if problem.memory.excess(problem, choice) == 0:
+                self.offer(part, choice)
+        return math.inf if found.complete and not found.choices else max(dual.bound, found.bound)
 
     def with_wider_frontiers(self, reduced: Reduced, most_labels: int, over: Callable[[], bool]) -> None:
         """Frontiers of more labels, where tables are exact."""
@@ -407,6 +417,7 @@ class _Solve:
         now = None if self.best is None else reduced.of(self.best)
         if now is None:
             return
+        self.offer(reduced, now)  # what follows others may do so at less cost than it did
         size, failed = 20.0, 0
         while failed < patience and self.left() > 0 and not over() and not self.done():
             window = neighbourhoods.window(int(size))
@@ -430,20 +441,27 @@ class _Solve:
 
     def take(self, reduced: Reduced, solved: Solved) -> None:
         """What HiGHS found."""
-        if solved.choice is not None and reduced.problem.memory.excess(reduced.problem, solved.choice) == 0:
+        # HiGHS may take a millionth more memory than there is; such a choice proves no more than its cost.
+        fits = solved.choice is None or reduced.problem.memory.excess(reduced.problem, solved.choice) == 0
+        if fits:
             self.offer(reduced, solved.choice)
-        if solved.infeasible or solved.optimal:
+        if solved.infeasible or (solved.optimal and fits):
             self.nothing_cheaper()
         elif math.isfinite(solved.bound):
             self.raise_bound(min(solved.bound, self.cost))
 
-    def finished(self) -> Solution:
-        seconds = time.monotonic() - self.began
-        if self.best is None:
-            status = "infeasible" if self.bound == math.inf else "unknown"
-            return Solution(status, None, math.inf, self.bound, seconds)
-        bound = self.cost if self.closes(self.bound) else self.bound
-        return Solution("optimal" if bound == self.cost else "feasible", self.best, self.cost, bound, seconds)
+
+def _affordable(most_labels: int, order: Order) -> int:
+    """So many labels of one table, or fewer where there are many tables."""
+    return min(most_labels, max(LEAST_LABELS, LABELS_OF_ALL // len(order.cliques)))
+
+
+def _part_with(reduced: Reduced, node: int, strategy: int) -> Reduced:
+    """The problem with one strategy of a node."""
+    keep = [np.ones(len(costs), np.bool_) for costs in reduced.problem.costs]
+    keep[node][:] = False
+    keep[node][strategy] = True
+    return reduced.restricted(keep)
 
 
 def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choice:
@@ -466,4 +484,4 @@ def _may_fit(problem: Problem) -> bool:
     """Whether each node has a strategy, and the ones that use least memory fit."""
     if not all(len(costs) for costs in problem.costs):
         return False
-    return bool((problem.least_usage <= problem.memory.limit).all())
+    return bool((problem.least_usage <= problem.memory.limit + problem.memory.rounding).all())

@@ -272,14 +272,16 @@ def _difference_text(
 def _solve_problem(args: argparse.Namespace) -> int:
     """The problem's best choice: a text, the JSON of the contract, and with `-o` the strategies as a JSON list."""
     import json
+    import time
 
     from shardwright.cli.output import print_json, write_output
     from shardwright.cost.integer_program.json_format import read_problem
     from shardwright.cost.integer_program.solve import solve
 
     import_solver()
+    began = time.monotonic()
     problem = read_problem(args.problem)
-    found = solve(problem, args.time_limit)
+    found = solve(problem, max(0.0, args.time_limit - (time.monotonic() - began)))
     if args.output and found.choice is not None:
         write_output(args.output, json.dumps(found.choice) + "\n")
     if args.json:
