@@ -267,6 +267,8 @@ class _Turn:
     moves: dict[Shape, tuple[Floats, Floats]] = field(default_factory=dict[Shape, tuple[Floats, Floats]], init=False)
     """Bytes and steps between the layouts that values of a shape may have; what is forbidden has infinite bytes."""
     quantum: float = field(default=1.0, init=False)
+    priced: dict[tuple[Shape, float], Floats] = field(default_factory=dict[tuple[Shape, float], Floats], init=False)
+    """Costs of these movements, for values that count so often."""
 
     def __post_init__(self) -> None:
         of, states = np.nonzero(self.domain)
@@ -329,10 +331,13 @@ class _Turn:
 
     def costs(self, node: Node, sources: NDArray[np.intp], targets: NDArray[np.intp]) -> Floats:
         """Of movements of a value between layouts, numbered as those of its shape."""
-        received, steps = (some[sources[:, None], targets] for some in self.moves[node.shape])
-        finite = np.isfinite(received)
-        counted = np.where(finite, received, 0.0) * node.weight + steps * (self.quantum * TIE)
-        return np.where(finite, counted, FORBIDDEN)
+        key = node.shape, node.weight
+        if key not in self.priced:
+            received, steps = self.moves[node.shape]
+            finite = np.isfinite(received)
+            counted = np.where(finite, received, 0.0) * node.weight + steps * (self.quantum * TIE)
+            self.priced[key] = np.where(finite, counted, FORBIDDEN)
+        return self.priced[key][sources[:, None], targets]
 
 
 def _tree_costs(moves: Floats, places: Sequence[NDArray[np.intp]], rigid: Sequence[bool]) -> Floats:

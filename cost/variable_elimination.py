@@ -58,7 +58,7 @@ def eliminate(factors: Sequence[tuple[tuple[int, ...], Costs]], most: int = 1 <<
         table = _sum(joined, (variable, *scope), sizes)
         chosen = table.argmin(axis=0)
         decided.append((variable, scope, chosen))
-        left: Costs = np.take_along_axis(table, chosen[None], 0)[0]
+        left: Costs = table.min(axis=0)
         if not scope:
             total += float(left)
             continue
