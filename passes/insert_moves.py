@@ -11,7 +11,7 @@ from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value, map_scoped, names_of
-from shardwright.ir.types import TensorType
+from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.ir.verifier import Level
 from shardwright.passes.base import Pass
 from shardwright.passes.place import change_word
@@ -79,9 +79,12 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
             return (statement,)
         made: list[Statement] = []
         kind = source
-        steps = plan(source, target, program.mesh, digits.beside(orders, func), pinned=digits.pinned).steps
+        # No movement stores in several memories: the demand for the type stays as the statement that does.
+        spread = target.placement.tier is None and source.placement != target.placement
+        goal = replace(target, placement=ON_DEVICE) if spread else target
+        steps = plan(source, goal, program.mesh, digits.beside(orders, func), pinned=digits.pinned).steps
         for i, step in enumerate(steps):
-            if i + 1 == len(steps):
+            if i + 1 == len(steps) and not spread:
                 value = statement.result
             else:
                 wish = f"{statement.result.name}_{change_word(kind, step.type)}"
@@ -89,6 +92,6 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
             digits.add(step.type, func)
             made.append(Let((value,), step.operation, (name,), statement.span))
             name, kind = value.name, step.type
-        return tuple(made)
+        return (*made, replace(statement, operands=(name,))) if spread else tuple(made)
 
     return map_scoped(program, func, rewrite)

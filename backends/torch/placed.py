@@ -84,7 +84,7 @@ class Home:
 
     def _axis(self, part: Part) -> int | None:
         """The dimension of the slice along which it is spread, where it is."""
-        if not self.extents:
+        if not self.extents or len(self.rows) == 1:
             return None
         return sum(isinstance(index, slice) for index in part[: self.along])
 

@@ -11,6 +11,7 @@ from program_text import program
 
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
+from shardwright.backends.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Fetch, Store
 from shardwright.ir.program import Let
@@ -107,3 +108,15 @@ def test_an_open_placement_is_for_a_policy() -> None:
 def test_what_is_scheduled_stays() -> None:
     made = run_passes(program(LAYERS), parse_pipeline("offload,schedule-blocks"))
     assert run_passes(made, [Offload()]) == made
+
+
+def test_what_goes_to_several_memories_is_stored_by_a_demand() -> None:
+    before = program(LAYERS)
+    made = explicit(before)
+    stored = [str(s.result.type) for s, _ in made.funcs[0].walk() if isinstance(s, Let) and s.result.name == "m_new"]
+    assert stored == ["f32 BE on host 50% disk 50% along B"]
+    inputs = random_inputs(before, "f", 0)
+    (wanted,), state = evaluate(before, "f", inputs.args, inputs.weights, inputs.state)
+    found = simulate(made, "f", inputs.args, inputs.weights, inputs.state)
+    assert abs(found.results[0] - wanted).max() < 1e-12
+    assert all(abs(found.state[name] - state[name]).max() < 1e-12 for name in state)

@@ -232,26 +232,25 @@ def test_under_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "agrees" in capsys.readouterr().out
 
 
-def test_under_pytorch() -> None:
-    import torch
+def test_under_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its values where it has them, in pieces on device, host and disk."""
+    file = tmp_path / "scheduled.shard"
+    file.write_text(printed(scheduled(LAYERS, 2)[1]), encoding="utf-8")
+    assert main(["run", str(file), "--to", "torch"]) == 0
+    assert "agrees" in capsys.readouterr().out
 
-    from shardwright.backends.random_inputs import random_inputs
-    from shardwright.backends.reference import evaluate
-    from shardwright.backends.torch.interpreter import Interpreter
-    from shardwright.backends.torch.tensors import Named
 
-    _, made = scheduled(LAYERS, 2)
-    func = made.funcs[0]
-    inputs = random_inputs(made, "f", 0)
-    (wanted,), _ = evaluate(made, "f", inputs.args, inputs.weights, inputs.state)
-    kinds = {value.name: value.shape for value in (*made.weights, *made.state, *func.params)}
-    given = {
-        name: Named(torch.as_tensor(array), kinds[name].names, kinds[name].dtype)
-        for name, array in {**inputs.weights, **inputs.state, **inputs.args}.items()
-    }
-    args = {name: given.pop(name) for name in inputs.args}
-    (found,) = Interpreter(made, func, torch.device("cpu")).run(args, given)
-    assert abs(found.tensor.numpy() - wanted).max() < 1e-5
+@pytest.mark.slow
+def test_under_pytorch_on_two_chips(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    file = tmp_path / "scheduled.shard"
+    file.write_text(printed(scheduled(ON_TWO_CHIPS, 2, EXPLICIT)[1]), encoding="utf-8")
+    command = [sys.executable, "-m", "shardwright", "run", str(file), "--to", "torch"]
+    got = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert got.returncode == 0, got.stderr
+    assert "agrees" in got.stdout
 
 
 FAULTS = {
