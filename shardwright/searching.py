@@ -201,13 +201,13 @@ class _Search:
                 lowered = False
                 continue
             before, self.bound_ns = self.bound_ns, max(self.bound_ns, outcome.bound_ns)
-            if found is None or found.peak <= self.chip.memory_bytes:
-                if found is not None and self.bound_ns < upper:
+            if self.bound_ns >= upper or found is None:
+                if not outcome.solved or above > _FAR or self.bound_ns == math.inf:
                     return outcome.solved
-                if not outcome.solved or above > _FAR:
-                    return False
                 above *= 2 if self.bound_ns > before else 4
                 continue
+            if found.peak <= self.chip.memory_bytes:
+                return outcome.solved
             if outcome.excluded is not None:
                 excluded.append(outcome.excluded)
             if detail:

@@ -91,6 +91,7 @@ class MemoryRows:
                 self.made[id(entry.node)] = f
         self.known: dict[int, _Moves | None] = {}
         self.held_by: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Part] = {}
+        self.sliced: dict[int, list[Arcs]] = {}
         self.steps: dict[tuple[int, int, int], _Steps] = {}
 
     def add(self, less: Mapping[str, float] | None = None, detail: float = 0.0) -> None:
@@ -271,7 +272,7 @@ class MemoryRows:
         if not value.shrinks:
             return line
         for moves in every:
-            for arcs in moves.tree.arcs:
+            for arcs in self.least_sliced(value, moves):
                 done = self.first_use(value, moves.tree, arcs.subset) in over
                 sliced, sent = moves.sliced(arcs), moves.sent(arcs)
                 if sliced.any():
@@ -281,6 +282,25 @@ class MemoryRows:
                     cut = self.cut(value, moves, arcs, sent)
                     line.add(arcs.columns[sent], -moves.nbytes[arcs.source[sent]] * cut)
         return line
+
+    def least_sliced(self, value: Lifetime, moves: _Moves) -> list[Arcs]:
+        """The arcs on behalf of that use which is sliced in the fewest ways: a value is not written whole only where
+        all its uses take slices, this one among them."""
+        by_leaf = [
+            [arcs for arcs in moves.tree.arcs if arcs.subset >> leaf & 1] for leaf in range(len(moves.tree.leaves))
+        ]
+        if len(by_leaf) == 1:
+            return by_leaf[0]
+
+        def ways(every: list[Arcs]) -> int:
+            return sum(
+                int(moves.sliced(arcs).sum()) + int(self.cut(value, moves, arcs, moves.sent(arcs)).sum())
+                for arcs in every
+            )
+
+        if id(moves) not in self.sliced:
+            self.sliced[id(moves)] = min(by_leaf, key=ways)
+        return self.sliced[id(moves)]
 
     def held(self, value: Lifetime, needed: int, moved: int) -> _Part:
         """A value between its kernel and the last of its uses that need it at the moment `needed` or later, when its

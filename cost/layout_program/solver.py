@@ -113,6 +113,9 @@ class _ProgramSolver(TimeSolver):
 
     def by_highs(self) -> Solution | None:
         outcome = self.wanted.outcome
+        if self.least_kept() > self.chip.memory_bytes:
+            outcome.bound_ns, outcome.solved = math.inf, True
+            return None
         left = self.candidates()
         if left is None:
             outcome.bound_ns = max(outcome.bound_ns, self.wanted.upper_ns)
@@ -151,6 +154,11 @@ class _ProgramSolver(TimeSolver):
                 ]
         outcome.excluded = self.exclusion(made, choice, solved.values)
         return Solution(tuple(choice), solved.objective, outcome.bound_ns, 0)
+
+    def least_kept(self) -> float:
+        """The bytes of weights and state at least."""
+        kept = [node for node in self.problem.nodes if node.func is None]
+        return sum(float(self.device_bytes(node)[self.choices[node.home]].min()) for node in kept)
 
     def edges(self, node: Node, costs: Floats, home: int, targets: Sequence[int]) -> list[tuple[int, int]]:
         """As the flow has them."""
