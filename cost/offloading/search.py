@@ -51,6 +51,23 @@ def search(setting: Setting, compressions: Sequence[tuple[bool, bool]], latency:
     return tree.explored()
 
 
+def fastest(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Plan | None:
+    """The block that takes the least time, one sequence; None where that does not fit."""
+    return _fastest(setting, list(_kinds(setting, compressions)))
+
+
+def _fastest(setting: Setting, kinds: Sequence[Policy]) -> Plan | None:
+    one = Blocks((1, 1), (1, 1))
+    made: list[Plan] = []
+    for policy in kinds:
+        relaxed = best_shares(setting, one, policy)
+        rounded = _rounded(policy, relaxed) if relaxed is not None else ()
+        fitting = [plan for each in rounded if (plan := _priced(setting, each)) is not None]
+        if fitting:
+            made.append(improved(setting, min(fitting, key=lambda plan: plan.seconds)))
+    return min(made, key=lambda plan: plan.seconds, default=None)
+
+
 def improved(setting: Setting, plan: Plan) -> Plan:
     """The plan after exchanges between tiers, each of which makes it faster, until none does."""
     best = plan
@@ -145,8 +162,9 @@ class _Tree:
                 self.add(policy, half)
         if self.latency is not None:
             # Waiting at steps, which bounds leave out, makes whole ranges too slow that are within the latency by them.
-            for policy in self.kinds:
-                self._try(policy, 0, 0)
+            least = _fastest(self.setting, self.kinds)
+            if self.best is None and least is not None and least.seconds <= self.latency:
+                self.best = least
         if self.best is None:
             return None
         self._descend()

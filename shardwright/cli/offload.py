@@ -97,6 +97,8 @@ def _plan_needs_machine(args: argparse.Namespace) -> str | None:
             return f"--{given or 'gpus'} is for models; of a program the placements that it leaves open are filled"
     elif args.output is not None and not args.output.endswith(".shard"):
         return f"-o {args.output}: --plan-only writes a program; end the name in .shard"
+    if args.latency == 0:
+        return "--latency takes more than 0 seconds"
     if args.policy and args.latency is not None:
         return "--policy and --latency cannot be given together"
     return "--policy and --frontier cannot be given together" if args.policy and args.frontier else None
@@ -147,7 +149,8 @@ def execute(args: argparse.Namespace) -> int:
     if args.frontier:
         from shardwright.prediction.frontier_plot import draw_frontier
 
-        draw_frontier(plans, f"{model.name} on {machine.name}", args.frontier)
+        lengths = f"{args.prompt_len} tokens in and {args.gen_len} out"
+        draw_frontier(plans, f"{model.name} on {machine.name}, {lengths}, runtime {runtime.name}", args.frontier)
     if args.output:
         from shardwright.cli.output import write_output
 

@@ -10,7 +10,7 @@ from shardwright.cost.chips import Machine
 from shardwright.cost.offloading.policy import TIERS, Policy, shares
 from shardwright.cost.offloading.pricing import Plan, Setting
 from shardwright.cost.offloading.runtimes import Runtime, measured_on
-from shardwright.cost.offloading.search import Found, fitting_shares, search
+from shardwright.cost.offloading.search import Found, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.elaborate import elaborate
@@ -20,11 +20,8 @@ from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
 
-_BETWEEN = 1.6
+_BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
-
-_CLOSE = 1.1
-"""Where a bound so much lower allows nothing, a block is as fast as any."""
 
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
 
@@ -106,20 +103,19 @@ def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> li
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
     Each is the best within a bound, from that of the best throughput down by equal ratios, until there are so many
-    `points` or nothing is within it; then the bound goes half the way back, so that the last is near the fastest block.
+    `points`; the last is the block that takes the least time.
     """
     compressions = _compressions(setting, compress)
-    best = search(setting, compressions)
-    if best is None:
+    best, least = search(setting, compressions), fastest(setting, compressions)
+    if best is None or least is None:
         raise _nothing_fits(setting, compress, None)
     made: list[Plan] = [best.plan]
-    ratio = _BETWEEN
-    while len(made) < points and ratio > _CLOSE:
-        found: Found | None = search(setting, compressions, made[-1].seconds / ratio)
+    while len(made) < points - 1 and made[-1].seconds / _BETWEEN > least.seconds:
+        found: Found | None = search(setting, compressions, made[-1].seconds / _BETWEEN)
         if found is None:
-            ratio **= 0.5
-        else:
-            made.append(found.plan)
+            break
+        made.append(found.plan)
+    made.append(least)
     return [
         plan
         for plan in reversed(made)
@@ -221,23 +217,14 @@ def _nothing_fits(setting: Setting, compress: bool, latency: float | None) -> Di
 
 
 def _too_slow(setting: Setting, compress: bool, latency: float) -> DiagnosticError:
-    found = search(setting, _compressions(setting, compress))
-    if found is None:
+    best = fastest(setting, _compressions(setting, compress))
+    if best is None:
         return _nothing_fits(setting, compress, None)
-    low, high = latency, found.plan.seconds
-    best = found.plan
-    for _ in range(6):  # to within a few percent
-        middle = (low * high) ** 0.5
-        faster = search(setting, _compressions(setting, compress), middle)
-        if faster is None:
-            low = middle
-        else:
-            best, high = faster.plan, min(middle, faster.plan.seconds)
     return fault(
         "too-slow",
         f"no block takes {latency:g} s or less",
         NOWHERE,
-        f"the fastest takes about {best.seconds:.0f} s: --latency {best.seconds * 1.02:.0f}",
+        f"the fastest takes about {best.seconds:.3g} s: --latency {best.seconds * 1.02:.3g}",
     )
 
 

@@ -186,8 +186,10 @@ def test_a_pipeline_decodes_more_than_four_times_as_fast() -> None:
 
 def test_a_frontier_trades_time_for_throughput() -> None:
     setting = setting_of(built_in("opt-6.7b").model, load_machine("t4"), FLEXGEN, 128, 8)
-    plans = frontier(setting, points=2)
-    assert len(plans) > 1
+    plans = frontier(setting, points=3)
+    assert len(plans) == 3
+    assert plans[0].policy.block == 1
+    assert best_plan(setting, latency=plans[0].seconds * 1.001).plan.seconds <= plans[0].seconds * 1.001
     seconds, rates = [plan.seconds for plan in plans], [plan.tokens_per_s for plan in plans]
     assert seconds == sorted(seconds)
     assert rates == sorted(rates)
@@ -291,6 +293,7 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
             ("opt-30b", "--plan-only", "--machine", "t4", "--policy", "1,1,0,0,0,0,0,0", "--latency", "5"),
             "--policy and --latency cannot be given together",
         ),
+        (("opt-30b", "--plan-only", "--machine", "t4", "--latency", "0"), "--latency takes more than 0 seconds"),
     ],
 )
 def test_wrong_usage(shardwright: Callable[..., SimpleNamespace], argv: tuple[str, ...], why: str) -> None:
