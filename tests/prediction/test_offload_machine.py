@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,24 @@ def test_a_dummy_checkpoint_is_one_that_transformers_reads(file_bytes: int, tmp_
     for row, each in zip(wanted[:, 4:].tolist(), made, strict=True):
         until = row.index(2) if 2 in row else 6
         assert list(each.new_tokens)[:until] == row[:until]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dtype", "f32"), "--dtype goes with --offloading"),
+        (("--spill-dir", "x"), "--spill-dir goes with --offloading"),
+        (("--offloading", "--from", "d2"), "--from and --offloading cannot be given together"),
+    ],
+)
+def test_wrong_use_of_calibrate(options: tuple[str, ...], said: str, shardwright: Callable[..., Any]) -> None:
+    made = shardwright("calibrate", *options)
+    assert made.status == 2
+    assert said in made.err
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    made = shardwright("calibrate", "--offloading", "--device", "cpu", "--spill-dir", tmp_path / "nothing")
+    assert made.status == 1
+    assert "Traceback" not in made.err
+    assert "nothing" in made.err
