@@ -77,7 +77,7 @@ def main() -> None:
         line = (
             f"| {len(problem):,} | {len(problem.edges):,} | {problem.columns:,} | {found.status} | {found.cost:,.0f} |"
         )
-        gap = "0" if found.gap == 0 else f"{100 * found.gap:.2g} %"
+        gap = "0" if found.gap == 0 else f"{100 * found.gap:.2g} %" if np.isfinite(found.gap) else "no bound"
         print(f"{line} {gap} | {found.seconds:.1f} | {_alone(problem, args.seconds)} |", flush=True)
 
 

@@ -7,7 +7,7 @@ pair of its two, is as good as any (the first steps of eliminating nodes one by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,13 +31,15 @@ class Following:
         return Following(nodes[self.node], tuple(nodes[n] for n in self.after), strategy)
 
 
-def contract(problem: Problem) -> tuple[Problem, list[int], list[Following]]:
+def contract(
+    problem: Problem, out_of_time: Callable[[], bool] = lambda: False
+) -> tuple[Problem, list[int], list[Following]]:
     """The problem without such nodes, the nodes that are left, and those removed, in the order of removal.
 
     Every strategy must have an allowed one at the other end of each edge, and two nodes at most one edge. A node is
-    left where the problem would have more pairs without it.
+    left where the problem would have more pairs without it, and once the time is out.
     """
-    return _Contraction(problem).run()
+    return _Contraction(problem).run(out_of_time)
 
 
 class _Contraction:
@@ -56,9 +58,9 @@ class _Contraction:
         """The neighbours of the node removed last, whose edges are new."""
         self.limited = [problem.memory.limits(node) for node in range(len(problem))]
 
-    def run(self) -> tuple[Problem, list[int], list[Following]]:
+    def run(self, out_of_time: Callable[[], bool]) -> tuple[Problem, list[int], list[Following]]:
         waiting = dict.fromkeys(range(len(self.problem)))
-        while waiting:
+        while waiting and not out_of_time():
             node = next(iter(waiting))
             del waiting[node]
             if self.around[node] and (self.into_one(node) or self.into_two(node)):

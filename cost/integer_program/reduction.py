@@ -61,9 +61,9 @@ class Reduced:
         kept = tuple(k[m] for k, m in zip(self.kept, keep, strict=True))
         return replace(self, problem=restrict(self.problem, keep), kept=kept)
 
-    def contracted(self) -> Reduced:
+    def contracted(self, out_of_time: Callable[[], bool]) -> Reduced:
         """Without nodes that follow others."""
-        problem, nodes, removed = contract(self.problem)
+        problem, nodes, removed = contract(self.problem, out_of_time)
         if not removed:
             return self
         following = tuple(each.renumbered(self.nodes, self.kept) for each in removed)
@@ -91,7 +91,7 @@ def reduced_further(made: Reduced, out_of_time: Callable[[], bool] = lambda: Fal
         made = made.restricted(_possible(made.problem))
         if not all(len(costs) for costs in made.problem.costs) or out_of_time():
             return made
-        contracted = made.contracted()
+        contracted = made.contracted(out_of_time)
         if contracted is not made:
             made, look = contracted, None
         fitting = [np.ones(0, np.bool_)] if out_of_time() else _fitting(made.problem)

@@ -33,6 +33,9 @@ FIRST_LABELS = 10_000
 MOST_LABELS = 400_000
 """Of one table, where the first ones were quick."""
 
+MANY_NODES = 1000
+"""From here on prices and branching come before frontiers."""
+
 FEW_COLUMNS = 3000
 """HiGHS solves so many soon."""
 
@@ -82,6 +85,10 @@ class _Solve(Known):
             return self.finished()
         if self.late(0.5):
             self.take_least(reduced)
+        if len(reduced.problem) > MANY_NODES:  # frontiers take long: what is left to them is made smaller before
+            reduced = self.narrowed(reduced, None)
+            if self.best is not None and not self.done():
+                reduced = self.branched(reduced, None)
         tried = math.inf, math.inf
         while not self.done() and not self.late():
             reduced = self.narrowed(reduced, FIRST_LABELS)
@@ -93,7 +100,7 @@ class _Solve(Known):
                     continue
                 if not self.done() and (size < 0.8 * tried[0] or self.cost < tried[1]):
                     tried = size, self.cost
-                    branched = self.branched(reduced)
+                    branched = self.branched(reduced, FIRST_LABELS)
                     if branched is not reduced:
                         reduced = branched
                         continue
@@ -111,7 +118,7 @@ class _Solve(Known):
 
     # ---------------------------------------------------------------- prices and what they rule out
 
-    def narrowed(self, reduced: Reduced, most_labels: int) -> Reduced:
+    def narrowed(self, reduced: Reduced, most_labels: int | None) -> Reduced:
         """The problem after prices and what they rule out, as long as that makes it a good deal smaller.
 
         What rules out little is tried again with larger tables, until they are exact or too large.
@@ -131,7 +138,7 @@ class _Solve(Known):
                 room *= 8
         return reduced
 
-    def priced_out(self, reduced: Reduced, order: Order, most_labels: int) -> Reduced | None:
+    def priced_out(self, reduced: Reduced, order: Order, most_labels: int | None) -> Reduced | None:
         """The problem without what the best prices for memory rule out; None where nothing is left."""
         problem = reduced.problem
         neighbours = Neighbours(problem)
@@ -148,7 +155,7 @@ class _Solve(Known):
         if not self.done():
             self.mended(reduced, order, neighbours, dual, few=True)
         size = _free(problem)
-        if not self.done() and (self.tried is None or size < 0.7 * self.tried):
+        if most_labels is not None and not self.done() and (self.tried is None or size < 0.7 * self.tried):
             self.with_frontiers(reduced, order, neighbours, dual, _affordable(most_labels, order))
             if self.tried is None and not self.done():
                 self.mended(reduced, order, neighbours, dual)
@@ -333,11 +340,11 @@ class _Solve(Known):
             self.with_windows(place, windows, patience, lambda: over() or time.monotonic() > until)
             self.windows += 1
 
-    def branched(self, reduced: Reduced) -> Reduced:
+    def branched(self, reduced: Reduced, most_labels: int | None) -> Reduced:
         """The problem without strategies of one node, with each of which nothing is cheaper than the best choice.
 
-        Prices and a frontier look at each strategy apart: of the node that takes most memory at the prices, which is
-        what leaves the largest gap, or of the one that most tables had to be split at.
+        Prices, and frontiers of so many labels, look at each strategy apart: of the node that takes most memory at the
+        prices, which is what leaves the largest gap, or of the one that most tables had to be split at.
         """
         problem = reduced.problem
         order = self.order(problem, FIRST_ENTRIES)
@@ -348,10 +355,11 @@ class _Solve(Known):
             return time.monotonic() > until
 
         least = np.full(len(problem.costs[node]), -math.inf)
-        for most_labels in (None, FIRST_LABELS):  # prices alone first: they find better choices
+        # Prices alone first: they find better choices, which close more.
+        for labels in (None,) if most_labels is None else (None, most_labels):
             for s in np.argsort(least, kind="stable").tolist():
                 if not late() and not self.closes(float(least[s])):
-                    least[s] = max(least[s], self.bound_of_part(_part_with(reduced, node, s), most_labels, late))
+                    least[s] = max(least[s], self.bound_of_part(_part_with(reduced, node, s), labels, late))
         self.raise_bound(min(float(least.min()), self.cost))
         keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
         keep[node] = ~self.closed(least)
