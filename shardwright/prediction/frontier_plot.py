@@ -22,7 +22,8 @@ def draw_frontier(plans: Sequence[Plan], title: str, path: str) -> None:
         axes.plot(seconds, rates, "o-", color="#2b6cb0", linewidth=1.5, markersize=5)
         for plan, x, y in zip(plans, seconds, rates, strict=True):
             label = f"{plan.policy.gpu_batch} x {plan.policy.n_gpu_batches}"
-            axes.annotate(label, (x, y), textcoords="offset points", xytext=(6, -10), fontsize=8)
+            below = -10 if y > 0.08 * max(rates) else 4  # off the axis
+            axes.annotate(label, (x, y), textcoords="offset points", xytext=(7, below), fontsize=8)
         axes.set(xscale="log", xlabel="time of a block, s", ylabel="throughput, token/s", title=title)
         axes.set_ylim(0, 1.1 * max(rates))
         axes.margins(x=0.12)
