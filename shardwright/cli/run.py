@@ -322,11 +322,11 @@ def _with_checkpoint(
 
     By the mapping beside the program, or else by the checkpoint's config.
     """
+    from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
     from shardwright.ir.weight_source import read_whole
     from shardwright.models.architectures import describe
     from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.config import config_path, read_config
-    from shardwright.models.declared_packing import declared_packing, stored_dtypes
     from shardwright.models.weight_map import check_map, map_path, read_map, weight_map
     from shardwright.passes.packed_weights import PackedWeights
     from shardwright.passes.pipelines import run_with_weights
@@ -340,7 +340,7 @@ def _with_checkpoint(
         with located(Source(str(config_path(folder)), "")):
             mapping = weight_map(describe(read_config(folder)))
     packing = declared_packing(program, mapping)
-    check_map(mapping, program, packing)
+    check_map(mapping, program, parts_of(packing))
     with CheckpointSource(folder, mapping, stored_dtypes(program, packing)) as stored:
         held = PackedWeights(packing, stored) if packing else stored
         made, source = run_with_weights(program, passes, held)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
 from shardwright.generation.plan import Plan, is_file
 from shardwright.generation.sampling import sampling_functions
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
@@ -20,7 +21,6 @@ from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
 from shardwright.models.cache_rows import restart
 from shardwright.models.config import Config
-from shardwright.models.declared_packing import declared_packing, stored_dtypes
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
@@ -84,7 +84,7 @@ def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Pl
     mapping = weight_map(describe(Config(config)))
     with located(_source(plan.decode_layout)) if is_file(plan.decode_layout) else nullcontext():
         packing = declared_packing(surface, mapping)
-        check_map(mapping, surface, packing)
+        check_map(mapping, surface, parts_of(packing))
     steps: list[Trace] = []
     explicit = run_passes(surface, plan.pipeline, steps.append)
     return GenerationProgram(surface, explicit, mapping, packing, tuple(steps))

@@ -17,7 +17,6 @@ from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
 from shardwright.models.weights import Part, Stored, model_weights
-from shardwright.passes.packed_weights import Packing
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
@@ -233,16 +232,19 @@ def _texts(value: object, what: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------- against a program
 
 
-def check_map(mapping: WeightMap, program: Program, packing: Packing = ()) -> None:
+def check_map(
+    mapping: WeightMap, program: Program, packed: Mapping[str, Mapping[str, Sequence[str]]] | None = None
+) -> None:
     """Raises unless the mapping gives every weight of the program, with its dimensions and sizes.
 
-    Of the weights that are `packing` it gives the parts.
+    Of the weights that are `packed` it gives the parts, whose dimensions `packed` has by their names.
     """
-    packed = {recipe.name: recipe for recipe in packing}
+    packed = packed or {}
     sizes = program.sizes()
     for weight in program.weights:
         if weight.name in packed:
-            wholes = [(part.weight, part.dims, [sizes[dim] for dim in part.dims]) for part in packed[weight.name].parts]
+            parts = packed[weight.name].items()
+            wholes = [(name, tuple(dims), [sizes[dim] for dim in dims]) for name, dims in parts]
         elif weight.name in mapping.entries:
             shape = weight.shape
             wholes = [(weight.name, shape.names, [shape.size(dim) for dim in shape.names])]

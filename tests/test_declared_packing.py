@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from models.checkpoints import config_of
 
+from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.format import format_module
@@ -15,7 +16,6 @@ from shardwright.ir.types import DType
 from shardwright.ir.unparse import unparse
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
-from shardwright.models.declared_packing import declared_packing, stored_dtypes
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import check_map, weight_map
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
@@ -38,7 +38,7 @@ def test_read_back_as_it_was_packed(name: str, layout: str) -> None:
     mapping = weight_map(describe(Config(keys)))
     found = declared_packing(after, mapping)
     assert found == wanted
-    check_map(mapping, after, found)
+    check_map(mapping, after, parts_of(found))
     dtypes = stored_dtypes(after, found)
     assert dtypes == {value.name: value.type.dtype for value in before.weights}
     assert {*dtypes.values()} <= {DType.F32, DType.BF16, DType.F16}
@@ -53,7 +53,7 @@ def test_what_is_no_sum_of_the_checkpoints_weights_is_unknown() -> None:
     found = declared_packing(renamed, mapping)
     assert "w_gate_w_other" not in [packed.name for packed in found]
     with pytest.raises(DiagnosticError, match="the checkpoint's mapping has no weight w_gate_w_other"):
-        check_map(mapping, renamed, found)
+        check_map(mapping, renamed, parts_of(found))
 
 
 def test_parts_of_other_sizes_are_refused() -> None:
@@ -61,4 +61,4 @@ def test_parts_of_other_sizes_are_refused() -> None:
     after = run_passes(read(import_model(keys, "ws2d", Mesh.of(x=2, y=2), 2, 4, cache=16).text), [FuseParallelBlock()])
     other = weight_map(describe(Config({**keys, "intermediate_size": 2 * keys["intermediate_size"]})))
     with pytest.raises(DiagnosticError, match=r"w_gate is .* in the program, and .* in the checkpoint"):
-        check_map(other, after, declared_packing(after, other))
+        check_map(other, after, parts_of(declared_packing(after, other)))

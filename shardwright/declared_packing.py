@@ -20,6 +20,11 @@ def declared_packing(program: Program, mapping: WeightMap) -> Packing:
     return tuple(packed for packed in found if packed is not None)
 
 
+def parts_of(packing: Packing) -> dict[str, dict[str, tuple[str, ...]]]:
+    """For each packed weight its parts, with their dimensions."""
+    return {packed.name: {part.weight: part.dims for part in packed.parts} for packed in packing}
+
+
 def stored_dtypes(program: Program, packing: Packing) -> dict[str, DType]:
     """The number format of every weight that is read from the checkpoint, parts of packed ones among them."""
     made = {value.name: value.type.dtype for value in program.weights}
