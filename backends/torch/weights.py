@@ -194,6 +194,13 @@ class Weights:
             for rows in kept.rows:
                 if rows.tier is Tier.DISK and not kept.coding.in_4_bits:
                     continue
+                ranges = self._ranges(kept, rows) if rows.tier is Tier.HOST else None
+                if ranges is not None and kept.host is not None:
+                    self.tiers.readers.run(self._range_jobs(ranges, kept.host))
+                    done += rows.count * kept.coding.row_bytes
+                    if progress is not None:
+                        progress(done, total)
+                    continue
                 for part in _blocks(rows, kept.coding):
                     made = kept.coding.encode(self._read(kept, part))
                     if rows.tier is Tier.DISK:
@@ -235,25 +242,40 @@ class Weights:
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def _find_ranges(self) -> None:
-        """Where in the checkpoint's files lies what is read in the run; the files are opened."""
-        if not isinstance(self.source, FileSource):
-            return
+        """Where in the checkpoint's files lies what is read in the run."""
         for kept in self._kept.values():
             rows = rows_on(kept.rows, Tier.DISK)
-            if not rows.count or not kept.as_stored:
-                continue
-            ranges: list[FileRange] = []
-            at = 0
-            for count, index in self._boxes(kept, rows):
-                found = self.source.file_ranges(kept.value.name, index)
-                if found is None:
-                    break
-                ranges += [replace(part, at=at + part.at) for part in found]
-                at += count * kept.coding.row_bytes
-            else:
-                kept.ranges = ranges
-                for part in ranges:
-                    self.tiers.readers.open(part.path)
+            if rows.count:
+                kept.ranges = self._ranges(kept, rows)
+
+    def _ranges(self, kept: Kept, rows: Rows) -> list[FileRange] | None:
+        """Where the rows lie in files, which are opened; None where they must be put together."""
+        if not isinstance(self.source, FileSource) or not kept.as_stored:
+            return None
+        ranges: list[FileRange] = []
+        at = 0
+        for count, index in self._boxes(kept, rows):
+            found = self.source.file_ranges(kept.value.name, index)
+            if found is None:
+                return None
+            ranges += [replace(part, at=at + part.at) for part in found]
+            at += count * kept.coding.row_bytes
+        for part in ranges:
+            self.tiers.readers.open(part.path)
+        return ranges
+
+    def _range_jobs(self, ranges: Sequence[FileRange], target: Tensor) -> list[Callable[[], None]]:
+        """What reads these ranges into a tensor on the host."""
+        import torch
+
+        readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
+        return [
+            job
+            for part in ranges
+            for job in readers.jobs(
+                readers.open(part.path), f"tensor {part.tensor}", flat[part.at : part.at + part.nbytes], part.offset
+            )
+        ]
 
     # ------------------------------------------------------------ in the run
 
@@ -268,7 +290,6 @@ class Weights:
 
     def _reads(self, kept: Kept, rows: Rows, target: Tensor) -> list[Callable[[], None]]:
         """What reads the rows of a weight that lie on disk."""
-        import torch
 
         if kept.spilled is not None:
             return self.tiers.spill.jobs(kept.what, target, kept.spilled)
@@ -278,14 +299,7 @@ class Weights:
                 target.copy_(self._read(kept, rows))
 
             return [put_together]
-        readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
-        return [
-            job
-            for part in kept.ranges
-            for job in readers.jobs(
-                readers.open(part.path), f"tensor {part.tensor}", flat[part.at : part.at + part.nbytes], part.offset
-            )
-        ]
+        return self._range_jobs(kept.ranges, target)
 
     def _disk_rows(self, kept: Kept, order: int, at: int) -> Tensor:
         rows = rows_on(kept.rows, Tier.DISK)
