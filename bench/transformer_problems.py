@@ -162,7 +162,9 @@ class Graph:
         limited = Problem(name, intervals, free.costs, usages, free.edges, 0.0)
         most = float(limited.memory.usage(limited, cheapest).max())
         least = float(limited.memory.usage(limited, [int(u.argmin()) for u in usages]).max())
-        return Problem(name, intervals, free.costs, usages, free.edges, math.ceil(least + share * (most - least)))
+        return Problem(
+            name, intervals, free.costs, usages, free.edges, float(math.ceil(least + share * (most - least)))
+        )
 
 
 def transformer(
