@@ -50,9 +50,8 @@ def asked_for() -> dict[str, Wanted]:
 
 def write(file: Path, wanted: Wanted) -> None:
     """The program as the compiler makes it, with what it was made of in its first line."""
-    made = programs.compiled_text(wanted.text, wanted.passes)
-    body = made.split("\n", 1)[1] if made.startswith("# source ") else made
-    file.write_text(heading(wanted.text, wanted.passes) + body, encoding="utf-8")
+    made = programs.compile_text(wanted.text, wanted.passes)
+    file.write_text(heading(wanted.text, wanted.passes) + made, encoding="utf-8")
 
 
 def main() -> int:

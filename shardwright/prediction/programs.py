@@ -145,13 +145,18 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
 # ---------------------------------------------------------------- compiled programs
 
 
-def compile_text(text: str, passes: str) -> str:
-    """The explicit program that the compiler makes of a program's text, after these passes."""
+def compile_text(text: str, passes: str, *, axiswise: bool = False) -> str:
+    """The explicit program that the compiler makes of a program's text, after these passes.
+
+    `axiswise` chooses layouts one axis after the other, in a fraction of the time and nearly as well.
+    """
     from shardwright.ir.format import format_module
     from shardwright.ir.unparse import unparse
     from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
+    from shardwright.passes.place import Place
 
-    return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *EXPLICIT))))
+    explicit = [Place(axiswise=axiswise) if isinstance(applied, Place) else applied for applied in EXPLICIT]
+    return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *explicit))))
 
 
 def digest(text: str, passes: str) -> str:
@@ -183,7 +188,7 @@ def is_compiled(wanted: Wanted) -> bool:
 @lru_cache(maxsize=512)
 def compiled(text: str, passes: str) -> Program:
     """The explicit program of a text after these passes: one that comes with the package, one that was made before, or
-    made now."""
+    one that is made now, axis by axis."""
     return loaded(compiled_text(text, passes))
 
 
@@ -196,7 +201,7 @@ def compiled_text(text: str, passes: str) -> str:
         with suppress(OSError):
             if file is not None:
                 return file.read_text(encoding="utf-8")
-    made = compile_text(text, passes)
+    made = compile_text(text, passes, axiswise=True)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
         beside = own.with_suffix(f".{os.getpid()}.part")

@@ -27,9 +27,9 @@ from shardwright.prediction.rows import torus_mesh
 AGAIN = "python bench/compile_published.py writes them anew"
 
 
-def refused(_text: str, _passes: str) -> str:
+def refused(_text: str, _passes: str, *, axiswise: bool) -> str:
     """In place of the compiler."""
-    raise AssertionError(AGAIN)
+    raise AssertionError(f"{AGAIN} ({axiswise=})")
 
 
 @pytest.fixture(scope="module")
