@@ -30,7 +30,7 @@ from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.ops import AllGather, Contract, Movement
+from shardwright.ir.ops import Alias, AllGather, Contract, Movement
 from shardwright.ir.program import Let, Loop, SetState
 from shardwright.ir.types import ON_DEVICE, Shape
 
@@ -342,6 +342,11 @@ def _taken_as_slices(problem: LayoutProblem) -> set[int]:
                 given.extend(problem.defined[id(statement), value.name] for value in values)
             elif isinstance(statement, SetState):
                 into.add(id(statement))
+            elif isinstance(statement, Let) and isinstance(statement.operation, Alias):
+                shown, _ = problem.by_use[id(statement), 0]
+                if any(shown is node for node in given):
+                    into.add(id(statement))
+                    given.append(problem.defined[id(statement), statement.result.name])
         found.update(id(node) for node in given if node.uses and all(key[0] in into for key, _, _ in node.uses))
     return found
 

@@ -138,7 +138,7 @@ class _ProgramSolver(TimeSolver):
             outcome.bound_ns = max(outcome.bound_ns, self.wanted.upper_ns)
             outcome.solved = True
             return None
-        outcome.solved = solved.optimal
+        outcome.solved = solved.optimal or solved.bound >= self.wanted.upper_ns
         if math.isfinite(solved.bound):
             outcome.bound_ns = max(outcome.bound_ns, min(solved.bound, self.wanted.upper_ns))
         if solved.values is None:
