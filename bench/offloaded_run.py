@@ -18,8 +18,8 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
+from shardwright.offloading.measuring import measure
 from shardwright.offloading.run import OffloadedModel, Report, Request
-from shardwright.prediction.offload_machine import measure
 from shardwright.prediction.offload_timeline import run_prediction
 from shardwright.prediction.offloading import setting_of
 

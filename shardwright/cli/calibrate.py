@@ -125,7 +125,7 @@ def _measured(args: argparse.Namespace) -> int:
     if args.offloading:
         from shardwright.ir.diagnostics import Source, located
         from shardwright.ir.types import DType
-        from shardwright.prediction.offload_machine import measure as measure_offloading
+        from shardwright.offloading.measuring import measure as measure_offloading
 
         with located(Source("calibrate", "")):
             dtype = DType(args.dtype) if args.dtype else None

@@ -19,9 +19,9 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.dummy_checkpoint import write_dummy
+from shardwright.offloading.measuring import measure
 from shardwright.offloading.request import Request
 from shardwright.offloading.run import OffloadedModel
-from shardwright.prediction.offload_machine import measure
 
 OPT = {
     "model_type": "opt", "architectures": ["OPTForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
