@@ -18,6 +18,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import Learned
 from shardwright.models.layouts import PRESETS, AttentionOver
+from shardwright.prediction.models import parameters_of
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
 
@@ -253,13 +254,18 @@ def _row(
         raise fault(
             "bad-row", f"{longest} positions, and {model.name} has {positions.size}", line.span, "take fewer tokens"
         )
+    needed, there = parameters_of(model.model) * (1 if weights == "int8" else 2), chips * chip.memory_bytes
+    if needed > there:
+        found = f"{model.name} has {needed / 1e9:.0f} GB of {weights} weights"
+        note = "take more chips" if weights == "int8" else "take more chips, or int8 weights"
+        raise fault("bad-row", f"{found}, and {chips} {chip.name} hold {there / 1e9:.0f} GB", line.span, note)
     deployment = Deployment(model.model, mesh, preset, attention, weights)
     told = f"{chips} chips, batch {workload.batch}"
     if line.text("ffn_layout"):
         told += f", {preset}, {attention}, {weights}"
     phase = "total" if len(phases) > 1 else "".join(phases)
     name = f"{label} {model.name} {told}, {phase}".strip()
-    group = f"{'pope2022' if torus else system} {chip.name}"
+    group = f"{'pope2022' if torus else system} {chip.name}".strip()
     return Row(line.table, name, group, seconds, model, deployment, chip, phases, workload, stages, line.span)
 
 

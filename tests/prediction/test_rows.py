@@ -64,7 +64,7 @@ def test_models_chips_and_phases_in_other_spellings() -> None:
     other = one("pope2022, PaLM 62B ,16.0,TPU v4,128,8,32,Generate,500", HEAD.upper())
     assert (other.model, other.deployment, other.phases) == (plain.model, plain.deployment, ("decode",))
     assert one("x,Megatron 530B,64,tpu_v4,20,8,4,total,1").model.name == "mt-nlg-530b"
-    assert one("x,mt-nlg-530b,8,A100 80GB,20,8,4,total,1").chip.name == "a100-80g"
+    assert one("x,mt-nlg-530b,16,A100 80GB,20,8,4,total,1").chip.name == "a100-80g"
 
 
 def test_layout_attention_and_weights_may_be_named_in_either_form() -> None:
@@ -110,3 +110,9 @@ def test_more_positions_than_a_model_has() -> None:
         "2056 positions, and mt-nlg-530b has 2048",
         2,
     )
+
+
+def test_weights_that_the_chips_do_not_hold() -> None:
+    found, line = message(HEAD + "x,palm-62b,2,tpu-v4,20,8,4,total,1\n")
+    assert found.endswith("GB of bf16 weights, and 2 tpu-v4 hold 69 GB")
+    assert line == 2
