@@ -26,6 +26,7 @@ BLOCKS = (*range(1, 21), 24, 28, 32, 40, 48, 64)
 _GAP = 0.005
 _MOST_LEAVES = 20
 _STEPS = (0.2, 0.05, 0.01)
+_LOWERED, _MOST_LOWERED = 0.02, 200
 _PROMISING = 1.15
 """A block is improved where its rounded shares come so near to the best so far."""
 _BLOCK_STEPS = tuple((a, b) for a, b in product((-4, -1, 0, 1, 4), repeat=2) if (a, b) != (0, 0))
@@ -61,8 +62,7 @@ def _fastest(setting: Setting, kinds: Sequence[Policy]) -> Plan | None:
     made: list[Plan] = []
     for policy in kinds:
         relaxed = best_shares(setting, one, policy)
-        rounded = _rounded(policy, relaxed) if relaxed is not None else ()
-        fitting = [plan for each in rounded if (plan := _priced(setting, each)) is not None]
+        fitting = _starts(setting, policy, relaxed) if relaxed is not None else []
         if fitting:
             made.append(improved(setting, min(fitting, key=lambda plan: plan.seconds)))
     return min(made, key=lambda plan: plan.seconds, default=None)
@@ -93,8 +93,7 @@ def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
     for weights in _weights(setting):
         kind = replace(policy, weights=weights)
         relaxed = best_shares(setting, Blocks(blocks, blocks), kind)
-        rounded = _rounded(kind, relaxed) if relaxed is not None else ()
-        fitting += [plan for each in rounded if (plan := _priced(setting, each)) is not None]
+        fitting += _starts(setting, kind, relaxed) if relaxed is not None else []
     best = max(fitting, key=lambda plan: plan.tokens_per_s, default=None)
     return best.policy if best else None
 
@@ -110,6 +109,39 @@ def _kinds(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Itera
 def _weights(setting: Setting) -> tuple[Shares, ...]:
     """The shares of weights to begin from, where a program does not divide them."""
     return _TIERS if setting.runtime.weights_together else _TIERS[:1]
+
+
+def _starts(setting: Setting, policy: Policy, relaxed: Relaxed) -> list[Plan]:
+    """What the program's shares round to and fits; where nothing does, for whole tensors may round far, what comes to
+    fit as more and more goes a tier down."""
+    rounded = list(_rounded(policy, relaxed))
+    fitting = [plan for each in rounded if (plan := _priced(setting, each)) is not None]
+    if fitting:
+        return fitting
+    lowered = next((lower for each in rounded if (lower := _lowered(setting, each)) is not None), None)
+    return [setting.price(lowered)] if lowered is not None else []
+
+
+def _lowered(setting: Setting, policy: Policy) -> Policy | None:
+    """The policy with as much moved from exceeded tiers to the next ones as makes it fit, or None."""
+    for _ in range(_MOST_LOWERED):
+        over = setting.excess(policy)
+        if not over:
+            return policy
+        if "disk" in over:
+            return None
+        tier = "device" if "device" in over else "host"
+        group = next((name for name in setting.runtime.movable if getattr(getattr(policy, name), tier) > 0), None)
+        if group is None:
+            return None
+        shares: Shares = getattr(policy, group)
+        moved = min(_LOWERED, getattr(shares, tier))
+        parts = {"device": shares.device, "host": shares.host, "disk": shares.disk}
+        parts[tier] = round(parts[tier] - moved, 6)
+        below = "host" if tier == "device" else "disk"
+        parts[below] = round(parts[below] + moved, 6)
+        policy = replace(policy, **{group: Shares(**parts)})
+    return None
 
 
 def _priced(setting: Setting, policy: Policy) -> Plan | None:
@@ -198,13 +230,13 @@ class _Tree:
     def _leaf(self, policy: Policy, relaxed: Relaxed) -> None:
         """The block's shares from where the program's round to, and from those of the best so far, improved; it is the
         best where it is within the latency, which tells of blocks, for of one block the fastest shares are the best."""
-        starts = [_priced(self.setting, each) for each in _rounded(policy, relaxed)]
+        fitting = _starts(self.setting, policy, relaxed)
         if self.best is not None:
             own = self.best.policy
             weights = own.weights if "weights" in self.setting.runtime.movable else policy.weights
             shared = replace(policy, weights=weights, cache=own.cache, hidden=own.hidden)
-            starts.append(_priced(self.setting, shared))
-        fitting = [plan for plan in starts if plan is not None]
+            plan = _priced(self.setting, shared)
+            fitting += [plan] if plan is not None else []
         if not fitting:
             return
         plan = min(fitting, key=lambda each: each.seconds)

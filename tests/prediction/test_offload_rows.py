@@ -15,6 +15,7 @@ from shardwright.cost.chips import load_machine
 from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime
+from shardwright.cost.offloading.search import fastest
 from shardwright.models.built_in import built_in
 from shardwright.prediction.frontier_plot import draw_frontier
 from shardwright.prediction.offload_rows import (
@@ -146,6 +147,17 @@ def test_a_bound_on_the_time_of_a_block_is_met_and_costs_throughput() -> None:
     assert rates == sorted(rates)
     assert plans[720].tokens_per_s >= 0.36  # the paper's block of 8, 693 s
     assert plans[1300].tokens_per_s > 1
+
+
+def test_whole_tensors_that_round_far_still_fit() -> None:
+    """Llama 3 70B on 24 and 125 GiB: the linear program has nothing on disk, and its shares in whole tensors exceed the
+    host by 6 GiB."""
+    setting = setting_of(built_in("llama-3-70b").model, load_machine("rtx-3090"), FLEXGEN, 256, 32)
+    plan = fastest(setting, ((False, False),))
+    assert plan is not None
+    assert plan.policy.block == 1
+    assert not setting.excess(plan.policy)
+    assert plan.policy.weights.disk > 0
 
 
 def test_a_swarm_is_as_slow_as_its_slowest_resource() -> None:
