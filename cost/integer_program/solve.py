@@ -83,7 +83,8 @@ class _Solve(Known):
         if not _may_fit(reduced.problem):
             self.bound = math.inf
             return self.finished()
-        if self.late(0.5):
+        if self.late(0.5):  # a bound and a choice, whatever there is time for
+            self.raise_bound(_apart(reduced.problem))
             self.take_least(reduced)
         if len(reduced.problem) > MANY_NODES:  # frontiers take long: what is left to them is made smaller before
             reduced = self.narrowed(reduced, None)
@@ -480,6 +481,11 @@ def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choi
     ]
     found = eliminate(order, costs, problem.edges).choice()
     return found if problem.cost(found) <= problem.cost(choice) else choice
+
+
+def _apart(problem: Problem) -> float:
+    """What every choice costs at least: each node and each edge at its cheapest."""
+    return sum(float(costs.min()) for costs in (*problem.costs, *(edge.costs for edge in problem.edges)))
 
 
 def _free(problem: Problem) -> int:

@@ -157,6 +157,18 @@ def test_a_window_is_what_it_changes(seed: int) -> None:
         assert (part.memory.excess(part, (*strategies, 0)) == 0) == fits
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_without_time(seed: int) -> None:
+    """Whatever is said holds."""
+    problem = copied_problem(seed)
+    least, _ = best_of(problem)
+    found = solve(problem, 0.0)
+    assert found.bound <= least <= found.cost
+    if found.choice is not None:
+        assert problem.memory.excess(problem, found.choice) == 0
+        assert math.isfinite(found.bound)
+
+
 # ---------------------------------------------------------------- HiGHS in a process of its own
 
 
