@@ -241,8 +241,9 @@ def test_equal_to_every_filling_of_random_programs(kind: str, seed: int) -> None
             program = of_products(values, kind)
     text, fillings, limits = compared(program, slower)
     for limit in limits:
-        made = assert_least(text, fillings, limit, slower, within=1e-3)  # what the search calls optimal
-        assert made.status == "optimal" or made.gap < 0.05  # slices that a loop takes are not all counted
+        # A product that every chip makes whole and then slices writes the slice only, but counts as writing the whole.
+        made = assert_least(text, fillings, limit, slower, within=5e-3)
+        assert made.status == "optimal"
 
 
 def test_nothing_fits_whatever_the_layouts() -> None:
