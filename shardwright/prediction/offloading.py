@@ -115,7 +115,8 @@ def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> li
         if found is None:
             break
         made.append(found.plan)
-    made.append(least)
+    if least.policy != made[-1].policy:
+        made.append(least)
     return [
         plan
         for plan in reversed(made)
