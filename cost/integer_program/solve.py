@@ -69,6 +69,8 @@ class _Solve(Known):
         self.most_entries = most_entries
         self.first: Reduced | None = None
         """The problem before anything was ruled out by the best choice."""
+        self.given = 0
+        """The strategies and pairs of the problem that HiGHS has had from the beginning."""
         self.windows = 0
         """How often windows were looked at."""
         self.tried: int | None = None
@@ -86,6 +88,20 @@ class _Solve(Known):
         if self.late(0.5):  # a bound and a choice, whatever there is time for
             self.raise_bound(_apart(reduced.problem))
             self.take_least(reduced)
+        if len(reduced.problem) > MANY_NODES and self.for_highs(reduced.problem, self.left()) and not self.done():
+            # Prices take long too, and HiGHS may do as well from the beginning.
+            self.given = _free(reduced.problem)
+            with Solving(reduced.problem, max(self.left() - GRACE, 0.1)) as highs:
+                self.looked_for(reduced)
+                solved = None if self.done() else highs.result(self.left() + GRACE)
+            if solved is not None:
+                self.take(self.first, solved)
+        else:
+            self.looked_for(reduced)
+        return self.finished()
+
+    def looked_for(self, reduced: Reduced) -> None:
+        """All that there is to do, until the time is over or nothing is left to do."""
         if len(reduced.problem) > MANY_NODES:  # frontiers take long: what is left to them is made smaller before
             reduced = self.narrowed(reduced, None)
             if self.best is not None and not self.done():
@@ -107,7 +123,6 @@ class _Solve(Known):
                         continue
             if self.done() or self.late() or not self.searched(reduced):
                 break
-        return self.finished()
 
     def window(self, best: Choice) -> Choice | None:
         """Something cheaper than a choice that fits, where prices and frontiers find it; for a part of a problem."""
@@ -293,7 +308,7 @@ class _Solve(Known):
     def searched(self, reduced: Reduced) -> bool:
         """Windows and wider frontiers, while HiGHS has the whole where it can; whether to narrow the problem again."""
         problem = reduced.problem
-        if not self.for_highs(problem, self.left()):
+        if not self.for_highs(problem, self.left()) or _free(problem) > 0.5 * self.given > 0:
             return self.beside(reduced, None)
         hint = None if self.best is None else reduced.of(self.best)
         cutoff = None

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardwright.cost.integer_program import highs
+from shardwright.cost.integer_program import solve as solving
 from shardwright.cost.integer_program.elimination import Order, eliminate
 from shardwright.cost.integer_program.frontier import frontier
 from shardwright.cost.integer_program.highs import STOPPED, Matrix, Running, linear_minimum, minimize
@@ -155,6 +156,18 @@ def test_a_window_is_what_it_changes(seed: int) -> None:
         assert changed == problem.cost(whole) - least
         fits = problem.memory.excess(problem, whole) == 0
         assert (part.memory.excess(part, (*strategies, 0)) == 0) == fits
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_nodes_are_solved(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS beside it from the beginning, branching before frontiers, and none of these for its own sake."""
+    monkeypatch.setattr(solving, "MANY_NODES", 0)
+    monkeypatch.setattr(solving, "FEW_COLUMNS", 0)
+    problem = copied_problem(seed)
+    least, _ = best_of(problem)
+    found = solve(problem, 20, most_entries=8)
+    assert found.cost == least
+    assert found.status == ("infeasible" if least == math.inf else "optimal")
 
 
 @pytest.mark.parametrize("seed", range(20))
