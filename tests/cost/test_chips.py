@@ -214,8 +214,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:13:1: error: unknown key `wrap` in [interconnect] [unknown-key]\n"
             "  wrap = true\n"
             "  ^^^^\n"
-            "note: keys here: kind, pod, slices, link_bytes_per_s, hop_latency_s, wrap_multiple_of, "
-            "wrap_needs_every_axis, slice_multiple_of",
+            "note: did you mean `wrap_multiple_of`?",
         ),
         (
             '"1 GiB"',
