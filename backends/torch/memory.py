@@ -19,6 +19,14 @@ def sized(nbytes: float) -> str:
     return f"{nbytes:g} B"
 
 
+class OutOfMemoryError(DiagnosticError):
+    """A memory does not suffice; `tier` says which."""
+
+    def __init__(self, made: DiagnosticError, tier: Tier) -> None:
+        super().__init__(made.diagnostics, made.source)
+        self.tier = tier
+
+
 @dataclass
 class Memory:
     """What of one memory is taken. `policy` stands in what is said where it does not suffice."""
@@ -64,10 +72,11 @@ class Memory:
         return "on disk" if self.tier is Tier.DISK else f"on the {self.tier}"
 
     def _fault(self, message: str) -> DiagnosticError:
-        return fault(
+        made = fault(
             "out-of-memory",
             message,
             NOWHERE,
             f"the policy is {self.policy}",
             f"place less there, take smaller batches, or give a larger {_OPTIONS[self.tier]}",
         )
+        return OutOfMemoryError(made, self.tier)

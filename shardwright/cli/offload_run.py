@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_output, natural, number, positive, size_in_bytes
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from shardwright.generation.prompts import Prompt
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
+    from shardwright.ir.types import Tier
     from shardwright.models.config import Config
     from shardwright.models.description import Model
     from shardwright.offloading.journal import Journal
     from shardwright.offloading.request import Request
+    from shardwright.offloading.room import Room
     from shardwright.offloading.run import OffloadedModel
 
 
@@ -60,8 +62,6 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
         return None
     if not args.prompts or args.output in {None, "-"}:
         return "a run needs --prompts IN.jsonl and -o OUT.jsonl; --plan-only runs nothing"
-    if args.policy is None and args.machine is None:
-        return "a run needs --policy, or --machine NAME to choose one for"
     return None
 
 
@@ -100,10 +100,28 @@ def execute_run(args: argparse.Namespace) -> int:
             return _run(args, _asked(args, world.count), world)
     asked = _asked(args, args.gpus)
     if args.gpus == 1:
-        return _run(args, asked)
+        return _run_with_room(args, asked)
     with Journal(args.output, asked.prompts):
         pass  # what is wrong with it is said once, by this process
     return run_together(args.argv, args.gpus)
+
+
+def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
+    """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
+    from shardwright.backends.torch.memory import OutOfMemoryError
+    from shardwright.offloading.room import Room
+
+    room = Room()
+    while True:
+        try:
+            return _run(args, asked)
+        except OutOfMemoryError as error:
+            if args.policy is not None or not room.can_shrink(error.tier):
+                raise
+            room = room.less(error.tier)
+            said = error.diagnostics[0].message
+            print(f"{said}; planning for {room.share(error.tier):.0%} of that memory", file=sys.stderr)
+            asked = replace(asked, request=_request(args, asked.prompts, 1, room))
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
@@ -261,17 +279,22 @@ def _settings(args: argparse.Namespace, config: Config) -> Settings:
     return Settings(args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed, stop_tokens=stops)
 
 
-def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Request:
-    from shardwright.ir.types import DType, Tier
+def _caps(args: argparse.Namespace) -> dict[Tier, int | None]:
+    from shardwright.ir.types import Tier
+
+    return {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
+
+
+def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None = None) -> Request:
+    from shardwright.ir.types import DType
     from shardwright.offloading.run import Request
 
-    caps = {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
     dtype = DType(args.dtype) if args.dtype else None
     return Request(
-        _policy(args, prompts, gpus),
+        _policy(args, prompts, gpus, room),
         args.schedule,
         dtype,
-        caps,
+        _caps(args),
         args.spill_dir,
         args.device,
         args.sparse_attention,
@@ -280,33 +303,44 @@ def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Requ
     )
 
 
-def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
+def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
     """Given in the paper's order, as a file of --plan-only, or the best for the machine."""
-    from dataclasses import replace
-
     from shardwright.cli.offload_program import read_policy
 
-    policy = _planned(args, prompts, gpus) if args.policy is None else read_policy(args.policy)
+    policy = _planned(args, prompts, gpus, room) if args.policy is None else read_policy(args.policy)
     return replace(policy, quantized_weights=True, quantized_cache=True) if args.compress else policy
 
 
-def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int) -> Policy:
+def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
+    from shardwright.offloading.room import RATES, Room
     from shardwright.prediction.offloading import best_plan
 
-    setting = _setting(args, prompts, gpus)
+    if args.machine is None and room is None:
+        print(
+            f"neither --policy nor --machine: planning with the rates of {RATES}; `shardwright calibrate --offloading`"
+            " measures those of this machine",
+            file=sys.stderr,
+        )
+    setting = _setting(args, prompts, gpus, room or Room())
     return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
 
 
-def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1) -> Setting:
-    """The run as the cost model sees it: every prompt as long as the longest."""
+def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1, room: Room | None = None) -> Setting:
+    """The run as the cost model sees it: every prompt as long as the longest. With `room` no more memory is there than
+    the run may take."""
     from shardwright.cost.chips import load_machine
     from shardwright.cost.offloading.runtimes import load_runtime
     from shardwright.ir.types import DType
+    from shardwright.models.config import read_config
+    from shardwright.models.importing import checkpoint_dtype
+    from shardwright.offloading.room import RATES
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offloading import setting_of
 
     longest = max(len(prompt.tokens) for prompt in prompts)
     model = model_of(args.model).model
-    machine, runtime = load_machine(args.machine), load_runtime("ours")
-    dtype = DType(args.dtype) if args.dtype else DType.F16
+    machine, runtime = load_machine(args.machine or RATES), load_runtime("ours")
+    if room is not None:
+        machine = room.of(machine, _caps(args), args.device, named=args.machine is not None)
+    dtype = DType(args.dtype) if args.dtype else checkpoint_dtype(read_config(args.model))
     return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus, dtype=dtype)

@@ -230,4 +230,7 @@ def _too_slow(setting: Setting, compress: bool, latency: float) -> DiagnosticErr
 
 
 def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size / 10:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} B"

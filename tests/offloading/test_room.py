@@ -1,0 +1,75 @@
+"""A run that is given neither a policy nor a machine: it finds a policy for the memory that it may take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.cost.chips import load_machine
+from shardwright.ir.types import Tier
+from shardwright.offloading.room import Room
+
+NOTE = (
+    "neither --policy nor --machine: planning with the rates of t4; `shardwright calibrate --offloading` measures those"
+    " of this machine\n"
+)
+
+
+@pytest.fixture
+def run(shardwright: Callable[..., Any], checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
+    given = tmp_path / "in.jsonl"
+    lines = [{"tokens": [(7 * i + j) % 90 + 3 for j in range(3 + i % 9)]} for i in range(12)]
+    given.write_text("\n".join(map(json.dumps, lines)))
+
+    def made(out: str, *options: str) -> Any:
+        folder = checkpoint("llama-grouped")
+        words = ("--prompts", given, "-o", tmp_path / out, "--max-new-tokens", "6", "--ignore-eos", "--dtype", "f32")
+        got = shardwright("offload", folder, *words, *options)
+        answers = tmp_path / out
+        found = [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
+        return got, {line["index"]: line["new_tokens"] for line in found}
+
+    return made
+
+
+def test_the_policy_is_found_and_the_caps_are_kept(run: Callable[..., Any]) -> None:
+    free, wanted = run("free.jsonl")
+    assert free.status == 0
+    assert free.err.startswith(NOTE)
+    caps = ("--device-memory", "150kB", "--host-memory", "200kB", "--disk-memory", "10MB")
+    capped, found = run("capped.jsonl", *caps, "--json")
+    assert capped.status == 0
+    assert found == wanted
+    assert len(found) == 12
+    peaks = json.loads(capped.out)["peak_bytes"]
+    assert 0 < peaks["device"] <= 150_000
+    assert 0 < peaks["host"] <= 200_000
+
+
+def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any]) -> None:
+    """A policy of one's own is a fault there; one that was chosen is chosen anew."""
+    tight = ("--device-memory", "110kB", "--host-memory", "10MB")
+    given, _ = run("given.jsonl", *tight, "--policy", "12,1,100,0,100,0,100,0")
+    assert given.status == 1
+    assert "[out-of-memory]" in given.err
+    chosen, found = run("chosen.jsonl", *tight)
+    assert (chosen.status, len(found)) == (0, 12), chosen.err
+    assert "of that memory" in chosen.err
+
+
+def test_room_shrinks_where_a_memory_did_not_suffice() -> None:
+    machine = load_machine("t4")
+    first = Room()
+    less = first.less(Tier.DEVICE)
+    caps = {Tier.DEVICE: 1000, Tier.HOST: None, Tier.DISK: None}
+    assert first.of(machine, caps, "cpu", named=True).chip.memory_bytes == pytest.approx(950)
+    assert less.of(machine, caps, "cpu", named=True).chip.memory_bytes == pytest.approx(950 * 0.85)
+    assert less.of(machine, caps, "cpu", named=True).host.memory_bytes == 0.95 * machine.host.memory_bytes
+    steps = 0
+    while first.can_shrink(Tier.DEVICE):
+        first, steps = first.less(Tier.DEVICE), steps + 1
+    assert steps == 8
