@@ -133,13 +133,12 @@ def test_the_runtime_does_events_in_the_order_that_is_simulated() -> None:
     """Each resource in the order of the schedule, nothing before what it depends on has ended."""
     import time
 
-    import torch
-
     from shardwright.backends.torch.executor import Executor
+    from shardwright.backends.torch.streams import NoStreams
 
     schedule, spans = small()
     recorder = Recorder()
-    Executor(schedule, lambda event: time.sleep(SECONDS(event) / 500), torch.device("cpu"), recorder).run()
+    Executor(schedule, lambda event: time.sleep(SECONDS(event) / 500), NoStreams(), recorder).run()
     measured = recorder.timeline("a run").measured
     assert measured is not None
     assert len(measured.entries) == len(schedule.events)
