@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import random
 import tempfile
 import time
@@ -97,6 +98,8 @@ def main() -> None:
     prompts = [[rng.randrange(3, VOCAB) for _ in range(args.length)] for _ in range(args.prompts)]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder), args.layers, args.hidden)
+        if not args.alone and importlib.util.find_spec("accelerate") is None:
+            parser.error("Accelerate is not installed: pip install accelerate, or --alone")
         size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
         print(f"{size / 1e6:.0f} MB of weights, {args.prompts} prompts of {args.length}, {args.new_tokens} new tokens")
         machine = machine_here(args.machine, "cpu", DType.F32, Path(folder))

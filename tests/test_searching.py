@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from search_fillings import products
 
 from shardwright.compiling import compile_program, load, print_program
 from shardwright.cost.chips import Chip, load_chip
@@ -64,28 +65,6 @@ func f(x: bf16 {x}, w: bf16 {w}, v: bf16 {v}) -> bf16 {y} {{
 """
 EDGES = {"x": "B_xE", "w": "E_xF", "v": "FE_x", "y": "BE_x"}
 CHOSEN = ("x1", "w1", "h", "h1", "v1", "z")
-
-
-def layout(states: dict[str, str], dims: str) -> str:
-    """What each axis does as a layout: the dimension that it splits, `+` for a partial sum, or nothing."""
-    split = "".join(
-        dim + (f"_{axes}" if (axes := "".join(a for a, state in states.items() if state == dim)) else "")
-        for dim in dims
-    )
-    partial = "".join(axis for axis, state in states.items() if state == "+")
-    return f"{split}(partialsum-{partial})" if partial else split
-
-
-def products(axes: str, rows: str, summed: str, columns: str) -> list[tuple[str, str, str]]:
-    """The layouts of [rows, summed] @ [summed, columns] and its result: each axis splits one of the three, or none."""
-    made: list[tuple[str, str, str]] = []
-    for chosen in itertools.product((rows, summed, columns, ""), repeat=len(axes)):
-        of = dict(zip(axes, chosen, strict=True))
-        left = {axis: dim for axis, dim in of.items() if dim in (rows, summed)}
-        right = {axis: dim for axis, dim in of.items() if dim in (summed, columns)}
-        result = {axis: "+" if dim == summed else dim for axis, dim in of.items()}
-        made.append((layout(left, rows + summed), layout(right, summed + columns), layout(result, rows + columns)))
-    return made
 
 
 def every_filling(sizes: dict[str, int], edges: dict[str, str], mesh: str, limit: float) -> tuple[float, int]:
