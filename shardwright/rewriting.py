@@ -10,7 +10,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError, Source, located
-from shardwright.searching import Found, Minimize, best_of, search, search_shapes
+from shardwright.mesh_shapes import Minimize, best_of, search_shapes
+from shardwright.searching import Found, search
 
 if TYPE_CHECKING:
     from shardwright.cost.chips import Chip

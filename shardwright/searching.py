@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from shardwright.cost.time_placement import Prices
     from shardwright.ir.program import Func, Program
 
-Minimize = Literal["latency", "cost"]
-
-_ENOUGH = 1e-3
+ENOUGH = 1e-3
 """Of the least time: what the search counts may differ from the price of the finished program by so much."""
 
 _SHARE = 0.2
@@ -136,7 +134,7 @@ class _Search:
                 found = self.attempt(Prices(moved=stay))
                 if not stay:
                     self.bound_ns = found.placement.solution.bound
-                cheaper = found.objective_s * NANOSECONDS < self.incumbent() * (1 - _ENOUGH)
+                cheaper = found.objective_s * NANOSECONDS < self.incumbent() * (1 - ENOUGH)
                 if found.peak > self.chip.memory_bytes and cheaper:
                     with suppress(OutOfTimeError):
                         self.price_memory(Prices(moved=stay))
@@ -172,7 +170,7 @@ class _Search:
 
     def open(self) -> bool:
         """Whether there may be something better than what was found."""
-        return self.bound_ns < self.incumbent() * (1 - _ENOUGH)
+        return self.bound_ns < self.incumbent() * (1 - ENOUGH)
 
     def exact(self, first: _Case) -> bool:
         """By integer programs; whether they could be solved.
@@ -241,7 +239,7 @@ class _Search:
         queue = [(first.bound_ns, 0, first)]
         closed = math.inf
         count = 0
-        while queue and queue[0][0] < self.incumbent() * (1 - _ENOUGH) and time.monotonic() < self.end:
+        while queue and queue[0][0] < self.incumbent() * (1 - ENOUGH) and time.monotonic() < self.end:
             _, _, case = heapq.heappop(queue)
             weight = self.undecided(case)
             if weight is None:
@@ -272,7 +270,7 @@ class _Search:
         bound = found.placement.solution.bound - room
         over = frozenset(cost.func for cost in found.costs if _seen(cost))
         for share in (1.0, 0.5):
-            if over and bound < self.incumbent() * (1 - _ENOUGH):
+            if over and bound < self.incumbent() * (1 - ENOUGH):
                 again = self.attempt(replace(prices, seen=dict.fromkeys(over, share)))
                 bound = max(bound, again.placement.solution.bound - room)
         return _Case(bound, prices, found, over)
@@ -365,7 +363,7 @@ class _Search:
         from shardwright.cost.time_placement import NANOSECONDS
 
         bound = min(self.bound_ns / NANOSECONDS, best.objective_s)
-        closed = bound >= best.objective_s * (1 - _ENOUGH)
+        closed = bound >= best.objective_s * (1 - ENOUGH)
         return replace(
             best,
             status="optimal" if closed else "feasible",
@@ -441,132 +439,6 @@ def _explicit(placed: Program) -> Program:
     for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
         placed = applied.run(placed)
     return placed
-
-
-def search_shapes(
-    program: Program,
-    load: Callable[[Mapping[str, int]], Program],
-    chip: Chip,
-    constants: Constants,
-    seconds: float,
-    minimize: Minimize,
-) -> Found:
-    """`search` over every shape of the mesh with as many chips; `load` makes the program for one.
-
-    A shape that no slice of the chip has, or that a demanded type does not fit, is left out; raises what the program's
-    own shape raises where nothing is left. The bound is that of all shapes that were searched.
-    """
-    began = time.monotonic()
-    first: DiagnosticError | None = None
-    found: list[Found] = []
-    complete = True
-    for shape in mesh_shapes(program.mesh):
-        left = seconds - (time.monotonic() - began)
-        if left <= 0 and found:
-            complete = False
-            break
-        try:
-            found.append(search(load(shape), chip, constants, max(left, 1.0)))
-        except DiagnosticError as error:
-            first = first or error
-    if not found:
-        assert first is not None
-        raise first
-
-    return best_of(found, minimize, complete=complete)
-
-
-def best_of(found: Sequence[Found], minimize: Minimize, *, complete: bool = True) -> Found:
-    """The best of several searches, the first of equals, with what they prove together: where all that there is to
-    search was searched, the least of the bounds.
-    """
-
-    def worth(each: Found) -> float:
-        return each.objective_s if minimize == "latency" else each.chip_seconds_per_token
-
-    best = min(found, key=worth)
-    bound = min(each.bound_s for each in found) if complete else 0.0
-    proved = complete and all(
-        each.status == "optimal" or each.bound_s >= best.objective_s * (1 - _ENOUGH) for each in found
-    )
-    return replace(
-        best,
-        status="optimal" if proved else "feasible",
-        bound_s=best.bound_s if proved else min(bound, best.objective_s),
-        seconds=sum(each.seconds for each in found),
-    )
-
-
-def explain(program: Program, chip: Chip, constants: Constants, found: Found, seconds: float) -> list[str]:
-    """Why each layout that was left open is what it is: the next best, and what that would cost more.
-
-    The next best is found by searching anew with the chosen layout forbidden.
-    """
-    from shardwright.cost.layout_problem import PlacementOptions
-    from shardwright.cost.movements import duration_text
-    from shardwright.ir.types import OpenType
-
-    began = time.monotonic()
-    named: set[tuple[str | None, str]] = {(func.name, name) for func in program.funcs for name in open_values(func)}
-    named |= {(None, value.name) for value in (*program.weights, *program.state) if isinstance(value.type, OpenType)}
-    lines: list[str] = []
-    for node in found.placement.nodes:
-        if node.home < 0 or (node.func, node.name) not in named:
-            continue
-        named.discard((node.func, node.name))
-        label = f"{node.func}.{node.name}" if node.func else node.name
-        text = found.placement.kinds[node.home].layout_text
-        left = seconds - (time.monotonic() - began)
-        if left <= 0:
-            lines.append(f"{label}: {text}; the time for asking what else there is has run out")
-            continue
-        excluded = frozenset({(node.func, node.name, text)})
-        try:
-            other = search(program, chip, constants, left, PlacementOptions(excluded=excluded))
-        except DiagnosticError:
-            lines.append(f"{label}: {text}, the only layout that its demands allow")
-            continue
-        second = next(n for n in other.placement.nodes if (n.func, n.name) == (node.func, node.name) and n.home >= 0)
-        alternative = other.placement.kinds[second.home].layout_text
-        more = other.objective_s - found.objective_s
-        if alternative == text:
-            lines.append(f"{label}: {text}, as the values that it is carried with")
-        else:
-            price = f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
-            lines.append(f"{label}: {text}; next best {alternative}, {price}")
-    return lines
-
-
-def open_values(func: Func) -> list[str]:
-    """The values of a function whose layouts the author left open."""
-    from shardwright.ir.program import Let, Loop
-    from shardwright.ir.types import OpenType
-
-    values = list(func.params)
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            values.extend(statement.results)
-    return [value.name for value in values if isinstance(value.type, OpenType)]
-
-
-def mesh_shapes(mesh: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Every way to give a mesh's axes sizes with the product that theirs have, its own first."""
-    chips = math.prod(mesh.values())
-    yield dict(mesh)
-    for sizes in _factorings(chips, len(mesh)):
-        made = dict(zip(mesh, sizes, strict=True))
-        if made != dict(mesh):
-            yield made
-
-
-def _factorings(chips: int, axes: int) -> Iterator[tuple[int, ...]]:
-    if axes == 1:
-        yield (chips,)
-        return
-    for size in range(1, chips + 1):
-        if chips % size == 0:
-            for rest in _factorings(chips // size, axes - 1):
-                yield (size, *rest)
 
 
 def _bytes(nbytes: float) -> str:

@@ -17,8 +17,9 @@ from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import AllGather
 from shardwright.ir.program import Let
+from shardwright.mesh_shapes import mesh_shapes
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.searching import Found, mesh_shapes, search
+from shardwright.searching import Found, search
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -91,8 +91,8 @@ def _search_program(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
     from shardwright.ir.diagnostics import located
+    from shardwright.next_best import explain
     from shardwright.rewriting import search_rewrites
-    from shardwright.searching import explain
 
     chip, constants = chip_and_constants(args)
     source = read_program(args.file)

@@ -1,0 +1,66 @@
+"""Why each layout is what it is: the next best, and what that would cost more."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.searching import Found, search
+
+if TYPE_CHECKING:
+    from shardwright.cost.chips import Chip
+    from shardwright.cost.constants import Constants
+    from shardwright.ir.program import Func, Program
+
+
+def explain(program: Program, chip: Chip, constants: Constants, found: Found, seconds: float) -> list[str]:
+    """Why each layout that was left open is what it is: the next best, and what that would cost more.
+
+    The next best is found by searching anew with the chosen layout forbidden.
+    """
+    from shardwright.cost.layout_problem import PlacementOptions
+    from shardwright.cost.movements import duration_text
+    from shardwright.ir.types import OpenType
+
+    began = time.monotonic()
+    named: set[tuple[str | None, str]] = {(func.name, name) for func in program.funcs for name in open_values(func)}
+    named |= {(None, value.name) for value in (*program.weights, *program.state) if isinstance(value.type, OpenType)}
+    lines: list[str] = []
+    for node in found.placement.nodes:
+        if node.home < 0 or (node.func, node.name) not in named:
+            continue
+        named.discard((node.func, node.name))
+        label = f"{node.func}.{node.name}" if node.func else node.name
+        text = found.placement.kinds[node.home].layout_text
+        left = seconds - (time.monotonic() - began)
+        if left <= 0:
+            lines.append(f"{label}: {text}; the time for asking what else there is has run out")
+            continue
+        excluded = frozenset({(node.func, node.name, text)})
+        try:
+            other = search(program, chip, constants, left, PlacementOptions(excluded=excluded))
+        except DiagnosticError:
+            lines.append(f"{label}: {text}, the only layout that its demands allow")
+            continue
+        second = next(n for n in other.placement.nodes if (n.func, n.name) == (node.func, node.name) and n.home >= 0)
+        alternative = other.placement.kinds[second.home].layout_text
+        more = other.objective_s - found.objective_s
+        if alternative == text:
+            lines.append(f"{label}: {text}, as the values that it is carried with")
+        else:
+            price = f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
+            lines.append(f"{label}: {text}; next best {alternative}, {price}")
+    return lines
+
+
+def open_values(func: Func) -> list[str]:
+    """The values of a function whose layouts the author left open."""
+    from shardwright.ir.program import Let, Loop
+    from shardwright.ir.types import OpenType
+
+    values = list(func.params)
+    for statement, _ in func.walk():
+        if isinstance(statement, Let | Loop):
+            values.extend(statement.results)
+    return [value.name for value in values if isinstance(value.type, OpenType)]
