@@ -26,7 +26,7 @@ def exposed_shares(works: Sequence[Work], demands: Sequence[Demand]) -> list[flo
         if work.collective is None:
             computed[work.body] = computed.get(work.body, 0.0) + _longest(demand)
         elif _can_hide(work):
-            sent = max(demand.transfer_s, demand.latency_s)
+            sent = demand.transfer_s + demand.latency_s
             hidden[work.body] = hidden.get(work.body, 0.0) + sent
     return [
         max(0.0, 1 - computed.get(work.body, 0.0) / hidden[work.body])
