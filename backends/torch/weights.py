@@ -290,13 +290,14 @@ class Weights:
 
     def _reads(self, kept: Kept, rows: Rows, target: Tensor) -> list[Callable[[], None]]:
         """What reads the rows of a weight that lie on disk."""
-
         if kept.spilled is not None:
             return self.tiers.spill.jobs(kept.what, target, kept.spilled)
         if kept.ranges is None:
+            import torch
 
             def put_together() -> None:
-                target.copy_(self._read(kept, rows))
+                with torch.inference_mode():  # `target` was made in it, by another thread than may call this
+                    target.copy_(self._read(kept, rows))
 
             return [put_together]
         return self._range_jobs(kept.ranges, target)

@@ -57,6 +57,19 @@ def test_each_model(name: str, checkpoint: Callable[..., Path]) -> None:
         assert found == tokens(wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "policy"),
+    [("llama-grouped", "bfloat16", "3,2,0,0,0,0,0,0"), ("gptj", "float16", "3,2,20,50,30,30,20,40")],
+)
+def test_files_in_other_numbers_than_the_run(
+    name: str, stored: str, policy: str, checkpoint: Callable[..., Path]
+) -> None:
+    """Weights on disk are widened as they are read, many at a time, by the threads that read."""
+    folder = checkpoint(name, stored, "20KB")
+    wanted = truth(folder)
+    assert run(folder, wanted, asked(policy))[0] == tokens(wanted)
+
+
 @pytest.mark.parametrize("host_attention", [True, False])
 @pytest.mark.parametrize("policy", EVERYWHERE)
 def test_policies_all_over_the_space(policy: str, host_attention: bool, checkpoint: Callable[..., Path]) -> None:
