@@ -1,4 +1,4 @@
-"""`schedule-blocks`: a loop over layers becomes the zig-zag block schedule, where batches share a layer's weights."""
+"""`schedule-blocks`: a loop over layers becomes a block schedule, where batches share a layer's weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from shardwright.ir.operation import Number
 from shardwright.ir.ops import Full, Rename, Update
 from shardwright.ir.program import (
     Carry,
-    DimInfo,
     Func,
     Let,
     Loop,
@@ -26,15 +25,17 @@ from shardwright.ir.program import (
     names_of,
     rename_operands,
 )
-from shardwright.ir.types import Dim, ValueType
+from shardwright.ir.types import ValueType
 from shardwright.passes.base import Pass
 from shardwright.passes.block_copies import Flight, Flights, forwarded, freed, frees, reads, stored_early
-from shardwright.passes.micro_batches import MicroBatches, divided, fresh_dim, unschedulable
+from shardwright.passes.entering_batch import EnteringBatch, function_of
+from shardwright.passes.hidden_states import CarriedState, HiddenStates, over_layers
+from shardwright.passes.micro_batches import MicroBatches, divided, unschedulable
 
 
 @dataclass(frozen=True)
 class ScheduleBlocks(Pass):
-    """The zig-zag block schedule (Sheng et al. 2023, algorithm 1), written into an offloaded program.
+    """A block schedule (Sheng et al. 2023), zig-zag (algorithm 1) or diagonal (appendix A.2), of an offloaded program.
 
         state { k: f32 NBTD on disk }
         y: BE on host = loop[N](h: BE on host = x) {
@@ -72,99 +73,61 @@ class ScheduleBlocks(Pass):
     are there to the end of the batch's turn. Before the layers and after them, what is computed for each batch is in a
     loop over batches of its own. Raises where a statement mixes the rows of the batch, or where a loop over layers
     carries what has none.
+
+    With `order=diagonal` a function of both `enters` and `stays` takes the place of the first, `prefill_and_decode`: one
+    pass over the layers, in which the block's batches take a step of `stays`, each at a token of its own, and one batch
+    begins, in the place `slot` of the batch whose last step this is:
+
+        loop[N](...) {
+          w_here = wait(w_now)
+          loop[M](...) { ... }                                   # a step of decode for each batch of the block
+          k_begun = 0.0
+          ... w_here ...                                         # prefill of the batch that begins
+          set k = update[M](k, k_new, slot)
+        }
+
+    Raises where a batch could not be at a token of its own: where state is set that has no rows of the batch.
     """
 
     name: ClassVar[str] = "schedule-blocks"
     batches: int = 2
     order: str = "zigzag"
     batch: str = "B"
+    enters: str = "prefill"
+    stays: str = "decode"
 
     def run(self, program: Program) -> Program:
-        self._check_order()
+        if self.order not in ("zigzag", "diagonal"):
+            raise fault("bad-option", f"schedule-blocks: order is zigzag or diagonal, not {self.order}", NOWHERE)
         scheduled = next((func for func in program.funcs if has_lifetimes(func)), None)
         if scheduled is not None:
             raise unschedulable(f"{scheduled.name} has a schedule already", scheduled.span)
         made = divided(program, self.batch, self.batches)
-        hidden = _Hidden(program, made)
+        enters = function_of(program, self.enters, "enters") if self.order == "diagonal" else None
+        remaining = replace(program, funcs=tuple(func for func in program.funcs if func is not enters))
+        hidden = HiddenStates(remaining, made)
         if not hidden.values:
             raise unschedulable(
                 f"no function has a loop over layers that carries rows of {self.batch}",
                 NOWHERE,
                 "the loop goes over a dimension of the weights and carries the hidden states",
             )
-        funcs = tuple(_Function(program, func, made, hidden).rewritten() for func in program.funcs)
-        state = (*map(made.whole_value, program.state), *hidden.values)
-        dims = (*made.dims(program), *hidden.dims)
-        return replace(program, dims=dims, state=state, funcs=funcs)
-
-    def _check_order(self) -> None:
-        if self.order == "diagonal":
-            raise unschedulable(
-                "the diagonal order has each batch of a block at a token of its own, and a loop does the same in every"
-                " trip",
-                NOWHERE,
-                "the runtime has it: shardwright offload ... --schedule diagonal",
-            )
-        if self.order != "zigzag":
-            raise fault("bad-option", f"schedule-blocks: order is zigzag or diagonal, not {self.order}", NOWHERE)
-
-
-class _Hidden:
-    """What loops over layers carried, as state: values that each function sets before it reads them."""
-
-    def __init__(self, program: Program, made: MicroBatches) -> None:
-        self.program = program
-        self.made = made
-        self.values: list[Value] = []
-        self.dims: list[DimInfo] = []
-        self.carried: dict[tuple[str, str], _Carried] = {}
-        self._overridden = {name for func in program.funcs for name, _ in func.overrides}
-        namer = Namer({name for func in program.funcs for name in names_of(func)} | set(program.globals))
+        dims = [*made.dims(program), *hidden.dims]
+        funcs: list[Func] = []
         for func in program.funcs:
-            for statement, _ in func.walk():
-                if isinstance(statement, Loop) and over_layers(statement, program, made):
-                    for carry in statement.carries:
-                        alone = len(program.funcs) == 1
-                        name = f"{carry.value.name}_state" if alone else f"{func.name}_{carry.value.name}"
-                        self.carried[func.name, carry.value.name] = self._of(carry, namer.fresh(name))
-
-    def _of(self, carry: Carry, name: str) -> _Carried:
-        """The state of what is carried, typed as before the division.
-
-        A dimension to which a function gives another size cannot be one of state: it has another name there.
-        """
-        renamed: list[tuple[str, str]] = []
-        dims: list[Dim] = []
-        for dim, axes in zip(carry.value.type.dims, carry.value.type.splits, strict=True):
-            own = dim.name
-            if own in self._overridden:
-                own = fresh_dim(self.program, {self.made.outer, *(d.name for d in self.dims)}, own)
-                order = self.program.dim(dim.name).order if axes else None
-                self.dims.append(DimInfo(own, dim.size, None, order))
-                renamed.append((dim.name, own))
-            dims.append(Dim(own, dim.size))
-        value = Value(name, replace(carry.value.type, dims=tuple(dims)), Marking.DEMANDED)
-        self.values.append(self.made.whole_value(value))
-        return _Carried(carry, value, tuple(renamed))
-
-
-@dataclass(frozen=True)
-class _Carried:
-    """A carry of a loop over layers: its old name, the state it is now, and dimensions renamed on the way there."""
-
-    carry: Carry
-    state: Value
-    renamed: tuple[tuple[str, str], ...]
-
-
-def over_layers(loop: Loop, program: Program, made: MicroBatches) -> bool:
-    """Whether a loop carries rows of the batch over a dimension of the weights."""
-    carries = any(made.has_rows(carry.value.type) for carry in loop.carries)
-    return carries and any(loop.dim in value.type.names for value in program.weights)
+            if func is not enters:
+                funcs.append(_Function(program, func, made, hidden).rewritten())
+                continue
+            both = _Function(program, function_of(program, self.stays, "stays"), made, hidden)
+            both.entering = EnteringBatch(program, func, both.func, made, both.namer, dims)
+            dims += both.entering.dims
+            funcs.append(both.rewritten())
+        state = (*map(made.whole_value, program.state), *hidden.values)
+        return replace(program, dims=tuple(dims), state=state, funcs=tuple(funcs))
 
 
 class _Function:
-    def __init__(self, program: Program, func: Func, made: MicroBatches, hidden: _Hidden) -> None:
+    def __init__(self, program: Program, func: Func, made: MicroBatches, hidden: HiddenStates) -> None:
         self.program = program
         self.func = func
         self.made = made
@@ -173,15 +136,24 @@ class _Function:
         self.rounds: list[list[tuple[Flight, list[Statement]]]] = []
         """For each loop around, what stays under way between its trips, with how it begins."""
         self.sizes = program.sizes(func) | {made.outer: made.count, made.batch: made.size}
+        self.entering: EnteringBatch | None = None
 
     def rewritten(self) -> Func:
-        func, made = self.func, self.made
-        body = self.block(func.body, Scope.of(self.program, func), func.returns)
-        return replace(
+        func, made, entering = self.func, self.made, self.entering
+        scheduled = replace(
             func,
             params=tuple(map(made.whole_value, func.params)),
-            body=body,
+            body=self.block(func.body, Scope.of(self.program, func), func.returns),
             results=tuple(made.whole(kind) for kind in func.results),
+        )
+        if entering is None:
+            return scheduled
+        return replace(
+            scheduled,
+            name=f"{entering.func.name}_and_{func.name}",
+            params=(*entering.params, *scheduled.params),
+            returns=(*entering.returns, *scheduled.returns),
+            results=(*entering.results, *scheduled.results),
         )
 
     def block(self, body: Sequence[Statement], scope: Scope, ending: Sequence[str]) -> tuple[Statement, ...]:
@@ -263,6 +235,8 @@ class _Function:
             fill = len(made)
         made[fill:fill] = [s for flight in early for s in flights.first(flight, self.whole_of(flight.source, scope))]
         made += [s for flight in late for s in flights.first(flight, self.whole_of(flight.source, scope, states))]
+        if self.entering is not None:
+            made += self.entering.before(made)
         made.append(layers)
         for each in carried:
             scope.define(each.state)
@@ -270,10 +244,14 @@ class _Function:
         rounds = [flight for flight in flights.all if flight.round is not None]
         if rounds:
             self.rounds[-1] += [(f, flights.first(f, self.whole_of(f.source, scope))) for f in rounds]
-        made += self.after(after, last, ending, scope)
+        following = self.after(after, last, ending, scope)
+        made += following
+        if self.entering is not None:
+            made += self.entering.after(following)
+            ending = (*self.entering.returns, *ending)
         return freed(made, (*ending, *(flight.end for flight in rounds)))
 
-    def whole_of(self, name: str, scope: Scope, states: dict[str, _Carried] | None = None) -> ValueType:
+    def whole_of(self, name: str, scope: Scope, states: dict[str, CarriedState] | None = None) -> ValueType:
         """The type for all batches of a value outside the loop over layers."""
         kind = states[name].state.type if states and name in states else scope.type_of(name)
         return self.made.whole(kind)
@@ -286,7 +264,7 @@ class _Function:
         parts = freed([self.made.part_statement(s) for s in body], following)
         return Loop(tuple(results), self.made.outer, index, tuple(carries), parts, tuple(following))
 
-    def set_hidden(self, each: _Carried, name: str, kind: ValueType) -> list[Statement]:
+    def set_hidden(self, each: CarriedState, name: str, kind: ValueType) -> list[Statement]:
         if not each.renamed:
             return [SetState(each.state.name, name)]
         value = Value(self.namer.fresh(f"{name}_set"), replace(kind, dims=each.state.type.dims), Marking.FOUND)
@@ -295,7 +273,7 @@ class _Function:
     # ------------------------------------------------------------ before the layers
 
     def before(
-        self, body: Sequence[Statement], carried: Sequence[_Carried], later: set[str], scope: Scope
+        self, body: Sequence[Statement], carried: Sequence[CarriedState], later: set[str], scope: Scope
     ) -> list[Statement]:
         """What the layers read is computed for all batches; the hidden states batch by batch."""
         started = max((i + 1 for i, s in enumerate(body) if not isinstance(s, Let)), default=0)
@@ -327,7 +305,7 @@ class _Function:
 
     # ------------------------------------------------------------ the layers
 
-    def layers(self, loop: Loop, carried: Sequence[_Carried], scope: Scope, flights: Flights) -> Loop:
+    def layers(self, loop: Loop, carried: Sequence[CarriedState], scope: Scope, flights: Flights) -> Loop:
         inside = scope.inside(loop)
         once: list[Statement] = []
         rows: list[Statement] = []
@@ -351,6 +329,8 @@ class _Function:
             rows += self.set_hidden(each, name, inside.type_of(name))
         outside = set(scope.values) | {each.state.name for each in carried}
         rows = flights.of_rows(rows, inside, outside, states, self.made)
+        batch = self.entering
+        entering, entered = batch.in_layers(once) if batch is not None else ([], ())
         once = flights.of_weights(once, scope, states)
         inner = [Carry(flight.value(flight.this), flight.now) for flight in flights.rows]
         ahead = [flights.next(flight) for flight in flights.rows]
@@ -359,14 +339,15 @@ class _Function:
             [*ahead, *rows], [self._part(c) for c in inner], [f.following for f in flights.rows],
             [replace(v, type=self.made.part(v.type)) for v in results],
         )  # fmt: skip
-        body = [*(flights.next(flight) for flight in flights.weights), *once, turn]
+        body = [*(flights.next(flight) for flight in flights.weights), *once, turn, *entering]
         carries = [Carry(flight.value(flight.now), flight.round or flight.begun) for flight in flights.all]
-        handed_on = [f.following if f in flights.weights else f.left for f in flights.all]
+        handed_on = [f.following if f in flights.weights else f.left for f in flights.all] + [*entered]
+        results = [replace(f.value(f.end), type=self.made.part(f.kind)) for f in flights.all]
         return Loop(
-            tuple(replace(f.value(f.end), type=self.made.part(f.kind)) for f in flights.all),
+            (*results, *(batch.loop_results if batch is not None else ())),
             loop.dim,
-            loop.index,
-            tuple(self._part(carry) for carry in carries),
+            batch.index if batch is not None else loop.index,
+            (*map(self._part, carries), *(batch.carries if batch is not None else ())),
             freed(body, handed_on),
             tuple(handed_on),
             loop.span,
@@ -393,7 +374,7 @@ class _Function:
                     name in scope.values and self.made.has_rows(scope.type_of(name)) for name in reads(statement)
                 )
 
-    def renamed_reads(self, statement: Statement, carried: Sequence[_Carried], scope: Scope) -> list[Statement]:
+    def renamed_reads(self, statement: Statement, carried: Sequence[CarriedState], scope: Scope) -> list[Statement]:
         """A statement that reads a carried value whose state has other dimensions, with these renamed back."""
         made: list[Statement] = []
         for each in carried:
@@ -416,7 +397,7 @@ class _Function:
     # ------------------------------------------------------------ after the layers
 
     def after(
-        self, body: Sequence[Statement], last: dict[str, _Carried], ending: Sequence[str], scope: Scope
+        self, body: Sequence[Statement], last: dict[str, CarriedState], ending: Sequence[str], scope: Scope
     ) -> list[Statement]:
         """What depends on the last hidden states is computed batch by batch, all else for all batches."""
         names: dict[str, str] = {}

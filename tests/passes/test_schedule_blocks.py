@@ -283,7 +283,7 @@ FAULTS = {
         "pos, which has no rows of B, is set in the loop over layers",
     ),
     "twice": (LAYERS, "schedule-blocks,schedule-blocks{batch=M}", "f has a schedule already"),
-    "diagonal": (LAYERS, "schedule-blocks{order=diagonal}", "the diagonal order has each batch of a block at a token"),
+    "diagonal": (LAYERS, "schedule-blocks{order=diagonal}", "the diagonal order needs a function prefill"),
     "an order that there is not": (LAYERS, "schedule-blocks{order=row}", "order is zigzag or diagonal, not row"),
     "rows split over more chips than there are": (
         ON_TWO_CHIPS.replace("x: f32 BE)", "x: f32 B_xE)"),
