@@ -74,7 +74,7 @@ class ScheduleBlocks(Pass):
     loop over batches of its own. Raises where a statement mixes the rows of the batch, or where a loop over layers
     carries what has none.
 
-    With `order=diagonal` a function of both `enters` and `stays` takes the place of the first, `prefill_and_decode`: one
+    With `order=diagonal` a function of both `enters` and `stays` is in place of the first, `prefill_and_decode`, one
     pass over the layers, in which the block's batches take a step of `stays`, each at a token of its own, and one batch
     begins, in the place `slot` of the batch whose last step this is:
 
