@@ -7,6 +7,9 @@
 
 A node is alive from the start of its interval to just before the end. An edge's costs are those of the pairs of
 strategies, the second node's running fastest. Without `usage_limit` memory is not limited.
+
+Costs from 10^18 on forbid. Other numbers are 64-bit integers; what floats do not hold exactly is brought into their
+range: of a row of costs the least is set apart, memory is counted in a common unit of all usages.
 """
 
 from __future__ import annotations
@@ -14,12 +17,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from shardwright.cost.integer_program.problem import LARGEST, Edge, Floats, Problem
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
+
+FORBIDDING: Final = 10**18
+"""Costs from here on stand for infinite ones in the benchmark's files."""
+
+_LARGE: Final = 2**32
+"""Of rows of larger costs the least is set apart: millions of smaller ones add up exactly."""
+
+_MOST: Final = 2**1000
+"""Of what floats still have."""
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -41,10 +53,9 @@ def problem_of(value: object) -> Problem:
     whole = _table(value, "the file", "problem")
     problem = _table(whole["problem"], '"problem"', "nodes", "edges")
     nodes = _table(problem["nodes"], '"nodes"', "intervals", "costs", "usages")
-    costs = tuple(
-        _numbers(row, f'"costs" of node {i}', forbidding=True) for i, row in enumerate(_list(nodes["costs"], '"costs"'))
-    )
-    usages = tuple(_numbers(row, f'"usages" of node {i}') for i, row in enumerate(_list(nodes["usages"], '"usages"')))
+    read = [_costs(row, f'"costs" of node {i}') for i, row in enumerate(_list(nodes["costs"], '"costs"'))]
+    costs = tuple(row.costs for row in read)
+    usages, limit = _memory(_list(nodes["usages"], '"usages"'), problem.get("usage_limit"))
     intervals = tuple(_interval(row, i) for i, row in enumerate(_list(nodes["intervals"], '"intervals"')))
     if not len(costs) == len(usages) == len(intervals):
         raise _wrong(
@@ -58,27 +69,26 @@ def problem_of(value: object) -> Problem:
             raise _wrong(f"node {i} has {len(cost)} costs and {len(usage)} usages", "each strategy has one of each")
         if (usage < 0).any():
             raise _wrong(f"node {i} has a usage below 0")
-    edges = _edges(_table(problem["edges"], '"edges"', "nodes", "costs"), costs)
-    limit = problem.get("usage_limit")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
-        raise _wrong(f'"usage_limit" is {_shown(limit)}, not a number from 0 on')
-    name = problem.get("name", "")
-    return Problem(str(name), intervals, costs, usages, edges, None if limit is None else float(limit))
+    edges, tables = _edges(_table(problem["edges"], '"edges"', "nodes", "costs"), costs)
+    read += tables
+    base, beyond = sum(row.base for row in read), any(row.beyond for row in read)
+    return Problem(str(problem.get("name", "")), intervals, costs, usages, edges, limit, base=base, beyond=beyond)
 
 
 def to_json(problem: Problem) -> dict[str, Any]:
     """The JSON value of a problem; infinite costs as the largest 64-bit integer."""
 
-    def numbers(array: Floats) -> list[int | float]:
+    def numbers(array: Floats, more: int = 0) -> list[int | float]:
         return [
-            2**63 - 1 if math.isinf(x) else int(x) if x.is_integer() else x for x in map(float, array.ravel().tolist())
+            2**63 - 1 if math.isinf(x) else more + (int(x) if x.is_integer() else x)
+            for x in map(float, array.ravel().tolist())
         ]
 
     body: dict[str, Any] = {
         "name": problem.name,
         "nodes": {
             "intervals": [list(interval) for interval in problem.intervals],
-            "costs": [numbers(costs) for costs in problem.costs],
+            "costs": [numbers(costs, 0 if i else problem.base) for i, costs in enumerate(problem.costs)],
             "usages": [numbers(usages) for usages in problem.usages],
         },
         "edges": {
@@ -92,11 +102,13 @@ def to_json(problem: Problem) -> dict[str, Any]:
     return {"problem": body}
 
 
-def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[Edge, ...]:
+def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[tuple[Edge, ...], list[_Costs]]:
+    """The edges, and their costs as they were read; of edges from a node to itself they are added to the node's."""
     ends, tables = _list(edges["nodes"], '"nodes" of "edges"'), _list(edges["costs"], '"costs" of "edges"')
     if len(ends) != len(tables):
         raise _wrong(f'"edges" has {len(ends)} pairs of nodes and {len(tables)} rows of costs')
     made: list[Edge] = []
+    read: list[_Costs] = []
     for number, (pair, row) in enumerate(zip(ends, tables, strict=True)):
         found = cast("list[object]", pair) if isinstance(pair, list) else []
         if len(found) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in found):
@@ -105,7 +117,8 @@ def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[Edge, ...]
         for node in (a, b):
             if not 0 <= node < len(costs):
                 raise _wrong(f"edge {number} joins node {node}, and there are {len(costs)} nodes, from 0 on")
-        table = _numbers(row, f"the costs of edge {number}", forbidding=True)
+        read.append(_costs(row, f"the costs of edge {number}"))
+        table = read[-1].costs
         if table.size != len(costs[a]) * len(costs[b]):
             raise _wrong(
                 f"edge {number} has {table.size} costs for {len(costs[a])} x {len(costs[b])} pairs of strategies"
@@ -115,24 +128,74 @@ def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[Edge, ...]
             costs[a][:] += table
             continue
         made.append(Edge(a, b, table.reshape(len(costs[a]), len(costs[b]))))
-    return tuple(made)
+    return tuple(made), read
 
 
-def _numbers(value: object, what: str, *, forbidding: bool = False) -> Floats:
-    """Numbers as floats; with `forbidding`, those beyond what sums exactly become infinite."""
+class _Costs(NamedTuple):
+    """A row of costs without what all of them have, which is above 0 only where sums would not be exact otherwise.
+
+    `beyond` says that some count as infinite which do not forbid.
+    """
+
+    costs: Floats
+    base: int = 0
+    beyond: bool = False
+
+
+def _costs(value: object, what: str) -> _Costs:
+    row, array = _numbers(value, what)
+    forbids = array >= FORBIDDING
+    base = 0
+    if np.abs(array, where=~forbids, out=np.zeros_like(array)).max(initial=0.0) >= _LARGE:
+        base = int(min(row))
+        array = np.array([min(x - base, LARGEST) for x in row], np.float64)
+    beyond = array >= LARGEST
+    array[beyond | forbids] = np.inf
+    return _Costs(array, base, bool((beyond & ~forbids).any()))
+
+
+def _memory(rows: list[Any], limit: Any) -> tuple[tuple[Floats, ...], float | None]:
+    """The usages of each node, and their limit; in a unit that divides all, where a limit is beyond exact sums."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
+        raise _wrong(f'"usage_limit" is {_shown(limit)}, not a number from 0 on')
+    usages = [_numbers(row, f'"usages" of node {i}') for i, row in enumerate(rows)]
+    unit = 1
+    if limit is not None and limit >= LARGEST:
+        numbers = [x for row, _ in usages for x in row]
+        if limit >= sum(max(row, default=0) for row, _ in usages):
+            limit = None
+        elif all(isinstance(x, int) or x.is_integer() for x in numbers):
+            unit = math.gcd(*map(int, numbers))
+            limit = int(limit) // unit
+        if limit is not None and limit >= LARGEST:
+            found = f'"usage_limit" is {_shown(limit)}, and memory is counted exactly up to 2^52'
+            raise _wrong(found, "give usages and their limit in a larger unit")
+    most = LARGEST if limit is None else limit + 1  # what is too much is as good as this
+    large = [unit > 1 or (array >= LARGEST).any() for _, array in usages]
+    made = tuple(
+        np.array([min(x // unit, most) for x in row], np.float64) if rewrite else array
+        for (row, array), rewrite in zip(usages, large, strict=True)
+    )
+    return made, None if limit is None else float(limit)
+
+
+def _numbers(value: object, what: str) -> tuple[list[int | float], Floats]:
+    """The numbers of a list, those beyond floats as 2^1000, and as floats."""
     row = _list(value, what)
     if not {int, float}.issuperset(map(type, row)):
         bad = next(x for x in row if type(x) not in (int, float))
         raise _wrong(f"{what} has {_shown(bad)}, not a number")
     try:
-        array = np.minimum(np.array(row, np.float64), LARGEST)
+        array = np.array(row, np.float64)
+        bounded = bool((array <= _MOST).all())
     except OverflowError:  # of whole numbers of hundreds of digits
-        array = np.array([min(x, LARGEST) for x in row], np.float64)
-    if np.isnan(array).any() or np.isneginf(array).any():
+        array, bounded = np.zeros(0), False
+    if not bounded and not any(math.isnan(x) for x in row if isinstance(x, float)):
+        row = [min(x, _MOST) for x in row]
+        array = np.array([max(x, -_MOST) for x in row], np.float64)
+    if not (array > -_MOST).all():
         raise _wrong(f"{what} has a number that is not finite")
-    if forbidding:
-        array[array >= LARGEST] = np.inf
-    return array
+    return row, array
 
 
 def _interval(value: object, node: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ Choice = tuple[int, ...]
 """A strategy for each node."""
 
 LARGEST = float(2**52)
-"""Costs from here on are infinite: that strategy, or that pair, cannot be chosen. Sums of others are exact."""
+"""Costs from here on count as infinite: that strategy, or that pair, cannot be chosen. Sums below twice as much are
+exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,9 @@ class Problem:
     Node i takes `usages[i][s]` of memory during `intervals[i]`, from its start to just before its end, where it has
     strategy s; at no time may the sum exceed `usage_limit`, if there is one. Infinite costs forbid. A problem that was
     made smaller has memory in `held` too, of nodes whose strategy follows from another's.
+
+    `base` is what every choice costs beside, of a file whose costs are beyond `LARGEST`; `beyond` says that some costs
+    count as infinite only because they are so much above the others.
     """
 
     name: str
@@ -51,6 +56,8 @@ class Problem:
     edges: tuple[Edge, ...]
     usage_limit: float | None = None
     held: tuple[Held, ...] = ()
+    base: int = 0
+    beyond: bool = False
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -170,7 +177,7 @@ class Memory:
 
     `times[t]` is the first moment of set t. Terms are what takes memory: one for each node, then those held beside.
     Term j is of node `node[j]` and in the sets from `first[j]` to just before `last[j]`, in none where its strategies
-    all use nothing.
+    all use nothing. `rounding` is what sums may be off by, 0 where they are of whole numbers.
     """
 
     limit: float
@@ -178,6 +185,7 @@ class Memory:
     node: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
+    rounding: float = 0.0
 
     @staticmethod
     def of(problem: Problem) -> Memory:
@@ -201,15 +209,13 @@ class Memory:
         first, last = none.copy(), none.copy()
         first[counted] = np.searchsorted(times, starts[counted])
         last[counted] = np.searchsorted(times, ends[counted])
-        binding = _over_time(most, first, last, len(times)) > limit
+        together = _over_time(most, first, last, len(times))
+        binding = together > limit
+        exact = together.max() < 2 * LARGEST and all((each == np.floor(each)).all() for each in problem.taken)
+        rounding = 0.0 if exact or math.isinf(limit) else 1e-12 * limit
         numbers = np.zeros(len(times) + 1, np.int64)
         numbers[1:] = np.cumsum(binding)
-        return Memory(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last])
-
-    @property
-    def rounding(self) -> float:
-        """What sums of memory that are no whole numbers may be off by."""
-        return 1e-12 * self.limit if np.isfinite(self.limit) else 0.0
+        return Memory(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last], rounding)
 
     @cached_property
     def terms(self) -> tuple[NDArray[np.int64], ...]:

@@ -57,10 +57,16 @@ def solve(problem: Problem, seconds: float = 60.0, most_entries: int = MOST_ENTR
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of small arrays and no cycles: looking for these takes most of the time
     try:
-        return _Solve(problem, seconds, most_entries).run()
+        found = _Solve(problem, seconds, most_entries).run()
     finally:
         if collecting:
             gc.enable()
+    if problem.base:
+        cost, bound = (int(x) + problem.base if x == x // 1 else x + problem.base for x in (found.cost, found.bound))
+        found = replace(found, cost=cost, bound=bound)
+    if found.status == "infeasible" and problem.beyond:
+        found = replace(found, status="unknown")  # what costs too much to be counted may be all that fits
+    return found
 
 
 class _Solve(Known):

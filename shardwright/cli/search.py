@@ -316,19 +316,28 @@ def _finite(value: float) -> int | float | None:
 
     if not math.isfinite(value):
         return None
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return int(value) if isinstance(value, int) or (value.is_integer() and abs(value) < 2**53) else value
+
+
+def _number_text(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
 def _text(problem: Problem, found: Solution) -> str:
+    import math
+
     size = f"nodes {len(problem)}, edges {len(problem.edges)}, columns {problem.columns}; {found.seconds:.2f} s"
+    cost, bound = _number_text(found.cost), _number_text(found.bound)
     match found.status:
         case "optimal":
-            answer = f"optimal: {found.cost:.15g}, proved least"
+            answer = f"optimal: {cost}, proved least"
         case "feasible":
-            proof = f"at most {100 * found.gap:.3g} % of it too much (bound {found.bound:.15g})"
-            answer = f"feasible: {found.cost:.15g}, {proof}"
+            proof = f"at most {100 * found.gap:.3g} % of it too much (bound {bound})"
+            answer = f"feasible: {cost}, {proof}"
         case "infeasible":
             answer = "infeasible: no choice is allowed and fits the usage limit"
+        case "unknown" if found.bound == math.inf:
+            answer = "unknown: what fits costs 2^52 or more above the least of some row, which is not compared exactly"
         case _:
             answer = "unknown: the time ran out before a choice that fits was found; --time-limit gives more"
     return f"{answer}\n{size}"

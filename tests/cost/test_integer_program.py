@@ -196,6 +196,55 @@ def test_both_ends_at_one_node() -> None:
     assert problem_of(value).costs[0].tolist() == [15, 120]
 
 
+def test_nothing_to_choose() -> None:
+    nothing: dict[str, Any] = {
+        "nodes": {"intervals": [], "costs": [], "usages": []},
+        "edges": {"nodes": [], "costs": []},
+    }
+    found = solve(problem_of({"problem": {**nothing, "usage_limit": 5}}))
+    assert (found.choice, found.cost, found.status) == ((), 0, "optimal")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_numbers_that_floats_do_not_hold(seed: int) -> None:
+    """Costs of up to 10^17 that differ by little, and usages in units of 2^50, to the last digit."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, 4)
+    base, unit = 10 ** int(rng.integers(9, 18)), 2 ** int(rng.integers(0, 51))
+
+    def row(n: int) -> list[int]:
+        return [10**18 if rng.random() < 0.1 else base + int(rng.integers(100)) for _ in range(n)]
+
+    costs = [row(n) for n in sizes]
+    usages = [[unit * int(rng.integers(9)) for _ in range(n)] for n in sizes]
+    pairs = [(0, 1), (1, 2), (2, 3), (0, 1)]
+    tables = [row(sizes[a] * sizes[b]) for a, b in pairs]
+    limit = unit * int(rng.integers(8, 24)) + unit - 1
+    best = None
+    for choice in itertools.product(*map(range, sizes)):
+        paid = [row[s] for row, s in zip(costs, choice, strict=True)]
+        paid += [row[choice[a] * sizes[b] + choice[b]] for (a, b), row in zip(pairs, tables, strict=True)]
+        if sum(row[s] for row, s in zip(usages, choice, strict=True)) <= limit and max(paid) < 10**18:
+            best = sum(paid) if best is None else min(best, sum(paid))
+    nodes = {"intervals": [[0, 1]] * 4, "costs": costs, "usages": usages}
+    value = {"problem": {"nodes": nodes, "edges": {"nodes": [*map(list, pairs)], "costs": tables}}}
+    value["problem"]["usage_limit"] = limit  # pyright: ignore[reportArgumentType]
+    found = solve(problem_of(value), 20)
+    if best is None:
+        assert found.status == "infeasible"
+    else:
+        assert (found.status, found.cost) == ("optimal", best)
+
+
+def test_costs_too_far_apart_to_be_compared_forbid_nothing() -> None:
+    problem = problem_of(changed("problem", "nodes", "costs", 0, to=[10**17, 0]))
+    assert (solve(problem).cost, solve(problem).choice) == (3, (1, 0))
+    only = changed("problem", "edges", "costs", 0, to=[10**17, 10**17, 10**18, 10**18])
+    forced: Any = json.loads(json.dumps(only))
+    forced["problem"]["nodes"]["costs"][0] = [10**17, 0]
+    assert solve(problem_of(forced)).status == "unknown"
+
+
 def changed(*path: str | int, to: object) -> object:
     value: Any = json.loads(json.dumps(SMALL))
     at = value
@@ -226,6 +275,7 @@ WRONG: list[tuple[object, str]] = [
     (changed("problem", "edges", "costs", 0, to=[1, 2, 3]), "edge 0 has 3 costs for 2 x 2 pairs of strategies"),
     (changed("problem", "edges", "costs", to=[]), '"edges" has 1 pairs of nodes and 0 rows of costs'),
     (changed("problem", "usage_limit", to="much"), '"usage_limit" is "much", not a number from 0 on'),
+    (changed("problem", "nodes", "costs", 1, to=[1, -(10**400)]), '"costs" of node 1 has a number that is not finite'),
 ]
 
 
