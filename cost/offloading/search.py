@@ -216,12 +216,15 @@ class _Tree:
             self._leaf(sized, relaxed)
 
     def _descend(self) -> None:
-        """Blocks near the best one, which the bounds of large ranges may have kept from being looked at in time."""
+        """The best block with attention and formats of every kind, and blocks near it, which the bounds of large ranges
+        may have kept from being looked at in time."""
         before: Plan | None = None
         while self.best is not None and self.best is not before:
             before = self.best
             policy = before.policy
             at = GPU_BATCHES.index(policy.gpu_batch), self.n_batches.index(policy.n_gpu_batches)
+            for kind in self.kinds:
+                self._try(kind, *at)
             for step in _BLOCK_STEPS:
                 near = at[0] + step[0], at[1] + step[1]
                 if 0 <= near[0] < len(GPU_BATCHES) and 0 <= near[1] < len(self.n_batches):

@@ -111,7 +111,7 @@ def execute(args: argparse.Namespace) -> int:
         from shardwright.cli.offload_run import execute_run
 
         return execute_run(args)
-    from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policy
+    from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policies
 
     if is_program(args.model):
         return execute_program(args)
@@ -119,11 +119,11 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cost.offloading.runtimes import load_runtime
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.prediction.models import model_of
-    from shardwright.prediction.offloading import best_plan, frontier, priced, setting_of
+    from shardwright.prediction.offloading import best_plan, best_priced, frontier, setting_of
 
     try:
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
-        policy = read_policy(args.policy) if args.policy else None
+        policies = read_policies(args.policy) if args.policy else None
         model = model_of(args.model)
         setting = setting_of(
             model.model,
@@ -135,11 +135,11 @@ def execute(args: argparse.Namespace) -> int:
             devices=args.gpus,
         )
         compress = args.compress is not None
-        if policy is None:
+        if policies is None:
             planned = best_plan(setting, compress=compress, latency=args.latency)
             plan, most = planned.plan, planned.most_tokens_per_s
         else:
-            plan, most = priced(setting, policy, compress=compress), None
+            plan, most = best_priced(setting, policies, compress=compress), None
         plans = frontier(setting, compress=compress) if args.frontier else []
     except DiagnosticError as error:
         error.source = error.source or Source("offload", "")

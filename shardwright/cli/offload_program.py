@@ -44,9 +44,9 @@ def execute_program(args: argparse.Namespace) -> int:
         dtype = str(program.weights[0].type.dtype)
         setting = Setting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
         if args.policy:
-            from shardwright.prediction.offloading import priced
+            from shardwright.prediction.offloading import best_priced
 
-            plan = priced(setting, _of_rows(read_policy(args.policy), outline.rows))
+            plan = best_priced(setting, [_of_rows(policy, outline.rows) for policy in read_policies(args.policy)])
         else:
             plan = planned(setting, outline)
         text = _comment(setting, plan, source.name) + print_program(filled(program, outline, plan.policy))
@@ -109,16 +109,29 @@ def _comment(setting: Setting, plan: Plan, name: str) -> str:
 
 
 def read_policy(text: str) -> Policy:
-    """A policy in the paper's order, or of a file: what --plan-only --json printed, or a program that it wrote."""
+    """A policy in the paper's order, or of a file: what --plan-only --json printed, or a program that it wrote. Where
+    neither says where attention is computed, on the host."""
+    return read_policies(text)[0]
+
+
+def read_policies(text: str) -> tuple[Policy, ...]:
+    """The same with attention on the host and on the device, where that is not said."""
+    from dataclasses import replace
     from pathlib import Path
 
     from shardwright.cost.offloading.policy import parse_policy
 
-    return _of_file(text) if Path(text).is_file() or is_program(text) else parse_policy(text)
+    if Path(text).is_file() or is_program(text):
+        policy, said = _of_file(text)
+    else:
+        policy, said = parse_policy(text), False
+    return (policy,) if said or not policy.cache.elsewhere else (policy, replace(policy, host_attention=False))
 
 
-def _of_file(path: str) -> Policy:
+def _of_file(path: str) -> tuple[Policy, bool]:
+    """The policy, and whether the file says where attention is computed."""
     import json
+    from dataclasses import replace
 
     from shardwright.cli.output import read_program
     from shardwright.cost.offloading.policy import policy_of_json
@@ -130,11 +143,18 @@ def _of_file(path: str) -> Policy:
     source = read_program(path)
     with located(source):
         if is_program(path):
-            return policy_in(elaborate(parse(source)))
+            return policy_in(elaborate(parse(source))), False
         try:
             found: Any = json.loads(source.text)
-            return policy_of_json(found["policy"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            policy, packed = policy_of_json(found["policy"]), found.get("compressed", {})
+            policy = replace(
+                policy,
+                quantized_weights=packed.get("weights", False) is True,
+                quantized_cache=packed.get("cache", False) is True,
+                host_attention=found.get("host_attention", True) is True,
+            )
+            return policy, "host_attention" in found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise fault(
                 "bad-policy", "this is neither what offload --plan-only writes nor what it prints as JSON"
             ) from None

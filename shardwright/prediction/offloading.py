@@ -86,17 +86,30 @@ def best_plan(setting: Setting, *, compress: bool = False, latency: float | None
 
 def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
     """The price of a policy. With `compress` the cache is in 4 bits, and the weights where that is faster, or where
-    they would not fit otherwise.
+    they would not fit otherwise; a policy that says itself what is in 4 bits is kept.
 
     Raises where the policy does not fit, with every tier that is exceeded.
     """
-    _check_behaviour(setting.runtime, policy)
-    compressions = _compressions(setting, compress)
-    kinds = [replace(policy, quantized_weights=weights, quantized_cache=cache) for weights, cache in compressions]
+    return best_priced(setting, (policy,), compress=compress)
+
+
+def best_priced(setting: Setting, policies: Sequence[Policy], *, compress: bool = False) -> Plan:
+    """The best price of policies that differ in where attention is computed, as `priced` has them. Raises where none
+    fits."""
+    _check_behaviour(setting.runtime, policies[0])
+    kinds = [kind for policy in policies for kind in _in_formats(setting, policy, compress)]
     fitting = [kind for kind in kinds if not setting.excess(kind)]
     if not fitting:
-        raise _does_not_fit(setting, kinds[-1], compress)
+        raise _does_not_fit(setting, _in_formats(setting, policies[0], compress)[-1], compress)
     return max((setting.price(kind) for kind in fitting), key=lambda plan: plan.tokens_per_s)
+
+
+def _in_formats(setting: Setting, policy: Policy, compress: bool) -> list[Policy]:
+    """The policy with each choice of what is in 4 bits."""
+    chosen = _compressions(setting, compress or policy.quantized_weights or policy.quantized_cache)
+    if policy.quantized_weights or policy.quantized_cache:
+        return [policy]
+    return [replace(policy, quantized_weights=weights, quantized_cache=cache) for weights, cache in chosen]
 
 
 def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> list[Plan]:

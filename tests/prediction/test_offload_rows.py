@@ -233,6 +233,41 @@ def test_a_given_policy_is_priced(shardwright: Callable[..., SimpleNamespace]) -
     assert (got.status, got.err) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("model", "lengths", "options"),
+    [
+        ("opt-13b", (1024, 128), ("--compress", "4bit")),
+        ("opt-30b", (512, 32), ()),  # attention on the host is slow on this machine, and would not fit
+    ],
+)
+def test_a_policy_that_was_found_is_priced_the_same_when_it_is_given(
+    model: str, lengths: tuple[int, int], options: tuple[str, ...], shardwright: Callable[..., SimpleNamespace],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """As eight numbers, which do not say where attention is computed, and as the file, which does."""
+    ask = ("offload", model, "--machine", "rtx-3090", "--plan-only", "--json",
+           "--prompt-len", lengths[0], "--gen-len", lengths[1])  # fmt: skip
+    printed = shardwright(*ask, *options).out
+    found = json.loads(printed)
+    assert found["host_attention"] is False
+    file = tmp_path / "plan.json"
+    file.write_text(printed, encoding="utf-8")
+    keys = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
+    numbers = ",".join(str(found["policy"][key]) for key in keys)
+    for given in ((*options, "--policy", numbers), ("--policy", file)):
+        again = json.loads(shardwright(*ask, *given).out)
+        assert again == found | {"most_tokens_per_s": None}
+
+
+def test_the_best_block_is_tried_in_every_format() -> None:
+    """With weights in 4 bits, too, where the search found it with the cache alone in 4 bits."""
+    setting = setting_of(built_in("opt-13b").model, load_machine("rtx-3090"), FLEXGEN, 1024, 128)
+    plan = best_plan(setting, compress=True).plan
+    for packed in (True, False):
+        other = replace(plan.policy, quantized_weights=packed)
+        assert setting.excess(other) or setting.price(other).tokens_per_s <= plan.tokens_per_s
+
+
 def test_a_policy_that_does_not_fit_says_by_how_much(shardwright: Callable[..., SimpleNamespace]) -> None:
     got = shardwright("offload", "opt-175b", "--machine", "t4", "--plan-only", "--policy", "32,3,0,100,0,100,0,100")
     assert got.status == 1
