@@ -8,7 +8,7 @@ it who they are. The connections stay open, and end when a process does.
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import socket
 import sys
@@ -17,8 +17,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import cast
 
+from shardwright.backends.connection import Connection
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 COORDINATOR = "127.0.0.1:7621"
@@ -27,16 +27,30 @@ COORDINATOR = "127.0.0.1:7621"
 TIMEOUT = 60
 """Seconds to wait for all processes."""
 
+SILENCE = 60
+"""Seconds without a sign of life after which a process counts as lost."""
+
+_SIGNS = 6
+"""Signs of life in that time, so that one that is late is not missed."""
+
+_SELDOM = 1
+"""Seconds between two of them, at most."""
+
 
 @dataclass(frozen=True)
 class Processes:
-    """This process, number `index` of `count`. Number 0 listens on `host`, at `port`, and on no other address."""
+    """This process, number `index` of `count`. Number 0 listens on `host`, at `port`, and on no other address.
+
+    `timeout` is how many seconds they wait for each other to come; `silence` after how many without a sign of life one
+    of them counts as lost, never where it is 0. Number 0's holds for all.
+    """
 
     host: str
     port: int
     count: int
     index: int
     timeout: float = TIMEOUT
+    silence: float = SILENCE
 
     @property
     def name(self) -> str:
@@ -49,6 +63,7 @@ def processes_of(
     index: int | None = None,
     timeout: float = TIMEOUT,
     environ: Mapping[str, str] = os.environ,
+    silence: float = SILENCE,
 ) -> Processes | None:
     """The processes that arguments name, or else SHARDWRIGHT_COORDINATOR (HOST:PORT), SHARDWRIGHT_PROCESSES and
     SHARDWRIGHT_PROCESS_ID; None where there is one alone.
@@ -75,7 +90,8 @@ def processes_of(
     host, colon, port = (named or COORDINATOR).rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise _wrong(f"the coordinator {named!r} is not an address", f"write HOST:PORT, as in {COORDINATOR}")
-    return Processes(host.removeprefix("[").removesuffix("]"), int(port), count, index, timeout) if count > 1 else None
+    host = host.removeprefix("[").removesuffix("]")
+    return Processes(host, int(port), count, index, timeout, silence) if count > 1 else None
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -92,44 +108,6 @@ def _wrong(message: str, *notes: str) -> DiagnosticError:
 
 
 # ---------------------------------------------------------------- connections
-
-
-class _Connection:
-    """Messages to and from another process: a JSON object on a line each."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds hosts that are no more
-        for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-        self._received = b""
-
-    def send(self, **message: object) -> None:
-        with contextlib.suppress(OSError):  # whoever reads finds that it is lost
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> dict[str, object]:
-        """The next message; empty where the other process is lost or is not one of ours."""
-        while b"\n" not in self._received:
-            try:
-                more = self.socket.recv(4096)
-            except OSError:
-                more = b""
-            if not more or len(self._received) > 10000:
-                return {}
-            self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        try:
-            found: object = json.loads(line)
-        except ValueError:
-            return {}
-        return cast("dict[str, object]", found) if isinstance(found, dict) else {}
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # wakes up who reads
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
 
 
 Lost = Callable[[DiagnosticError], None]
@@ -154,10 +132,13 @@ class Peers(ABC):
 
     def __init__(self, processes: Processes, lost: Lost = say_and_leave) -> None:
         self.processes = processes
-        self.others: dict[int, _Connection] = {}
+        self.others: dict[int, Connection] = {}
         self.failure: DiagnosticError | None = None
         """That another process is lost, once it is known."""
         self.lost = lost
+        self.doing = "starting"
+        """What this process is at, for the others to say should it fall silent."""
+        self._silence = processes.silence
         self._finished: set[int] = set()
         self._changed = threading.Condition()
         self._closing = False
@@ -172,11 +153,39 @@ class Peers(ABC):
     def watch(self) -> None:
         for index, connection in self.others.items():
             threading.Thread(target=self._watch, args=(index, connection), daemon=True).start()
+        if self._silence:
+            threading.Thread(target=self._live, daemon=True).start()
 
-    def _watch(self, index: int, connection: _Connection) -> None:
+    @property
+    def _period(self) -> float:
+        """Seconds between two signs of life."""
+        return min(self._silence / _SIGNS, _SELDOM)
+
+    def _live(self) -> None:
+        """Says that this process is alive: whatever it computes, as long as its threads run."""
+        while not self._closing:
+            self.tell(alive=self.doing)
+            time.sleep(self._period)
+
+    def _watch(self, index: int, connection: Connection) -> None:
+        # Periods are counted, not seconds: if this process has been stopped too, they have not passed for it.
+        periods, silent, doing = math.ceil(self._silence / self._period) if self._silence else 0, 0, ""
         while True:
-            message = connection.receive()
-            if "finished" in message:
+            message = connection.receive(self._period if self._silence else None)
+            silent = 0 if message is not None else silent + 1
+            if message is None and (silent < periods or index in self._finished):
+                continue
+            if message is None:
+                who = f"process {index} of {self.processes.count}"
+                last = f", and was last at: {doing}" if doing else ""
+                self.lose(
+                    f"{who} has given no sign of life for {self._silence:g} s{last}",
+                    "it is stopped, cut off, or its host is too busy; --silence-timeout SECONDS waits longer",
+                )
+                return
+            if "alive" in message:
+                doing = str(message["alive"])
+            elif "finished" in message:
                 with self._changed:
                     self._finished.add(index)
                     self._changed.notify_all()
@@ -186,10 +195,10 @@ class Peers(ABC):
                 self.lose(str(message.get("failed") or f"process {index} of {self.processes.count} has ended"))
                 return
 
-    def lose(self, what: str) -> None:
+    def lose(self, what: str, *notes: str) -> None:
         """Another process is lost: the others are told, and whoever waits here."""
         self.tell(failed=what)
-        error = fault("lost-process", f"{what}, and this is process {self.processes.index}", NOWHERE)
+        error = fault("lost-process", f"{what}, and this is process {self.processes.index}", NOWHERE, *notes)
         error.source = Source(self.processes.name, "")
         with self._changed:
             first = self.failure is None
@@ -264,14 +273,14 @@ class Listener(Peers):
         with socket.create_server((processes.host, 0), family=family) as free:
             port = free.getsockname()[1]
         host = f"[{processes.host}]" if family is socket.AF_INET6 else processes.host
+        self.tell(service=f"{host}:{port}", silence=self._silence)
         self.watch()
-        self.tell(service=f"{host}:{port}")
         return f"{host}:{port}"
 
     def _greet(self, connected: socket.socket, deadline: float) -> None:
         connected.settimeout(max(0.01, deadline - time.monotonic()))
-        connection = _Connection(connected)
-        message = connection.receive()
+        connection = Connection(connected)
+        message = connection.receive() or {}
         index, count = message.get("process"), message.get("of")
         if not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
             connection.close()
@@ -324,12 +333,14 @@ class Caller(Peers):
                     ) from None
                 time.sleep(0.05)
         connected.settimeout(processes.timeout + 5)  # process 0 says first what is wrong
-        self.others[0] = _Connection(connected)
+        self.others[0] = Connection(connected)
         self.others[0].send(process=processes.index, of=processes.count)
-        message = self.others[0].receive()
+        message = self.others[0].receive() or {}
         if not isinstance(message.get("service"), str):
             raise fault("absent-process", str(message.get("refused") or "process 0 has ended"), NOWHERE)
         connected.settimeout(None)
+        silence = message.get("silence")
+        self._silence = float(silence) if isinstance(silence, int | float) else 0
         self.watch()
         return str(message["service"])
 

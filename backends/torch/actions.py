@@ -18,6 +18,9 @@ from shardwright.ir.types import Tier
 if TYPE_CHECKING:
     from torch import Tensor
 
+_STEPS = (Resource.DEVICE, Resource.RECEIVE, Resource.SEND)
+"""Resources whose events say where a process is."""
+
 
 class Actions:
     """Does the events of one block of batches. `moved` counts the bytes of each resource."""
@@ -51,6 +54,8 @@ class Actions:
         """Does this event. A batch takes its memory when its first computation begins, and one that has ended does
         nothing more."""
         batch = self.batches.get(event.batch)
+        if self.links is not None and event.resource in _STEPS:
+            self.links.world.at(f"{event.kind}, stage {event.stage}, batch {event.batch}, token {event.token}")
         if event.resource in (Resource.RECEIVE, Resource.SEND):
             assert batch is not None
             self._exchange(event, batch)

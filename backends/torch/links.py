@@ -30,6 +30,8 @@ class Links:
 
     def __init__(self, world: World, place: Place, tiers: Tiers) -> None:
         """To be made by all processes together, since it makes their groups."""
+        self.world = world
+        world.at("loading weights")
         self.place = place
         self.tiers = tiers
         everyone = tuple(range(world.count))

@@ -102,6 +102,7 @@ def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: 
     made = MOVEMENTS.get(type(operation))
     if made is None:
         raise fault("unsupported", f"PyTorch programs have no {operation.keyword}")
+    collectives.world.at(operation.keyword)
     return made(collectives, operation, tensor, before, after)
 
 

@@ -14,10 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.processes import Caller, Listener, Peers, Processes, leave, own_stdout
+from shardwright.backends.processes import SILENCE, Caller, Listener, Peers, Processes, leave, own_stdout
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ TIMEOUT = 60
 
 GRACE = 10
 """Seconds that a process has to end by itself when another is lost."""
+
+_AT_ONCE = 2
+"""Those that it has where nothing in it is told, so that it may be in a message that never comes."""
 
 _FOR_EVER = 1e8
 """Seconds that a message may take: as long as the other computes. Who is lost is noticed otherwise."""
@@ -83,6 +86,10 @@ class World:
                 list(ranks), timeout=dt.timedelta(seconds=_FOR_EVER), backend=backend
             )
         return self._groups[key]
+
+    def at(self, what: str) -> None:
+        """What this process is at from here on, for the others to say should it fall silent."""
+        self.peers.doing = what
 
     # ------------------------------------------------------------ what all know
 
@@ -159,11 +166,12 @@ def in_world(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextlib.contextmanager
-def joined(timeout: float = TIMEOUT) -> Generator[World]:
+def joined(timeout: float = TIMEOUT, silence: float = SILENCE) -> Generator[World]:
     """Makes this process one of those that the environment names, as long as the block runs; all leave it together.
 
-    Raises a `DiagnosticError` where they do not all come, and, in the block, where one is lost or fails: within
-    seconds, if need be by ending this process.
+    Raises a `DiagnosticError` where they do not all come within `timeout` seconds, and, in the block, where one is lost
+    or fails: within seconds, if need be by ending this process. One that gives no sign of life for `silence` seconds is
+    lost; 0 waits for ever.
     """
     import datetime as dt
 
@@ -178,7 +186,7 @@ def joined(timeout: float = TIMEOUT) -> Generator[World]:
             store, _, _ = next(dist.rendezvous("env://", timeout=seconds))
         except (RuntimeError, ValueError) as error:
             raise _absent(address, str(error).splitlines()[0]) from None
-        peers = _met(index, count, store, timeout)
+        peers = _met(Processes(os.environ["MASTER_ADDR"], 0, count, index, timeout, silence), store)
         world = World(index, count, _number("LOCAL_RANK", index), peers, dist.PrefixStore("shardwright", store))
         peers.lost = _Loss(world)
         if os.environ.get(_PARENT):
@@ -202,16 +210,12 @@ def joined(timeout: float = TIMEOUT) -> Generator[World]:
         peers.close()
 
 
-def _met(index: int, count: int, store: Any, timeout: float) -> Peers:
+def _met(processes: Processes, store: Any) -> Peers:
     """The connections to all others: process 0 says in the store where it listens."""
-    host = os.environ["MASTER_ADDR"]
-    if index == 0:
-        peers: Peers = Listener(
-            Processes(host, 0, count, 0, timeout), listens=lambda port: store.set("shardwright listens", str(port))
-        )
+    if processes.index == 0:
+        peers: Peers = Listener(processes, listens=lambda port: store.set("shardwright listens", str(port)))
     else:
-        port = int(store.get("shardwright listens"))
-        peers = Caller(Processes(host, port, count, index, timeout))
+        peers = Caller(replace(processes, port=int(store.get("shardwright listens"))))
     try:
         peers.meet()
     except DiagnosticError as error:
@@ -229,7 +233,7 @@ class _Loss:
 
     def __call__(self, error: DiagnosticError) -> None:
         error.source = Source("torch.distributed", "")
-        last = threading.Timer(GRACE, self.leave, [error])
+        last = threading.Timer(GRACE if self.world.on_loss else _AT_ONCE, self.leave, [error])
         last.daemon = True
         last.start()
         for fail in list(self.world.on_loss):

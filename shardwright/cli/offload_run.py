@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_output, natural, number, positive, size_in_bytes
+from shardwright.cli.processes import add_silence
 
 if TYPE_CHECKING:
     import argparse
@@ -54,6 +55,7 @@ def add_run(parser: Parser) -> None:
         help="decode looks at this share of the cached positions, those with the greatest scores (default: 1, all)",
     )
     add("--device", metavar="NAME", help="of PyTorch (default: CUDA where there is one, else the CPU)")
+    add_silence(add)
     parser.check(_what_a_run_needs)
 
 
@@ -95,7 +97,7 @@ def execute_run(args: argparse.Namespace) -> int:
     from shardwright.offloading.launching import run_together
 
     if in_world():
-        with joined() as world:
+        with joined(silence=args.silence_timeout) as world:
             args.json = args.json and world.writes
             return _run(args, _asked(args, world.count), world)
     asked = _asked(args, args.gpus)

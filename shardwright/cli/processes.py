@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.cli.options import number
+
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from shardwright.backends.jax.processes import Processes
     from shardwright.cli.options import Parser
 
 
 def add_processes(parser: Parser) -> None:
-    """[--processes N --process-id I [--coordinator HOST:PORT] [--join-timeout SECONDS]]."""
+    """[--processes N --process-id I [--coordinator HOST:PORT] [--join-timeout SECONDS] [--silence-timeout SECONDS]]."""
     group = parser.add_argument_group(
         "several hosts",
         "start the same command once on each, with its own --process-id; the mesh is over the devices of all",
@@ -32,7 +35,19 @@ def add_processes(parser: Parser) -> None:
     group.add_argument(
         "--join-timeout", type=float, default=60, metavar="SECONDS", help="how long to wait for all (default: 60)"
     )
+    add_silence(group.add_argument)
     parser.check(_contradiction)
+
+
+def add_silence(add: Callable[..., object]) -> None:
+    """[--silence-timeout SECONDS]."""
+    add(
+        "--silence-timeout",
+        type=number(0.0),
+        default=60,
+        metavar="SECONDS",
+        help="after how long without a sign of life another process counts as lost (default: 60; 0: never)",
+    )
 
 
 def _contradiction(args: argparse.Namespace) -> str | None:
@@ -53,4 +68,6 @@ def processes_from(args: argparse.Namespace) -> Processes | None:
     """
     from shardwright.backends.jax.processes import processes_of
 
-    return processes_of(args.coordinator, args.processes, args.process_id, args.join_timeout)
+    return processes_of(
+        args.coordinator, args.processes, args.process_id, args.join_timeout, silence=args.silence_timeout
+    )

@@ -97,7 +97,7 @@ def _under_torch(args: argparse.Namespace) -> int:
     from shardwright.offloading.launching import run_together
 
     if in_world():
-        with joined() as world:
+        with joined(silence=args.silence_timeout) as world:
             args.json = args.json and world.writes
             return _run(args, writes=world.writes, world=world)
     source = read_program(args.file)

@@ -54,12 +54,21 @@ def run_together(argv: Sequence[str], count: int) -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """The exit statuses of all; once one has failed the others are not waited for long."""
+    """The exit statuses of all; once one has failed the others are not waited for long, and who is stopped not at
+    all."""
     deadline = None
-    while any(process.poll() is None for process in processes):
-        failed = any(process.returncode for process in processes if process.returncode is not None)
+    while left := [process for process in processes if process.poll() is None]:
+        failed = any(process.returncode for process in processes)
         deadline = time.monotonic() + _GRACE if failed and deadline is None else deadline
-        if deadline is not None and time.monotonic() > deadline:
+        if deadline is not None and (time.monotonic() > deadline or all(map(_stopped, left))):
             break
         time.sleep(0.02)
     return [1 if process.poll() is None else process.returncode for process in processes]
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process is stopped, as by SIGSTOP; it stays to be waited for."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -182,41 +184,84 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["index"])
 
 
+@dataclass
+class Run:
+    """A run of two processes, and the command that goes on with it."""
+
+    folder: Path
+    model: Path
+
+    def __post_init__(self) -> None:
+        self.out, self.spill = self.folder / "out", self.folder / "spill"
+        prompts = self.folder / "in"
+        prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+        self.spill.mkdir()
+        command = ["offload", self.model, "--prompts", prompts, "--policy", "4,2,0,50,30,30,0,100"]
+        command += ["--max-new-tokens", "6", "--ignore-eos", "--spill-dir", self.spill, "--json"]
+        self.command = [*map(str, command), "--silence-timeout", "2"]
+        self.argv = [sys.executable, "-m", "shardwright", *self.command, "-o", str(self.out), "--gpus", "2"]
+        self.environ = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def interrupted(self, child: int, number: signal.Signals) -> tuple[str, str, float]:
+        """What it said, on stdout and on stderr, and how many seconds after the signal to one of its processes it
+        ended: with status 1, nothing left, and some prompts answered in full."""
+        process = subprocess.Popen(
+            self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ
+        )
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if self.out.exists() and self.out.stat().st_size >= 200:
+                break
+            time.sleep(0.002)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 2
+        os.kill(int(children[child]), number)
+        began = time.monotonic()
+        said, err = process.communicate(timeout=60)
+        seconds = time.monotonic() - began
+        assert process.returncode == 1
+        assert "Traceback" not in err
+        assert list(self.spill.iterdir()) == []
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
+        assert 0 < len(lines(self.out)) < len(PROMPTS)
+        return said, err, seconds
+
+    def goes_on(self) -> None:
+        """The same command answers the other prompts."""
+        before = len(lines(self.out))
+        again = subprocess.run(self.argv, capture_output=True, text=True, env=self.environ, timeout=100, check=False)
+        assert again.returncode == 0, again.stderr
+        report = json.loads(again.stdout)
+        assert (report["resumed"], report["prompts"]) == (before, len(PROMPTS) - before)
+        assert [stage["layers"] for stage in report["stages"]] == [[0, 1], [1, 2]]
+
+
 def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
     """kill -9 of one: the others say so within seconds, nothing is left, and every prompt is answered once."""
-    prompts, out, whole, spill = (tmp_path / name for name in ("in", "out", "whole", "spill"))
-    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
-    spill.mkdir()
-    command = ["offload", checkpoint("llama-grouped"), "--prompts", prompts, "--policy", "4,2,0,50,30,30,0,100"]
-    command += ["--max-new-tokens", "6", "--ignore-eos", "--spill-dir", spill, "--json"]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "shardwright", *map(str, command), "-o", str(out), "--gpus", "2"]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline and (not out.exists() or out.stat().st_size < 200):
-        time.sleep(0.002)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGKILL)
-    began = time.monotonic()
-    said, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert time.monotonic() - began < 15
+    run, whole = Run(tmp_path, checkpoint("llama-grouped")), tmp_path / "whole"
+    said, err, seconds = run.interrupted(1, signal.SIGKILL)
+    assert seconds < 15
     assert "process 1 of 2 has ended, and this is process 0 [lost-process]" in err
-    assert "Traceback" not in err
     assert json.loads(said)["ok"] is False
-    assert list(spill.iterdir()) == []
-    before = len(lines(out))
-    assert 0 < before < len(PROMPTS)
-    again = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=100, check=False)
-    assert again.returncode == 0, again.stderr
-    report = json.loads(again.stdout)
-    assert (report["resumed"], report["prompts"]) == (before, len(PROMPTS) - before)
-    assert [stage["layers"] for stage in report["stages"]] == [[0, 1], [1, 2]]
-    assert shardwright(*command, "-o", whole).status == 0
-    assert lines(out) == lines(whole)
+    run.goes_on()
+    assert shardwright(*run.command, "-o", whole).status == 0
+    assert lines(run.out) == lines(whole)
+
+
+@pytest.mark.parametrize("child", [0, 1])
+def test_a_stopped_process_ends_all(child: int, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """SIGSTOP of one, which keeps its connections and says nothing any more."""
+    run = Run(tmp_path, checkpoint("llama-grouped"))
+    _, err, seconds = run.interrupted(child, signal.SIGSTOP)
+    assert 1 < seconds < 15
+    found = re.search(rf"process {child} of 2 has given no sign of life for 2 s, and was last at: (.*),"
+                      rf" and this is process {1 - child} \[lost-process\]", err)  # fmt: skip
+    assert found, err
+    at = r"(compute|(send|receive) (hidden|tokens)), stage \d, batch \d, token \d|loading weights|starting"
+    assert re.fullmatch(at, found[1])  # as of its last sign of life
+    assert "note: it is stopped, cut off, or its host is too busy; --silence-timeout SECONDS waits longer" in err
 
 
 def test_a_process_that_fails_ends_all(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
