@@ -72,6 +72,8 @@ def parse_policy(text: str) -> Policy:
     cache and hidden states; the rest is on disk. Raises where that is not what the text says, or it does not add up.
     """
     words = [word.strip() for word in text.split(",")]
+    if len(words) == 1:
+        raise _bad(f"{text!r} is neither a policy, which has 8 numbers, {_ORDER}, nor a file with one")
     if len(words) != 8:
         raise _bad(f"a policy has 8 numbers, {_ORDER}; {text!r} has {len(words)}")
     numbers: list[float] = []

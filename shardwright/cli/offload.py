@@ -123,7 +123,7 @@ def execute(args: argparse.Namespace) -> int:
 
     try:
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
-        policies = read_policies(args.policy) if args.policy else None
+        policies = read_policies(args.policy) if args.policy is not None else None
         model = model_of(args.model)
         setting = setting_of(
             model.model,

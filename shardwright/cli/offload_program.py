@@ -43,7 +43,7 @@ def execute_program(args: argparse.Namespace) -> int:
         sizes = sizes_in(module, outline)
         dtype = str(program.weights[0].type.dtype)
         setting = Setting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
-        if args.policy:
+        if args.policy is not None:
             from shardwright.prediction.offloading import best_priced
 
             plan = best_priced(setting, [_of_rows(policy, outline.rows) for policy in read_policies(args.policy)])
@@ -121,7 +121,7 @@ def read_policies(text: str) -> tuple[Policy, ...]:
 
     from shardwright.cost.offloading.policy import parse_policy
 
-    if Path(text).is_file() or is_program(text):
+    if is_program(text) or (text and Path(text).exists()):
         policy, said = _of_file(text)
     else:
         policy, said = parse_policy(text), False

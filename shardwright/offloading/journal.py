@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,9 @@ class Journal:
     """Appends lines to a file, after those of prompts that an earlier run has answered: `answered` are their indices.
 
     A last line without its end, which a run that was killed may leave, is cut off. The file is locked while it is open:
-    two runs into one would answer prompts twice. Raises a `DiagnosticError` where another has it open, or it has lines
-    that are no answers to these prompts, OSError with the file's name where it cannot be written.
+    two runs into one would answer prompts twice. What is no regular file, such as a pipe, is written to and never read.
+    Raises a `DiagnosticError` where another has it open, or it has lines that are no answers to these prompts, OSError
+    with the file's name where it cannot be written.
     """
 
     def __init__(self, path: str, prompts: Sequence[Prompt]) -> None:
@@ -28,16 +30,23 @@ class Journal:
         self.answered: dict[int, int] = {}
         self._lines = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._kept = stat.S_ISREG(os.fstat(self._file).st_mode)
+        self._end = 0
         try:
-            self._lock()
-            existing = Path(path).read_bytes()
-            whole = existing[: existing.rfind(b"\n") + 1]
-            self._read(whole, prompts)
-            if len(whole) < len(existing):
-                os.ftruncate(self._file, len(whole))
+            if self._kept:
+                self._go_on(prompts)
         except BaseException:
             os.close(self._file)
             raise
+
+    def _go_on(self, prompts: Sequence[Prompt]) -> None:
+        """From what the file has."""
+        self._lock()
+        existing = Path(self._path).read_bytes()
+        whole = existing[: existing.rfind(b"\n") + 1]
+        self._read(whole, prompts)
+        if len(whole) < len(existing):
+            os.ftruncate(self._file, len(whole))
         self._end = len(whole)
 
     def _lock(self) -> None:
@@ -96,10 +105,11 @@ class Journal:
         at = self._end
         try:
             while data:
-                n = os.pwrite(self._file, data, at)
+                n = os.pwrite(self._file, data, at) if self._kept else os.write(self._file, data)
                 data, at = data[n:], at + n
         except OSError as error:
-            os.ftruncate(self._file, self._end)
+            if self._kept:
+                os.ftruncate(self._file, self._end)
             error.filename = self._path
             raise
         self._end = at

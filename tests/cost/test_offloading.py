@@ -75,6 +75,11 @@ ORDER = "the order is gbs,ngb,wg,wc,cg,cc,hg,hc, as in 48,3,20,80,0,100,0,100"
 @pytest.mark.parametrize(
     ("text", "message", "note"),
     [
+        (
+            "none.json",
+            "'none.json' is neither a policy, which has 8 numbers, gbs,ngb,wg,wc,cg,cc,hg,hc, nor a file with one",
+            ORDER,
+        ),
         ("48,3,20", "a policy has 8 numbers, gbs,ngb,wg,wc,cg,cc,hg,hc; '48,3,20' has 3", ORDER),
         ("48,3,20,x,0,100,0,100", "'x' in the policy 48,3,20,x,0,100,0,100 is not a number", ORDER),
         (

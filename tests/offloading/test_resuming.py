@@ -66,3 +66,21 @@ def test_another_file_is_not_touched(
     assert made.status == 1
     assert "error: this line is not the answer to one of these prompts [not-resumable]" in made.err
     assert out.read_text() == '{"index": 0, "new_tokens": [1], "tokens": [9, 9], "id": 0}\n'
+
+
+def test_output_that_is_no_regular_file(
+    checkpoint: Callable[..., Path], prompts: Path, tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    """It is written to, and never read: /dev/full would be read for ever, and a pipe waited for."""
+    command = ["offload", checkpoint("llama-grouped"), "--prompts", prompts, *OPTIONS]
+    full = shardwright(*command, "-o", "/dev/full")
+    assert (full.status, full.err.splitlines()[-1]) == (1, "/dev/full: error: no space left on device [file]")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert shardwright(*command, "-o", pipe).status == 0
+        answers = [json.loads(line) for line in os.read(reading, 1 << 16).splitlines()]
+    finally:
+        os.close(reading)
+    assert sorted(answer["index"] for answer in answers) == list(range(len(PROMPTS)))
