@@ -110,6 +110,12 @@ def execute(args: argparse.Namespace) -> int:
     if not args.plan_only:
         from shardwright.cli.offload_run import execute_run
 
+        if args.device is not None:
+            from shardwright.ir.diagnostics import Source, located
+            from shardwright.offloading.devices import check_device
+
+            with located(Source("offload", "")):
+                check_device(args.device)
         return execute_run(args)
     from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policies
 

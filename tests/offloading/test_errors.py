@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,25 @@ def test_caps_are_kept_and_named(checkpoint: Callable[..., Path]) -> None:
         "the model's weights, with the buffers for two layers: 82.5 kB on the host, where 0 B of 10 kB are taken"
     )
     assert diagnostic.notes[0].message == "the policy is 2 x 2, 0, 50, 0, 50, 0, 100"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu", "'gpu' is no device of PyTorch"),
+        ("meta", "the runtime has streams for CUDA and none for meta"),
+        ("cuda:99", "there is no cuda:99: "),
+    ],
+)
+def test_devices_that_are_not_here(
+    name: str, message: str, checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"tokens": [3]}\n', encoding="utf-8")
+    got = shardwright("offload", checkpoint("llama-grouped"), "--prompts", prompts, "-o", out, "--device", name)
+    assert got.status == 1
+    assert got.err.startswith(f"offload: error: {message}")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
