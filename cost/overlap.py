@@ -10,34 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.cost.constants import Demand
+from shardwright.cost.constants import Times
 from shardwright.cost.work import Work
 from shardwright.ir.ops import Roll
 
 
-def exposed_shares(works: Sequence[Work], demands: Sequence[Demand]) -> list[float]:
-    """For each kernel the share of its time that nothing hides, 1 but for collectives that a loop can hide.
-
-    Shares are those at the datasheet's rates, so that the same program has the same schedule under all constants.
-    """
+def exposed_shares(works: Sequence[Work], times: Sequence[Times]) -> list[float]:
+    """For each kernel the share of its time that nothing hides, 1 but for collectives that a loop can hide."""
     computed: dict[tuple[int, ...], float] = {}
     hidden: dict[tuple[int, ...], float] = {}
-    for work, demand in zip(works, demands, strict=True):
+    for work, taken in zip(works, times, strict=True):
         if work.collective is None:
-            computed[work.body] = computed.get(work.body, 0.0) + _longest(demand)
+            computed[work.body] = computed.get(work.body, 0.0) + taken.total
         elif _can_hide(work):
-            sent = demand.transfer_s + demand.latency_s
-            hidden[work.body] = hidden.get(work.body, 0.0) + sent
+            hidden[work.body] = hidden.get(work.body, 0.0) + taken.communication
     return [
         max(0.0, 1 - computed.get(work.body, 0.0) / hidden[work.body])
         if _can_hide(work) and hidden[work.body] > 0
         else 1.0
         for work in works
     ]
-
-
-def _longest(demand: Demand) -> float:
-    return max(demand.compute_s, demand.vector_s, demand.memory_s)
 
 
 def _can_hide(work: Work) -> bool:

@@ -113,10 +113,8 @@ def kernel_costs(
     chosen = constants or chip.constants
     works = work_of(program, func)
     made = [demand_of(work, topology) for work in works]
-    return tuple(
-        KernelCost(work, demand, times_of(demand, chosen), exposed)
-        for work, demand, exposed in zip(works, made, exposed_shares(works, made), strict=True)
-    )
+    times = [times_of(demand, chosen) for demand in made]
+    return tuple(map(KernelCost, works, made, times, exposed_shares(works, times)))
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import numpy as np
@@ -23,6 +23,7 @@ from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
 from shardwright.cost.demand import vector_s
 from shardwright.cost.factors import TableFactor
+from shardwright.cost.fusion import operand_names
 from shardwright.cost.kernel_shares import Structure, Traffic
 from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
@@ -30,8 +31,8 @@ from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.ops import Alias, AllGather, Contract, Movement
-from shardwright.ir.program import Let, Loop, SetState
+from shardwright.ir.ops import Alias, AllGather, Contract, Movement, Roll
+from shardwright.ir.program import Let, Loop, SetState, Statement
 from shardwright.ir.types import ON_DEVICE, Shape
 
 Floats = NDArray[np.float64]
@@ -45,7 +46,7 @@ _HELD = 1e-9
 _ENOUGH = 2e-4
 """Of the time of all kernels: within it layouts are proved best."""
 
-_NEVER = 1e20
+NEVER = 1e20
 """What a movement costs that may not be."""
 
 _STEP = 1e-3
@@ -88,9 +89,17 @@ class TimeSolver(Solver):
         self.topology = topology_of(chip, problem.program.mesh)
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
-        self.weights = {value.name for value in problem.program.weights}
+        self.ahead = _ahead(problem)
         self.table_times: dict[int, Floats] = {}
+        self.copies: dict[int, Floats] = {}
         self.taken_as_slices = _taken_as_slices(problem)
+
+    def under(self, prices: Prices) -> TimeSolver:
+        """The same problem under other prices, with its graph made."""
+        made = TimeSolver(self.problem, self.chip, self.constants, self.structure, prices, self.end)
+        made.moves = self.moves
+        made.build()
+        return made
 
     # ------------------------------------------------------------ what Solver asks
 
@@ -151,10 +160,15 @@ class TimeSolver(Solver):
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
         key = (node.func or "", node.name)
-        if node.name in self.weights and node.loops:
-            costs = costs * self.prices.seen.get(key[0], 0.0)
+        # What a share of is seen of what a loop hides, kernels count less by.
+        seen = self.prices.seen.get(key[0], 0.0) if node.loops else 0.0
+        if seen:
+            costs = costs - (costs if key in self.ahead else seen * costs) * self.copied(node)
+        if key in self.ahead:
+            costs = costs * seen
             if (moved := self.prices.moved.get(key)) is not None:
                 finite = finite & (np.eye(len(costs), dtype=np.bool_) != moved)
+        alone = 1.0 - seen
         if key in self.structure.before or key in self.structure.after:
             # A movement parts the kernel: what is computed on one side of it is read and written by one of its own.
             codes = node.group.root().codes
@@ -163,16 +177,26 @@ class TimeSolver(Solver):
             there = held[None, :] if key in self.structure.after else held[:, None]
             parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
             np.fill_diagonal(parted, 0.0)
-            costs = costs + parted * NANOSECONDS
+            costs = costs + parted * NANOSECONDS * alone
         if id(node) in self.taken_as_slices:
             # A slice that no kernel makes on its way to memory is one by itself, which reads and writes it.
             held = local_elements(self.coding, node.group.root().codes, node.shape) * node.shape.dtype.bits / 8
             rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
-            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS
-            alone = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
-            costs = costs + np.where(alone, made, 0.0)
+            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS * alone
+            sliced = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
+            costs = costs + np.where(sliced, made, 0.0)
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
-        return np.where(finite, costs, _NEVER)
+        return np.where(finite, costs, NEVER)
+
+    def copied(self, node: Node) -> Floats:
+        """Of the time of each of a value's movements the share in which kernels copy slices."""
+        group = node.group.root()
+        if id(group) not in self.copies:
+            whole = moving_seconds(self.coding, group.codes, group.shape, self.links)[2]
+            alone = moving_seconds(self.coding, group.codes, group.shape, replace(self.links, copied=(0.0, 0.0)))[2]
+            moved = np.isfinite(whole) & (whole > 0)
+            self.copies[id(group)] = np.where(moved, 1 - alone / np.where(moved, whole, 1.0), 0.0)
+        return self.copies[id(group)]
 
     # ------------------------------------------------------------ axes that are as good as each other
 
@@ -257,8 +281,13 @@ class TimeSolver(Solver):
         if statement is None:
             return np.zeros(n)
         trips = entry.nodes[-1].weight
+        looped = bool(self.structure.bodies[id(statement)])
+        seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0) if looped else 0.0
         if isinstance(statement.operation, Movement) and statement.operation.communicates:
-            return self._written_movement(entry, statement) * trips * NANOSECONDS
+            moved = entry.nodes[0]
+            hidden = isinstance(statement.operation, Roll) or (moved.func or "", moved.name) in self.ahead
+            share = seen if looped and hidden else 1.0
+            return self._written_movement(entry, statement) * trips * NANOSECONDS * share
         shares = self.structure.kernels.get(id(statement))
         if shares is None:
             return np.zeros(n)
@@ -279,10 +308,7 @@ class TimeSolver(Solver):
         longest = np.maximum(np.maximum(memory, compute), vector)
         total = longest + constants.unoverlapped * (memory + compute + vector - longest)
         total = total + constants.kernel_overhead_s
-        seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0)
-        if seen and self.structure.bodies[id(statement)]:
-            total = total - seen * np.maximum(np.maximum(memory_s, compute_s), widening_s) / constants.link_efficiency
-        return total * trips * NANOSECONDS
+        return total * trips * NANOSECONDS * (1 - seen)
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:
         """Over how many chips the dimensions together are split, in each layout."""
@@ -326,6 +352,26 @@ class TimeSolver(Solver):
         nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
         once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
         return once + per_byte * nbytes
+
+
+def _ahead(problem: LayoutProblem) -> set[tuple[str, str]]:
+    """By function and name the values in loops that wait for nothing that a trip computes: weights, and what is
+    computed from these alone."""
+    weights = {value.name for value in problem.program.weights}
+    found: set[tuple[str, str]] = set()
+
+    def walk(func: str, body: Sequence[Statement], names: set[str]) -> None:
+        for statement in body:
+            if isinstance(statement, Loop):
+                inner = set(weights)
+                walk(func, statement.body, inner)
+                found.update((func, name) for name in inner)
+            elif isinstance(statement, Let) and names.issuperset(operand_names(statement.operands)):
+                names.update(value.name for value in statement.results)
+
+    for func in problem.program.funcs:
+        walk(func.name, func.body, set(weights))
+    return found
 
 
 def _taken_as_slices(problem: LayoutProblem) -> set[int]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardwright.cost.calibration import Sample, predicted_s
 from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.constants import Constants, Demand
+from shardwright.cost.constants import Constants, Demand, times_of
 from shardwright.cost.demand import demand_of
 from shardwright.cost.overlap import exposed_shares
 from shardwright.cost.program_cost import Cost, cost_of
 from shardwright.cost.topology import topology_of
-from shardwright.cost.work import work_of
+from shardwright.cost.work import Work, work_of
 from shardwright.prediction.programs import Deployment, Phase, Wanted, batch_axes, phase_program, wanted_program
 
 _POINTS = 3
@@ -56,14 +57,17 @@ def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
 
 
 def demands(
-    deployment: Deployment, chip: Chip, phase: Phase, workload: Workload, stages: int = 1
-) -> list[tuple[float, Demand]]:
-    """Every kernel of a phase with how often it runs: of one prefill, or of all the steps of decode.
+    deployment: Deployment, chip: Chip, phase: Phase, workload: Workload, stages: int = 1,
+    constants: Constants | None = None,
+) -> list[tuple[float, Demand]]:  # fmt: skip
+    """Every kernel of a phase with how often it runs: of one prefill, or of all the steps of decode. Of collectives
+    that loops hide it is the part that is seen under the constants, the chip's own where None.
 
     With `stages` the layers are cut into as many stages, each on a mesh of its own, which residual streams leave over
     the outermost level of the network (`_pipelined`). A batch that divides over fewer axes than it is large enough for
     runs as one that is rounded up, where that takes less time on the chip.
     """
+    known = constants or chip.constants
     calls = [(1.0, workload.prompt)] if phase == "prefill" else step_contexts(workload.before, workload.generated)
     length = workload.prompt if phase == "prefill" else 1
 
@@ -71,11 +75,11 @@ def demands(
         return [
             (times * count, demand)
             for times, context in calls
-            for count, demand in _pipelined(deployment, chip, phase, batch, length, context, stages)
+            for count, demand in _pipelined(deployment, chip, known, phase, batch, length, context, stages)
         ]
 
     made = [of_batch(batch) for batch in batches_of(deployment, workload.batch)]
-    return min(made, key=lambda demands: predicted_s(Sample(1.0, demands), chip.constants))
+    return min(made, key=lambda demands: predicted_s(Sample(1.0, demands), known))
 
 
 def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: int = 1) -> Iterator[Wanted]:
@@ -110,17 +114,18 @@ def micro_batch(batch: int, length: int, stages: int) -> int:
 
 
 def _pipelined(
-    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int, stages: int
-) -> Iterator[tuple[float, Demand]]:
+    deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int,
+    stages: int,
+) -> Iterator[tuple[float, Demand]]:  # fmt: skip
     """One call. With P stages and M micro-batches of B / M sequences prefill fills and drains the pipeline, M + P - 1
     stage times; a step of decode takes max(M, P), since the next token of a sequence waits for this one."""
     if stages == 1:
-        yield from _calls(deployment, chip, phase, batch, length, context)
+        yield from _calls(deployment, chip, constants, phase, batch, length, context)
         return
     own = micro_batch(batch, length, stages)
     M, P = batch // own, stages
     rounds = (M + P - 1 if phase == "prefill" else max(M, P)) / P
-    for count, demand in _calls(deployment, chip, phase, own, length, context):
+    for count, demand in _calls(deployment, chip, constants, phase, own, length, context):
         yield rounds * count, demand
     yield rounds * P, _between_stages(deployment, chip, own * length)
 
@@ -135,12 +140,20 @@ def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:
 
 
 def _calls(
-    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
+    deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int
 ) -> Iterator[tuple[float, Demand]]:
+    works, made = _kernels(deployment, chip, phase, batch, length, context)
+    times = [times_of(demand, constants) for demand in made]
+    for work, demand, exposed in zip(works, made, exposed_shares(works, times), strict=True):
+        if exposed:
+            yield work.trips * exposed, demand
+
+
+@lru_cache(maxsize=1024)
+def _kernels(
+    deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
+) -> tuple[Sequence[Work], Sequence[Demand]]:
     program = phase_program(deployment, phase, batch, length, context)
     topology = topology_of(chip, program.mesh)
     works = work_of(program, program.func(phase))
-    made = [demand_of(work, topology) for work in works]
-    for work, demand, exposed in zip(works, made, exposed_shares(works, made), strict=True):
-        if exposed:
-            yield work.trips * exposed, demand
+    return works, [demand_of(work, topology) for work in works]

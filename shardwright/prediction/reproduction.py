@@ -39,9 +39,13 @@ class Compared:
         return self.datasheet_s / self.row.measured_s - 1
 
 
-def sample_of(row: Row) -> Sample:
-    """The measured time with the kernels that ran in it."""
-    made = [pair for phase in row.phases for pair in demands(row.deployment, row.chip, phase, row.workload, row.stages)]
+def sample_of(row: Row, constants: Constants | None = None) -> Sample:
+    """The measured time with the kernels that ran in it, those that loops hide under the constants left out."""
+    made = [
+        pair
+        for phase in row.phases
+        for pair in demands(row.deployment, row.chip, phase, row.workload, row.stages, constants)
+    ]
     return Sample(row.measured_s, tuple(made))
 
 
@@ -62,12 +66,11 @@ def compare(rows: Iterable[Row], constants: Mapping[str, Constants] | None = Non
     """Predicts each row with the constants of its group."""
     made: list[Compared] = []
     for row in rows:
-        sample = sample_of(row)
         own = (constants or {}).get(row.group)
         fit = fitted(row.group) if own is None else None
         chosen = own or (fit.constants if fit is not None else None)
-        best = predicted_s(sample, chosen or row.chip.constants)
-        made.append(Compared(row, best, predicted_s(sample, DATASHEET), chosen is not None))
+        best, datasheet = (predicted_s(sample_of(row, c), c) for c in (chosen or row.chip.constants, DATASHEET))
+        made.append(Compared(row, best, datasheet, chosen is not None))
     return made
 
 
