@@ -266,6 +266,24 @@ def test_interrupt_of_a_process() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+def test_interrupt_that_comes_out_as_another_error() -> None:
+    """A library in C that is being imported says that it failed to be imported."""
+    script = (
+        "import os, signal, sys\n"
+        "from shardwright.__main__ import main\n"
+        "from shardwright.cli import check\n"
+        "def execute(args):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise ImportError('numpy._core.umath failed to import') from None\n"
+        "check.execute = execute\n"
+        "sys.exit(main(['check', 'a.shard']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_the_reader_of_a_pipe_leaves() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -80,16 +80,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        _abandon(sys.stdout)
-        return BROKEN_PIPE
-    except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
-        return leaving.code if isinstance(leaving.code, int) else OK
+    from shardwright.cli.interrupts import Interrupted
+
+    with Interrupted() as interrupted:
+        try:
+            status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            _abandon(sys.stdout)
+            return BROKEN_PIPE
+        except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
+            return leaving.code if isinstance(leaving.code, int) else OK
+        except Exception:
+            if interrupted.yes:
+                return INTERRUPTED
+            raise
     return status
 
 

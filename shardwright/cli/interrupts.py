@@ -1,4 +1,4 @@
-"""An interrupt of a command that has something to say of it: the first is answered, those after it change nothing."""
+"""Interrupts: that there was one, and of commands that have something to say of it the first alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+
+
+class Interrupted:
+    """Within it `yes` says whether there was an interrupt. Libraries that are just being imported may turn the
+    KeyboardInterrupt into an error of their own."""
+
+    yes = False
+
+    def __enter__(self) -> Interrupted:
+        main = threading.current_thread() is threading.main_thread()
+        self._mine = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._mine:
+            signal.signal(signal.SIGINT, self._answer)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine and signal.getsignal(signal.SIGINT) == self._answer:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        self.yes = True
+        signal.default_int_handler(number, frame)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.offload_run import add_run
@@ -108,15 +109,13 @@ def execute(args: argparse.Namespace) -> int:
     """Print the policy with its price, or one JSON object with `--json`: `{"policy", "tokens_per_s", "prefill_s",
     "decode_s", "peak_bytes", "bound_by"}` and more. Without --plan-only, run it (`cli.offload_run`)."""
     if not args.plan_only:
-        from shardwright.cli.offload_run import execute_run
-
         if args.device is not None:
             from shardwright.ir.diagnostics import Source, located
             from shardwright.offloading.devices import check_device
 
             with located(Source("offload", "")):
                 check_device(args.device)
-        return execute_run(args)
+        return _run(args)
     from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policies
 
     if is_program(args.model):
@@ -169,6 +168,23 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print(plan_text(setting, plan, model.name, most))
     return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    """The run; of an interrupt it says what is left of it."""
+    from pathlib import Path
+
+    from shardwright.backends.torch.world import in_world
+    from shardwright.cli.offload_run import execute_run
+
+    try:
+        return execute_run(args)
+    except KeyboardInterrupt:
+        if not in_world():
+            kept = f"{args.output} has the answers so far, and the same command goes on from there"
+            said = kept if Path(args.output).is_file() else "no prompt is answered yet"
+            print(f"interrupted: {said}", file=sys.stderr)
+        raise
 
 
 def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, model: str) -> None:

@@ -50,9 +50,14 @@ def in_order(completions: Iterable[Completion], samples: int) -> Iterator[Comple
             following = (index, sample + 1) if sample + 1 < samples else (index + 1, 0)
 
 
+_ENDS_OF_LINES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"})
+"""Characters that JSON has as they are, and that end a line for some who read, as Python's `splitlines` does."""
+
+
 def json_line(keys: Mapping[str, Any]) -> str:
-    """The object on a line; in ASCII only where it has halves of surrogate pairs, which UTF-8 cannot hold."""
-    line = json.dumps(keys, ensure_ascii=False, allow_nan=False)
+    """The object on a line, which is one whoever reads it; in ASCII only where it has halves of surrogate pairs, which
+    UTF-8 cannot hold."""
+    line = json.dumps(keys, ensure_ascii=False, allow_nan=False).translate(_ENDS_OF_LINES)
     return (line if line.isascii() or line.encode("utf-8", "replace").decode() == line else json.dumps(keys)) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def read_text(path: str) -> Source:
 
 def _object(line: str, span: Span) -> dict[str, Any]:
     try:
-        value: object = json.loads(line, parse_constant=_not_json)
+        value: object = json.loads(line, parse_constant=_not_json, parse_float=_number)
     except json.JSONDecodeError as error:
         here = Span(span.line, error.colno, span.line, error.colno + 1)
         raise fault("bad-line", f"this line is not JSON: {error.msg.lower()}", here, _EXAMPLE) from None
@@ -130,6 +131,14 @@ _EXAMPLE = 'a line is like {"prompt": "Once upon"} or {"tokens": [1, 2, 3]}'
 
 def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
+
+
+def _number(word: str) -> float:
+    """A number that can be written again: not one that only infinity is near to."""
+    number = float(word)
+    if math.isinf(number):
+        raise ValueError(f"{word if len(word) < 30 else f'{word[:30]}...'} is beyond the numbers that can be kept")
+    return number
 
 
 def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.generation.engine import Completion
-from shardwright.generation.outputs import LineWriter, completion_keys, in_order
+from shardwright.generation.outputs import LineWriter, completion_keys, in_order, json_line
 from shardwright.generation.prompts import Prompt
 
 
@@ -34,6 +34,13 @@ def test_completions_come_in_order_as_soon_as_they_can() -> None:
 def test_samples_come_in_order() -> None:
     given = [completion(1, 0), completion(0, 1), completion(1, 1), completion(0, 0)]
     assert [(c.prompt.index, c.sample) for c in in_order(given, 2)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d\x0be\x1cf\rg\nh", "ü☃𝒳", "\ud800\u2028", "\\u2028"])
+def test_a_line_is_one_for_whoever_reads_it(text: str) -> None:
+    line = json_line({"x": text})
+    assert line.splitlines() == [line[:-1]]
+    assert json.loads(line) == {"x": text}
 
 
 def test_keys_of_a_line() -> None:

@@ -98,6 +98,10 @@ def test_a_line_at_fault(line: str, said: str) -> None:
         ('{"prompt": 3}', "the prompt is 3, not a text [bad-prompt]"),
         ('{"prompt": "a", "tokens": [1]}', "there are both a prompt and tokens [bad-prompt]"),
         ('{"tokens": [1], "x": NaN}', "this line is not JSON that can be read: NaN is no number of JSON [bad-line]"),
+        (
+            '{"tokens": [1], "x": -1e400}',
+            "this line is not JSON that can be read: -1e400 is beyond the numbers that can be kept [bad-line]",
+        ),
         ("[" * 100000, "this line is not JSON that can be read: it is nested too deeply [bad-line]"),
         ('{"prompt": "\\ud800"}', "the prompt has half of a surrogate pair, which is no character [bad-prompt]"),
         ('{"prompt": "abcdefghij"}', "the tokenizer gives token 10, and the model has 9 tokens [bad-tokenizer]"),

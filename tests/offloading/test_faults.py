@@ -128,8 +128,8 @@ def test_a_cap_that_is_exceeded_names_tensor_and_policy(
 def test_a_system_without_memory(
     place: str, what: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the allocator refuses what no cap forbids."""
-    empty = torch.empty
+    """Where the allocator refuses what no cap forbids, of a device with a memory of its own."""
+    folder, empty = checkpoint("llama-grouped"), torch.empty
 
     def refusing(shape: Any, **options: Any) -> Any:
         if ("device" in options) == (place == "device"):
@@ -137,7 +137,7 @@ def test_a_system_without_memory(
         return empty(shape, **options)
 
     monkeypatch.setattr(torch, "empty", refusing)
-    with pytest.raises(DiagnosticError) as caught, model(checkpoint("llama-grouped"), "2,2,0,50,100,0,50,0"):
+    with pytest.raises(DiagnosticError) as caught, model(folder, "2,2,0,50,100,0,50,0", in_place=False):
         pass
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.code == "out-of-memory"
@@ -181,6 +181,8 @@ def test_a_signal_ends_it_and_it_goes_on(
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Traceback" not in err
+    kept = f"interrupted: {out} has the answers so far, and the same command goes on from there\n"
+    assert err == (kept if sent is signal.SIGINT else "")
     assert list(spill.iterdir()) == []
     before = [json.loads(line) for line in out.read_text().splitlines()]
     assert 0 < len(before) < len(PROMPTS)
