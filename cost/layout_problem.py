@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.cost.layouts import Codes, Coding
 from shardwright.ir.program import Let, Loop, Program
@@ -62,7 +62,7 @@ class Node:
     made: int = -1
     uses: list[tuple[UseKey, int, bool]] = field(default_factory=list[tuple[UseKey, int, bool]])
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return self.type.shape
 
@@ -74,7 +74,6 @@ class Table:
     nodes: list[Node]
     variables: list[int]
     codes: list[Codes]
-    work: NDArray[np.float64]
     statement: Let | None = None
     """The operation's; None where a written type restricts a value."""
     operands: tuple[int, ...] = ()

@@ -82,27 +82,42 @@ class Coding:
     def valid(self, codes: Codes, shape: Shape, allowed: Callable[[str, str], bool]) -> NDArray[np.bool_]:
         """Which layouts exist: extents divide, no axis splits what it may not, partial in one way only."""
         digits = self.digits(codes)
-        ok = ~((digits == SUM).any(axis=1) & (digits == MAX).any(axis=1))
-        ok &= (digits[:, self.idle] == WHOLE).all(axis=1)
+        ok = (digits[:, self.idle] == WHOLE).all(axis=1)
+        for i, (axis, size) in enumerate(self.mesh.items()):
+            alone = np.ones(self.radix, np.bool_)
+            for dim in shape.dims:
+                alone[self.number_of_dim(dim.name)] = dim.size % size == 0 and allowed(dim.name, axis)
+            ok &= alone[digits[:, i]]
+        if len(self.mesh) == 1:
+            return ok
+        ok &= ~((digits == SUM).any(axis=1) & (digits == MAX).any(axis=1))
         for first, *others in self.together:
             for other in others:
                 ok &= digits[:, first] == digits[:, other]
+        sizes = np.array(list(self.mesh.values()), np.int64)
         for dim in shape.dims:
-            splits = digits == self.number_of_dim(dim.name)
-            chips = np.ones(len(codes), np.int64)
-            for i, axis in enumerate(self.mesh):
-                chips *= np.where(splits[:, i], self.mesh[axis], 1)
-                if not allowed(dim.name, axis):
-                    ok &= ~splits[:, i]
+            chips = np.where(digits == self.number_of_dim(dim.name), sizes, 1).prod(axis=1)
             ok &= dim.size % chips == 0
         return ok
 
 
 def local_elements(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float64]:
     """Elements that a chip holds in each layout."""
-    digits = coding.digits(codes)
-    sizes = np.array([coding.mesh[axis] for axis in coding.mesh], np.float64)
-    return shape.elements / np.where(digits >= FIRST_DIM, sizes[None, :], 1.0).prod(axis=1)
+    return shape.elements / _parts(coding, codes)
+
+
+def _parts(coding: Coding, codes: Codes) -> NDArray[np.float64]:
+    """Into how many parts each layout splits a value."""
+    sizes = np.array(list(coding.mesh.values()), np.float64)
+    return np.where(coding.digits(codes) >= FIRST_DIM, sizes, 1.0).prod(axis=1)
+
+
+def addends_made(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float64]:
+    """Elements of addends that a chip makes in going from each layout (rows) to each other (columns): they are made in
+    full on every chip, which costs work though nothing is received."""
+    sums = coding.digits(codes) == SUM
+    made = (sums[None, :, :] & ~sums[:, None, :]).any(axis=2)
+    return np.where(made, local_elements(coding, codes, shape), 0.0)
 
 
 def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -112,35 +127,91 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     counted on where a single dimension has room for all of its axes. Infinite where there is no movement: into
     partial maxima.
     """
-    return _moving(coding, codes, shape, None)[:2]
+    return _moving(coding, _Pairs.of_all(codes, shape), None)[:2]
+
+
+def moving_costs_of_groups(
+    coding: Coding, groups: Sequence[tuple[Codes, Shape]]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """`moving_costs` of several groups of layouts, each of one shape, all of them at once: for many small groups."""
+    if not groups:
+        return []
+    counts = np.array([len(codes) for codes, _ in groups], np.int64)
+    received, steps, _ = _moving(coding, _Pairs.within_groups(groups, counts), None)
+    ends = np.cumsum(counts**2)[:-1]
+    return [
+        (moved.reshape(n, n), taken.reshape(n, n))
+        for n, moved, taken in zip(counts.tolist(), np.split(received, ends), np.split(steps, ends), strict=True)
+    ]
 
 
 def moving_seconds(
     coding: Coding, codes: Codes, shape: Shape, links: Links
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """`moving_costs`, and the seconds that these movements, the cheapest in bytes, take on a mesh's links."""
-    return _moving(coding, codes, shape, links)
+    return _moving(coding, _Pairs.of_all(codes, shape), links)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of layouts of equal shapes: `source` and `target` number `codes`, `of` the shape of each code; the three
+    are broadcast against each other."""
+
+    codes: Codes
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    shapes: tuple[Shape, ...]
+    of: NDArray[np.int64]
+
+    @staticmethod
+    def of_all(codes: Codes, shape: Shape) -> _Pairs:
+        """From each layout of a shape (rows) to each other (columns)."""
+        numbers = np.arange(len(codes))
+        return _Pairs(codes, numbers[:, None], numbers[None, :], (shape,), np.zeros_like(numbers))
+
+    @staticmethod
+    def within_groups(groups: Sequence[tuple[Codes, Shape]], counts: NDArray[np.int64]) -> _Pairs:
+        """From each layout to each other of its group, one group after the other; `counts` is how many each has."""
+        of = np.repeat(np.arange(len(groups)), counts)
+        targets = counts[of]
+        source = np.repeat(np.arange(len(of)), targets)
+        first = np.cumsum(counts) - counts
+        target = np.arange(len(source)) - np.repeat(np.cumsum(targets) - targets - first[of], targets)
+        codes = np.concatenate([codes for codes, _ in groups])
+        return _Pairs(codes, source, target, tuple(shape for _, shape in groups), of)
+
+    def extents(self) -> dict[str, NDArray[np.int64]]:
+        """For each dimension its size in each shape, 1 where that lacks it."""
+        made: dict[str, NDArray[np.int64]] = {}
+        for number, shape in enumerate(self.shapes):
+            for dim in shape.dims:
+                if dim.name not in made:
+                    made[dim.name] = np.ones(len(self.shapes), np.int64)
+                made[dim.name][number] = dim.size
+        return made
 
 
 def _moving(
-    coding: Coding, codes: Codes, shape: Shape, links: Links | None
+    coding: Coding, pairs: _Pairs, links: Links | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    work = _Work.between(coding, codes, shape)
-    n = len(codes)
-    received = np.full((n, n), np.inf)
-    steps = np.full((n, n), np.inf)
-    seconds = np.full((n, n), np.inf)
+    work = _Work.between(coding, pairs)
+    received = np.full(work.volume.shape, np.inf)
+    steps = np.full_like(received, np.inf)
+    seconds = np.full_like(received, np.inf)
+    chosen_anywhere = int(np.bitwise_or.reduce(work.optional, axis=None))
     for chosen in range(1 << len(coding.mesh)):
-        pairs = work.fitting(chosen)
-        if not pairs.any():
+        if chosen & ~chosen_anywhere:
             continue
-        bytes_then, steps_then = work.priced(chosen, pairs)
-        bytes_now, steps_now = received[pairs], steps[pairs]
+        fitting = work.fitting(chosen)
+        if not fitting.any():
+            continue
+        bytes_then, steps_then = work.priced(chosen, fitting)
+        bytes_now, steps_now = received[fitting], steps[fitting]
         better = (bytes_then < bytes_now - 1e-6) | ((bytes_then <= bytes_now + 1e-6) & (steps_then < steps_now))
-        received[pairs] = np.where(better, bytes_then, bytes_now)
-        steps[pairs] = np.where(better, steps_then, steps_now)
+        received[fitting] = np.where(better, bytes_then, bytes_now)
+        steps[fitting] = np.where(better, steps_then, steps_now)
         if links is not None:
-            seconds[pairs] = np.where(better, work.seconds(chosen, pairs, links), seconds[pairs])
+            seconds[fitting] = np.where(better, work.seconds(chosen, fitting, links), seconds[fitting])
     received = np.ceil(received - 1e-6)  # whole bytes, and rid of the rounding of odd factors
     received[work.impossible] = np.inf
     steps[work.impossible] = 0.0
@@ -162,7 +233,7 @@ class Links:
 
 
 Sets = NDArray[np.uint16]
-"""Sets of axes as bits, one for each pair of layouts: [from, to]."""
+"""Sets of axes as bits, one for each pair of layouts."""
 
 
 @dataclass
@@ -183,22 +254,26 @@ class _Work:
     sliced: Sets
     impossible: NDArray[np.bool_]
     optional: Sets
-    splitting: tuple[tuple[int, Sets], ...]
-    """For each dimension its size and the axes that split it before or after."""
+    splitting: tuple[tuple[NDArray[np.int64], Sets], ...]
+    """For each dimension its size in each shape, 1 where that lacks it, and the axes that split it before or after."""
+    of: NDArray[np.int64]
+    """The shape of each pair."""
 
     @staticmethod
-    def between(coding: Coding, codes: Codes, shape: Shape) -> _Work:
-        digits = coding.digits(codes)
+    def between(coding: Coding, pairs: _Pairs) -> _Work:
+        digits = coding.digits(pairs.codes)
+        source, target = pairs.source, pairs.target
         states = np.arange(coding.radix)
         was, to = states[:, None], states[None, :]
         was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
         was_partial = (was == SUM) | (was == MAX)
+        axes = [(digits[source, i], digits[target, i], i) for i in range(len(coding.mesh))]
 
         def sets(needs: NDArray[np.bool_]) -> Sets:
             """The axes whose states before and after are such, from a table of pairs of states."""
-            found = np.zeros((len(codes), len(codes)), np.uint16)
-            for i in range(len(coding.mesh)):
-                found |= (needs.astype(np.uint16) << i)[digits[:, i][:, None], digits[:, i][None, :]]
+            found = np.zeros(np.broadcast_shapes(source.shape, target.shape), np.uint16)
+            for before, after, bit in axes:
+                found |= (needs.astype(np.uint16) << bit)[before, after]
             return found
 
         scattered, reduced = sets(was_partial & is_split), sets(was_partial & (to == WHOLE))
@@ -211,19 +286,21 @@ class _Work:
         optional = reduced | remade | np.where(reduces | moves, added | kept, 0)
         optional |= np.where(reduces | (kept > 0), replicated, 0)
         optional &= sum(1 << i for i, size in enumerate(coding.mesh.values()) if size > 1)
-        splitting: list[tuple[int, Sets]] = []
-        for dim in shape.dims:
-            own = np.zeros(len(codes), np.uint16)
+        splitting: list[tuple[NDArray[np.int64], Sets]] = []
+        for name, extents in pairs.extents().items():
+            own = np.zeros(len(digits), np.uint16)
             for i in range(len(coding.mesh)):
-                own |= (digits[:, i] == coding.number_of_dim(dim.name)).astype(np.uint16) << i
-            splitting.append((dim.size, own[:, None] | own[None, :]))
-        volume = local_elements(coding, codes, shape)[:, None] * shape.dtype.bits / 8
+                own |= (digits[:, i] == coding.number_of_dim(name)).astype(np.uint16) << i
+            splitting.append((extents, own[source] | own[target]))
+        elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
+        bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
+        volume = (elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8)[source]
         sliced = sets((was == WHOLE) & is_split)
         volume = volume / chips[sliced]
         impossible = sets((to == MAX) & (was != MAX)) > 0
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible,
-            optional.astype(np.uint16), tuple(splitting),
+            optional.astype(np.uint16), tuple(splitting), np.broadcast_to(pairs.of[source], volume.shape),
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -231,8 +308,9 @@ class _Work:
         wanted = (self.optional & np.uint16(chosen)) == chosen
         if chosen and wanted.any():
             room = np.zeros(int(wanted.sum()), np.bool_)
-            for size, splitting in self.splitting:
-                room |= (size // self.chips % self.chips[chosen] == 0)[splitting[wanted]]
+            for extents, splitting in self.splitting:
+                fits = extents[:, None] // self.chips % self.chips[chosen] == 0
+                room |= fits[self.of[wanted], splitting[wanted]]
             wanted[wanted] = room
         return wanted
 

@@ -28,8 +28,8 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import SUM, local_elements, moving_costs, unique_codes
-from shardwright.cost.program_layouts import layout_problem
+from shardwright.cost.layouts import addends_made, local_elements, moving_costs, unique_codes
+from shardwright.cost.program_layouts import layout_problem, repeated_work
 from shardwright.ir.diagnostics import DiagnosticError, Span, fault
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.program import Program
@@ -222,7 +222,7 @@ class Solver:
                     np.searchsorted(node.group.root().codes, codes)
                     for node, codes in zip(entry.nodes, entry.codes, strict=True)
                 ]
-                return entry.variables, np.stack(columns, axis=1).astype(np.int64), entry.work
+                return entry.variables, np.stack(columns, axis=1).astype(np.int64), self.work(entry)
             case Equal():
                 indices = np.arange(len(entry.node.group.root().codes), dtype=np.int64)
                 rows = np.repeat(indices[:, None], len(entry.variables), axis=1)
@@ -236,6 +236,16 @@ class Solver:
                 return [entry.outer, entry.view.home], rows.astype(np.int64), np.zeros(len(rows))
             case _:
                 return None
+
+    def work(self, table: Table) -> NDArray[np.float64]:
+        """Repeated work of each row, none where a written type restricts a value."""
+        if table.statement is None:
+            return np.zeros(len(table.codes[0]))
+
+        def held(slot: int) -> NDArray[np.float64]:
+            return local_elements(self.coding, table.codes[slot], table.nodes[slot].shape)
+
+        return repeated_work(self.problem.step_worth, table.statement, table.nodes, held)
 
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
         """What each variable can be, by arc consistency: rows that use anything else are dropped from the tables."""
@@ -308,12 +318,8 @@ class Solver:
     def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
         received, steps = moves[id(node.group.root())]
         finite = np.isfinite(received)
-        # Addends are made in full on every chip, which costs work though nothing is received.
         group = node.group.root()
-        digits = self.coding.digits(group.codes)
-        addends = ((digits[:, None, :] != digits[None, :, :]) & (digits[None, :, :] == SUM)).any(axis=2)
-        made = local_elements(self.coding, group.codes, group.shape)[None, :] / self.problem.step_worth
-        steps = steps + np.where(addends, made, 0.0)
+        steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
         return np.where(finite, costs, 16 * float(costs.max()) + quantum)
 

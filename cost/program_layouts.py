@@ -6,8 +6,9 @@ functions. A loop's slice of a captured value is a value of its own that lies as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,9 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import Codes, Coding, local_elements
+from shardwright.cost.layouts import Codes, Coding
 from shardwright.ir.digit_orders import typed_values
-from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.operation import Arg, AxisRow, Number, Operation
 from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
@@ -51,24 +52,31 @@ def step_worth(program: Program) -> float:
 
 
 def repeated_work(
-    coding: Coding, step_worth: float, statement: Let, nodes: Sequence[Node], codes: Sequence[Codes]
+    step_worth: float, statement: Let, nodes: Sequence[Node], held: Callable[[int], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
 
-    `nodes` are the operands and results of the statement, `codes` the layouts of each, parallel. A step is worth half
-    of one chip's part of the largest value. So a collective is not split in two around work on a few sums, and is
-    around the nonlinearity of a feedforward layer, as in figure 2b of Pope et al.
+    `nodes` are the operands and results of the statement, `held` has for the number of one of them the elements that a
+    chip has of it in each strategy. A step is worth half of one chip's part of the largest value. So a collective is
+    not split in two around work on a few sums, and is around the nonlinearity of a feedforward layer, as in figure 2b
+    of Pope et al.
     """
+    elements = held(-1)
     if statement.operation.is_movement:
-        return np.zeros(len(codes[0]))
-    result = nodes[-1].shape
-    elements = local_elements(coding, codes[-1], result)
+        return np.zeros_like(elements)
     if isinstance(statement.operation, Contract):
-        left, right = nodes[0].shape, nodes[1].shape
-        share = local_elements(coding, codes[0], left) / left.elements
-        share = share * local_elements(coding, codes[1], right) / right.elements
+        left, right, result = nodes[0].shape, nodes[1].shape, nodes[-1].shape
+        share = held(0) / left.elements
+        share = share * held(1) / right.elements
         elements = 4 * result.elements * np.sqrt(share * elements / result.elements)
     return elements / step_worth
+
+
+@lru_cache(maxsize=1 << 12)
+def _numbered(coding: Coding, table: tuple[AxisRow, ...], width: int) -> NDArray[np.int64]:
+    """The rows of one axis as numbers of states: [operands and results, rows], of `width` operands and results."""
+    rows = [[coding.number(state) for state in (*row.operands, *row.results)] for row in table]
+    return np.array(rows, np.int64).reshape(len(table), width).T
 
 
 @dataclass
@@ -310,17 +318,14 @@ class _Builder:
     def table(self, statement: Let, args: list[Arg], nodes: list[Node], variables: list[int]) -> Table:
         """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
         shapes = [value.shape for value in statement.results]
-        tables = [axis_table(statement.operation, args, shapes, axis) for axis in self.program.mesh]
+        width = len(args) + len(shapes)
+        tables = [
+            _numbered(self.coding, axis_table(statement.operation, args, shapes, axis), width)
+            for axis in self.program.mesh
+        ]
         slots = [i for i, arg in enumerate(args) if arg.shape is not None]
-        numbers = [
-            [np.array([self.coding.number(row.operands[i]) for row in rows], np.int64) for rows in tables]
-            for i in slots
-        ]
-        numbers += [
-            [np.array([self.coding.number(row.results[i]) for row in rows], np.int64) for rows in tables]
-            for i in range(len(shapes))
-        ]
-        codes = [self.coding.combine(per_axis) for per_axis in numbers]
+        columns = [*slots, *range(len(args), width)]
+        codes = [self.coding.combine([rows[column] for rows in tables]) for column in columns]
         keep = np.ones(len(codes[0]), np.bool_)
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed)
@@ -334,15 +339,14 @@ class _Builder:
             node.group.root().found.append(code)
         at = iter(range(len(slots)))
         operands = tuple(-1 if arg.shape is None else next(at) for arg in args)
-        work = repeated_work(self.coding, self.problem.step_worth, statement, nodes, codes)
-        return Table(nodes, variables, codes, work, statement, operands)
+        return Table(nodes, variables, codes, statement, operands)
 
     def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
         """Only layouts that the written type admits."""
         if isinstance(kind, TensorType):
             code = np.array([self.coding.encode(kind)], np.int64)
             node.group.root().found.append(code)
-            self.problem.entries.append(Table([node], [variable], [code], np.zeros(1)))
+            self.problem.entries.append(Table([node], [variable], [code]))
         elif not kind.open or _demands_partial(kind) or any(axes is not None for axes in kind.splits):
             codes = self.every_layout(node.shape)
             admitted = np.array(
@@ -350,7 +354,7 @@ class _Builder:
                 np.bool_,
             )
             node.group.root().found.append(codes[admitted])
-            self.problem.entries.append(Table([node], [variable], [codes[admitted]], np.zeros(int(admitted.sum()))))
+            self.problem.entries.append(Table([node], [variable], [codes[admitted]]))
 
     def exclude(self, node: Node, value: Value) -> None:
         """Leaves out the layouts that may not be chosen."""
@@ -361,7 +365,7 @@ class _Builder:
             left = codes[np.array(kept, np.bool_)]
             node.group.root().found.append(left)
             variable = node.made if node.made >= 0 else node.home
-            self.problem.entries.append(Table([node], [variable], [left], np.zeros(len(left))))
+            self.problem.entries.append(Table([node], [variable], [left]))
 
     def every_layout(self, shape: Shape) -> Codes:
         states = [0, 1, *([2] if self.has_max else []), *(self.coding.number(dim.name) for dim in shape.dims)]

@@ -31,15 +31,17 @@ def eliminate(factors: Sequence[tuple[tuple[int, ...], Costs]], most: int = 1 <<
     """
     alive = dict(enumerate(factors))
     of: dict[int, set[int]] = {}
+    near: dict[int, set[int]] = {}
+    """For each variable those that it shares a factor with, itself among them."""
     sizes: dict[int, int] = {}
     for number, (variables, costs) in alive.items():
         for variable, size in zip(variables, costs.shape, strict=True):
             of.setdefault(variable, set()).add(number)
+            near.setdefault(variable, set()).update(variables)
             sizes[variable] = size
 
     def entries(variable: int) -> int:
-        seen = {other for number in of[variable] for other in alive[number][0]}
-        return math.prod(sizes[other] for other in seen)
+        return math.prod([sizes[other] for other in near[variable]])
 
     made = {variable: entries(variable) for variable in of}
     queue = [(size, variable) for variable, size in made.items()]
@@ -55,7 +57,7 @@ def eliminate(factors: Sequence[tuple[tuple[int, ...], Costs]], most: int = 1 <<
         numbers = sorted(of.pop(variable))
         joined = [alive.pop(number) for number in numbers]
         scope = tuple(dict.fromkeys(v for variables, _ in joined for v in variables if v != variable))
-        table = _sum(joined, (variable, *scope), sizes)
+        table = _sum(joined, (variable, *scope))
         chosen = table.argmin(axis=0)
         decided.append((variable, scope, chosen))
         left: Costs = table.min(axis=0)
@@ -67,7 +69,8 @@ def eliminate(factors: Sequence[tuple[tuple[int, ...], Costs]], most: int = 1 <<
         for other in scope:
             of[other].difference_update(numbers)
             of[other].add(number)
-        for other in scope:
+            near[other].discard(variable)
+            near[other].update(scope)
             made[other] = entries(other)
             heapq.heappush(queue, (made[other], other))
     choice: dict[int, int] = {}
@@ -76,11 +79,14 @@ def eliminate(factors: Sequence[tuple[tuple[int, ...], Costs]], most: int = 1 <<
     return choice, total
 
 
-def _sum(factors: Sequence[tuple[tuple[int, ...], Costs]], variables: tuple[int, ...], sizes: dict[int, int]) -> Costs:
-    """The sum as one array with an axis for each of the variables."""
+def _sum(factors: Sequence[tuple[tuple[int, ...], Costs]], variables: tuple[int, ...]) -> Costs:
+    """The sum as one array with an axis for each of the variables, each of which some factor has."""
     at = {variable: i for i, variable in enumerate(variables)}
-    total = np.zeros([sizes[variable] for variable in variables])
+    total: Costs | float = 0.0
     for own, costs in factors:
+        shape = [1] * len(variables)
+        for variable, size in zip(own, costs.shape, strict=True):
+            shape[at[variable]] = size
         order = sorted(range(len(own)), key=lambda k: at[own[k]])
-        total += costs.transpose(order).reshape([sizes[v] if v in own else 1 for v in variables])
-    return total
+        total = total + costs.transpose(order).reshape(shape)
+    return np.asarray(total)

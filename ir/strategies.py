@@ -8,6 +8,7 @@ minimum over the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 
 from shardwright.ir.diagnostics import DiagnosticError
@@ -23,9 +24,16 @@ Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
 
 def axis_table(operation: Operation, args: Sequence[Arg], results: Sequence[Shape], axis: str) -> tuple[AxisRow, ...]:
     """The rows of one mesh axis, each once, in a fixed order."""
-    named = operation.named_axis_rows(axis, args, results)
-    rows = operation.axis_rows(args, results) if named is None else named
-    return tuple(dict.fromkeys(rows))
+    return _axis_table(operation, tuple(args), tuple(results), axis if axis in operation.named_axes else None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _axis_table(
+    operation: Operation, args: tuple[Arg, ...], results: tuple[Shape, ...], named: str | None
+) -> tuple[AxisRow, ...]:
+    """The axes that an operation does not name have one table: of several axes, and programs, that is asked anew."""
+    rows = None if named is None else operation.named_axis_rows(named, args, results)
+    return tuple(dict.fromkeys(operation.axis_rows(args, results) if rows is None else rows))
 
 
 def strategies(operation: Operation, args: Sequence[Arg], results: Sequence[Shape], mesh: Mesh) -> Iterator[Strategy]:

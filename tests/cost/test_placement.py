@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from program_text import program
 
-from shardwright.cost.layouts import Coding, moving_costs
+from shardwright.cost.layouts import Coding, moving_costs, moving_costs_of_groups
 from shardwright.cost.placement import place_layouts
 from shardwright.cost.resharding import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import strategies
-from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.types import OpenType, Shape, TensorType
 
 # ---------------------------------------------------------------- enumeration
 
@@ -183,6 +183,31 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
             assert plan(source, target, compiled.mesh).bytes_received == received[i, j], f"{source} -> {target}"
             checked += 1
     assert checked > 200
+
+
+def test_costs_of_several_shapes_at_once_are_those_of_each() -> None:
+    compiled = program("""
+        mesh x=2 y=3
+        dim B=24 E=36 F=6
+        func f(x: f32 BE, w: int8 EF, s: f32 E) -> f32 BF {
+          return x @ (convert[f32](w) * s)
+        }""")
+    coding = Coding(compiled.mesh, ("B", "E", "F"))
+    every = coding.combine([np.arange(coding.radix)] * 2)
+    groups: list[tuple[np.ndarray, Shape]] = []
+    for value in compiled.funcs[0].params:
+        own = {coding.number_of_dim(dim.name) for dim in value.shape.dims}
+        states = coding.digits(every)
+        codes = every[np.isin(states, [0, 1, 2, *own]).all(axis=1)]
+        groups.append(
+            (codes[coding.valid(codes, value.shape, lambda dim, axis: True)][:: 1 + len(groups)], value.shape)
+        )
+    together = moving_costs_of_groups(coding, groups)
+    assert len({len(codes) for codes, _ in groups}) == 3
+    for (codes, shape), (received, steps) in zip(groups, together, strict=True):
+        alone = moving_costs(coding, codes, shape)
+        assert (received == alone[0]).all()
+        assert (steps == alone[1]).all()
 
 
 # ---------------------------------------------------------------- what is chosen
