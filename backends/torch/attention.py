@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,18 @@ class Query:
         import torch
 
         return self.pos[:, None] + torch.arange(self.q.shape[3], device=self.q.device)
+
+    def visible(self, positions: int, common: dict[Any, Any]) -> Tensor:
+        """Which of the first so many positions a query of one position sees, its own included: [B, 1, 1, T]. Made once
+        for all layers."""
+        import torch
+
+        key = "visible", self.window
+        if key not in common:
+            t, own = torch.arange(positions, device=self.q.device), self.pos[:, None]
+            seen = (t <= own) & (t > own - self.window) if self.window else t <= own
+            common[key] = seen[:, None, None, :]
+        return common[key]
 
 
 def attend_cached(query: Query, keys: Tensor, values: Tensor, start: int) -> Partial:
@@ -115,6 +127,17 @@ def merge(parts: Sequence[Partial]) -> Tensor:
     total = sum((w * part.total for w, part in zip(weights, parts, strict=True)), torch.zeros_like(greatest))
     summed = sum((w * part.summed for w, part in zip(weights, parts, strict=True)), torch.zeros_like(parts[0].summed))
     return summed / total
+
+
+def attend_filled(query: Query, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+    """Of queries of one position over a cache that they are in, keys and values [B, T, K, D] of which they see what is
+    `visible` [B, 1, 1, T], all where None: PyTorch's fused attention, [B, K, G, 1, D]. The queries that share keys and
+    values are taken together, as rows of one product."""
+    from torch.nn import functional
+
+    k, v = keys.permute(0, 2, 1, 3), values.permute(0, 2, 1, 3)
+    made = functional.scaled_dot_product_attention(query.q.squeeze(3), k, v, visible, scale=query.scale)
+    return made.unsqueeze(3)
 
 
 def attend_all(query: Query, keys: Tensor, values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.cache import CacheShape, LayerCache, Places
 from shardwright.backends.torch.hidden import HiddenHome
+from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.pieces import Rows, rows_of
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.schedule import Turn
@@ -20,19 +21,21 @@ from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Tier
 
 if TYPE_CHECKING:
-    pass
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Options:
     """`host_attention`: in decode the host attends what of the cache lies there. `quantized_cache`: it is kept in 4
     bits. `sparse`: of a piece of the cache, the share of positions that decode looks at. `page`: caches begin with room
-    for the prompts and grow by so many positions; where None they have room for all from the beginning."""
+    for the prompts and grow by so many positions; where None they have room for all from the beginning. `at_hand` are
+    the memories with whose values the device computes where they lie."""
 
     host_attention: bool = True
     quantized_cache: bool = False
     sparse: float = 1.0
     page: int | None = None
+    at_hand: frozenset[Tier] = frozenset((Tier.DEVICE,))
 
 
 @dataclass
@@ -47,7 +50,9 @@ class Batch:
     done: bool = False
     caches: dict[int, LayerCache] = field(default_factory=dict[int, LayerCache])
     hidden: list[Named] = field(default_factory=list[Named])
-    values: dict[str, Named] = field(default_factory=dict[str, Named])
+    values: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    common: Common = field(default_factory=Common)
+    """What the layers of a pass have in common."""
     small: dict[str, Named] = field(default_factory=dict[str, Named])
     hidden_home: HiddenHome | None = None
     lock: Lock = field(default_factory=Lock)
@@ -115,7 +120,7 @@ class Batch:
                 self.hidden_home.release()
             self.hidden_home = None
             self.caches.clear()
-            self.hidden, self.values = [], {}
+            self.hidden, self.values, self.common = [], {}, {}
 
 
 def cache_shape(staged: Staged, options: Options) -> CacheShape:
@@ -131,7 +136,7 @@ def cache_shape(staged: Staged, options: Options) -> CacheShape:
     size = sizes[attend.size]
     coding = Coding(heads * size, held_as(state.shape.dtype), options.quantized_cache)
     placement = state.type.placement or ON_DEVICE
-    return CacheShape(sizes[attend.batch], heads, size, coding, rows_of(placement, sizes[time]))
+    return CacheShape(sizes[attend.batch], heads, size, coding, rows_of(placement, sizes[time]), options.at_hand)
 
 
 def cache_peaks(batches: Mapping[int, Batch], passes: Iterable[Sequence[Turn]], options: Options) -> dict[Tier, int]:
@@ -145,7 +150,7 @@ def cache_peaks(batches: Mapping[int, Batch], passes: Iterable[Sequence[Turn]], 
             taken = 0
             for turn in turns:
                 shape, room = shapes[turn.batch], batches[turn.batch].room(turn.token, options)
-                taken += layers[turn.batch] * shape.filled(tier, room) * shape.position_bytes
+                taken += layers[turn.batch] * shape.counted(room).get(tier, 0)
             most[tier] = max(most[tier], taken)
     return most
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.pieces import Rows, rows_on
+from shardwright.backends.torch.pieces import Rows, joined, rows_on
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.types import Tier
@@ -23,14 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What all caches of a batch have in common: `heads` K and `size` D of a head, how rows [K D] are kept, and which
-    positions lie where."""
+    """What all caches of a batch have in common: `heads` K and `size` D of a head, how rows [K D] are kept, which
+    positions are `placed` where, and which memories the device computes with as they are: positions there are one
+    piece."""
 
     rows: int
     heads: int
     size: int
     coding: Coding
-    pieces: tuple[Rows, ...]
+    placed: tuple[Rows, ...]
+    at_hand: frozenset[Tier] = frozenset((Tier.DEVICE,))
+
+    @cached_property
+    def pieces(self) -> tuple[Rows, ...]:
+        """Which positions lie where."""
+        return joined(self.placed, self.at_hand)
+
+    def counted(self, positions: int) -> dict[Tier, int]:
+        """The bytes of the first so many positions in each memory where some are placed."""
+        return {rows.tier: max(0, min(rows.stop, positions) - rows.start) * self.position_bytes for rows in self.placed}
 
     @property
     def position_bytes(self) -> int:
@@ -123,9 +135,11 @@ class LayerCache:
         if tier is Tier.DISK:
             self.disk.append((before, after - before, self._region(after - before)))
             return
-        extents = (after, 2, shape.rows, shape.coding.width)
-        make = self.tiers.on_device if tier is Tier.DEVICE else self.tiers.on_host
-        made, old = make(what, extents, shape.coding.kept_as), self.device if tier is Tier.DEVICE else self.host
+        extents, dtype = (after, 2, shape.rows, shape.coding.width), shape.coding.kept_as
+        if tier is Tier.DEVICE:
+            made, old = self.tiers.on_device(what, extents, dtype, self._counted(after)), self.device
+        else:
+            made, old = self.tiers.on_host(what, extents, dtype), self.host
         made[before:].zero_()
         if old is not None:
             made[:before].copy_(old)
@@ -134,6 +148,10 @@ class LayerCache:
             self.device = made
         else:
             self.host = made
+
+    def _counted(self, positions: int) -> dict[Tier, int]:
+        """Where the bytes of the device's piece are counted, with so many positions."""
+        return {tier: n for tier, n in self.shape.counted(positions).items() if tier in self.tiers.at_hand}
 
     def _region(self, positions: int) -> int:
         return self.tiers.spill.region(self.what, positions * self.shape.position_bytes)
@@ -155,7 +173,23 @@ class LayerCache:
         )
         return into[: n * each].view(self.shape.coding.kept_as).reshape(n, 2, self.shape.rows, -1)
 
+    @property
+    def in_one_piece(self) -> bool:
+        """Whether all of it is on the device, as it was computed."""
+        return all(rows.tier is Tier.DEVICE for rows in self.shape.pieces) and not self.shape.coding.in_4_bits
+
     # ------------------------------------------------------------ new positions
+
+    def write(self, keys: Tensor, values: Tensor, places: Places) -> None:
+        """New keys and values [rows, positions, K, D] into a cache that is one piece on the device."""
+        piece = self.device
+        if piece is None or not places.level:
+            self.write_device(self.encoded(keys, values), places)
+            return
+        begin, shape = places.begins[0], self.shape
+        at = piece[begin : begin + keys.shape[1]].view(-1, 2, shape.rows, shape.heads, shape.size)
+        for half, new in enumerate((keys, values)):
+            at[:, half].copy_(new.transpose(0, 1)[: at.shape[0]])
 
     def encoded(self, keys: Tensor, values: Tensor) -> Tensor:
         """New keys and values [rows, positions, K, D] as they are kept, [positions, 2, rows, width]."""
@@ -224,7 +258,7 @@ class LayerCache:
                 self.tiers.spill.release(place, count * self.shape.position_bytes)
             self.disk = []
         elif tier is Tier.DEVICE and self.device is not None:
-            self.tiers.free_on_device(self.device)
+            self.tiers.free_on_device(self.device, self._counted(self.device.shape[0]))
             self.device = None
         elif tier is Tier.HOST and self.host is not None:
             self.tiers.free_on_host(self.host)

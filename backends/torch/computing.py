@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from shardwright.backends.torch.attention import Partial, Query, attend_all, attend_cached, attend_new, merge
+from shardwright.backends.torch.attention import (
+    Partial,
+    Query,
+    attend_all,
+    attend_cached,
+    attend_filled,
+    attend_new,
+    merge,
+)
 from shardwright.backends.torch.batches import Batch, Options
+from shardwright.backends.torch.blocks import Blocks, Values
 from shardwright.backends.torch.cache import LayerCache
-from shardwright.backends.torch.interpreter import Bound, Interpreter, Names, uses
 from shardwright.backends.torch.pieces import rows_on
 from shardwright.backends.torch.schedule import Event, Turn
-from shardwright.backends.torch.stages import Attend, Stage
+from shardwright.backends.torch.stages import Attend
 from shardwright.backends.torch.tensors import Named, aligned, rounded
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.weights import Weights
-from shardwright.ir.program import Statement
-from shardwright.ir.types import DType, Tier
+from shardwright.ir.program import Value
+from shardwright.ir.types import Tier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 class Choose(Protocol):
     """Which tokens come next."""
 
-    def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+    def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
         """The next token of every row, from the logits after its `token`-th pass."""
         ...
 
@@ -55,10 +64,6 @@ class InFlight:
     drawn: dict[Turn, list[int]] = field(default_factory=dict[Turn, list[int]])
 
 
-_Segment = tuple[tuple[Statement, ...], Attend | None, frozenset[str]]
-"""Statements, the attention after them, and the names that are needed after them."""
-
-
 class Computation:
     """Computes the stages of the batches of a block."""
 
@@ -70,85 +75,76 @@ class Computation:
         host: ThreadPoolExecutor,
         in_flight: InFlight,
         choose: Choose,
+        blocks: Blocks,
     ) -> None:
-        """`host` is where the host attends."""
+        """`host` is where the host attends; `blocks` are kept from run to run."""
         self.tiers = tiers
         self.weights = weights
         self.options = options
         self.host = host
         self.in_flight = in_flight
         self.choose = choose
-        self._interpreters: dict[tuple[int, bool], Interpreter] = {}
-        self._bodies: dict[tuple[int, tuple[str, ...]], list[_Segment]] = {}
-
-    def _interpreter(self, batch: Batch, token: int) -> Interpreter:
-        key = (batch.number, bool(token))
-        if key not in self._interpreters:
-            staged = batch.staged(token)
-            what = f"what {staged.func.name} of batch {batch.number} computes with"
-            memory, on_cuda = self.tiers.memories[Tier.DEVICE], self.tiers.device.type == "cuda"
-
-            def counted(nbytes: int) -> None:
-                memory.working_on(what, nbytes)
-
-            made = Interpreter(staged.program, staged.func, self.tiers.device, None if on_cuda else counted)
-            self._interpreters[key] = made
-        return self._interpreters[key]
+        self._blocks = blocks
 
     def stage(self, event: Event, batch: Batch) -> None:
         """The stage of this event; after the last one the next token of each row is chosen."""
+        staged = batch.staged(event.token)
+        stage, loop, turn = staged.stages[event.stage], staged.loop, Turn(event.batch, event.token)
+        if event.stage == 0:
+            batch.common = {}
+        values = Values(self._at_hand(event, batch), batch.common, partial(self._attend, event, batch))
+        block = self._blocks.of(staged, stage, self.tiers.device)
+        if self.tiers.device.type == "cuda":
+            block.run(values)  # PyTorch's allocator counts
+        else:
+            what = f"what {staged.func.name} of batch {batch.number} computes with"
+            weights = [t for name, t in values.tensors.items() if name in stage.weights]
+            counted = {t.untyped_storage().data_ptr() for t in [*weights, *(v.tensor for v in batch.hidden)]}
+            block.run(values, partial(self.tiers.memories[Tier.DEVICE].working_on, what), counted)
+        made = block.outputs(values)
+        if stage.layer is not None:
+            batch.hidden = [_whole(t, carry.value) for t, carry in zip(made, loop.carries, strict=True)]
+        elif event.stage == 0:
+            batch.values = dict(zip(stage.gives, made, strict=False))
+            initial = made[len(stage.gives) :]
+            batch.hidden = [
+                _whole(t, c.value) for t, c in zip(initial, loop.carries if staged.first else (), strict=True)
+            ]
+            if not staged.first:
+                received = self.in_flight.received.pop(turn)
+                batch.hidden = [Named(v.tensor.to(self.tiers.device, copy=True), v.names, v.dtype) for v in received]
+        elif not staged.last:
+            self.in_flight.leaving[turn] = batch.hidden
+        else:
+            drawn = self.choose.draw(batch, event.token, made[0])
+            if not staged.first:
+                self.in_flight.drawn[turn] = drawn
+            self.accept(event, batch, drawn)
+
+    def _at_hand(self, event: Event, batch: Batch) -> dict[str, Tensor]:
+        """What the statements of a stage may read, by name: weights, state, the function's operands, what the stages
+        before have given."""
         import torch
 
         staged = batch.staged(event.token)
-        stage = staged.stages[event.stage]
-        interpreter = self._interpreter(batch, event.token)
-        device = self.tiers.device
-        layered, turn = stage.layer is not None, Turn(event.batch, event.token)
-        names: Names = {}
-        for name, value in self.weights.at_hand(stage, event.run * len(staged.stages) + event.stage):
-            names[name] = Bound(value, int(layered))
-        counted = [bound.value.tensor for bound in names.values()] + [value.tensor for value in batch.hidden]
-        interpreter.accounted = {tensor.untyped_storage().data_ptr() for tensor in counted}
-        for name, value in batch.small.items():
-            names[name] = Bound(value, 0)
+        stage, loop, device = staged.stages[event.stage], staged.loop, self.tiers.device
+        tensors = dict(self.weights.at_hand(stage, event.run * len(staged.stages) + event.stage))
+        tensors |= {name: value.tensor for name, value in batch.small.items()}
+        tensors |= {name: batch.values[name] for name in stage.takes}
         if event.stage == 0:
             given = {"ids": torch.tensor(batch.ids, device=device)}
             given["length"] = torch.tensor(batch.lengths, device=device)
-            for value in staged.func.params:
-                names[value.name] = Bound(Named(given[value.name], value.shape.names, value.shape.dtype), 0)
-        for name in stage.takes:
-            names[name] = Bound(batch.values[name], 0)
-        loop = staged.loop
-        if layered:
-            trips = {loop.dim: stage.layer or 0}
-            for carry, value in zip(loop.carries, batch.hidden, strict=True):
-                names[carry.value.name] = Bound(value, 1)
+            tensors |= {value.name: given[value.name] for value in staged.func.params}
+        elif stage.layer is None:
+            tensors |= {result.name: v.tensor for result, v in zip(loop.results, batch.hidden, strict=True)}
+        else:
+            whole = {value.name: value.shape.names for value in staged.taken(stage) if loop.dim in value.shape}
+            for name, names in whole.items():
+                tensors[name] = tensors[name].select(names.index(loop.dim), stage.layer)
+            tensors |= {carry.value.name: v.tensor for carry, v in zip(loop.carries, batch.hidden, strict=True)}
             if loop.index is not None:
-                names[loop.index] = Bound(Named(torch.full((), stage.layer or 0, device=device), (), DType.INT32), 1)
-            self._body(event, batch, stage, interpreter, names, trips, loop.following)
-            batch.hidden = [_whole(interpreter.read(name, names, trips)) for name in loop.following]
-            return
-        if event.stage == 0:
-            initial = [carry.initial for carry in loop.carries]
-            self._body(event, batch, stage, interpreter, names, {}, (*stage.gives, *initial))
-            batch.values = {name: interpreter.read(name, names, {}) for name in stage.gives}
-            if staged.first:
-                batch.hidden = [_whole(interpreter.read(name, names, {})) for name in initial]
-            else:
-                received = self.in_flight.received.pop(turn)
-                batch.hidden = [Named(v.tensor.to(device, copy=True), v.names, v.dtype) for v in received]
-            return
-        for result, value in zip(loop.results, batch.hidden, strict=True):
-            names[result.name] = Bound(value, 0)
-        self._body(event, batch, stage, interpreter, names, {}, staged.func.returns)
-        if not staged.last:
-            self.in_flight.leaving[turn] = batch.hidden
-            return
-        logits = interpreter.read(staged.func.returns[0], names, {})
-        drawn = self.choose.draw(batch, event.token, logits)
-        if not staged.first:
-            self.in_flight.drawn[turn] = drawn
-        self.accept(event, batch, drawn)
+                tensors[loop.index] = torch.full((), stage.layer, device=device)
+        return tensors
 
     def accept(self, event: Event, batch: Batch, drawn: Sequence[int]) -> None:
         """These are the next tokens of a batch, which may end by them."""
@@ -158,49 +154,11 @@ class Computation:
         else:
             batch.ids = following
 
-    def _body(
-        self, event: Event, batch: Batch, stage: Stage, interpreter: Interpreter, names: Names,
-        trips: Mapping[str, int], outputs: Sequence[str],
-    ) -> None:  # fmt: skip
-        """The statements of a stage, after which `outputs` are still there; other values go after their last use."""
-        for statements, attend, kept in self._segments(stage, outputs):
-            interpreter.block(statements, names, trips, kept)
-            if attend is not None:
-                self._attend(event, batch, attend, interpreter, names, trips)
-
-    def _segments(self, stage: Stage, outputs: Sequence[str]) -> list[_Segment]:
-        """The stage's statements between attentions, each with what is still needed after them."""
-        key = (id(stage.body), tuple(outputs))
-        if key not in self._bodies:
-            made: list[_Segment] = []
-            needed = frozenset(outputs)
-            statements: list[Statement] = []
-            attend: Attend | None = None
-            for statement in reversed((None, *stage.body)):
-                if statement is not None and not isinstance(statement, Attend):
-                    statements.insert(0, statement)
-                    continue
-                made.insert(0, (tuple(statements), attend, needed))
-                needed = needed.union(*(uses(each) for each in statements))
-                statements, attend = [], statement
-                if attend is not None:
-                    needed |= {attend.q, attend.k_new, attend.v_new}
-            self._bodies[key] = made
-        return self._bodies[key]
-
     # ------------------------------------------------------------ attention
 
-    def _attend(
-        self,
-        event: Event,
-        batch: Batch,
-        attend: Attend,
-        interpreter: Interpreter,
-        names: Names,
-        trips: Mapping[str, int],
-    ) -> None:
+    def _attend(self, event: Event, batch: Batch, attend: Attend, q: Named, k_new: Named, v_new: Named) -> Tensor:
+        """The result of `attend`; the new keys and values go into the cache."""
         cache = batch.caches[event.stage]
-        q, k_new, v_new = (interpreter.read(name, names, trips) for name in (attend.q, attend.k_new, attend.v_new))
         groups = tuple(n for n in q.names if n not in (attend.batch, attend.length, attend.size, *attend.heads))
         order = (attend.batch, *attend.heads, *groups, attend.length, attend.size)
         queries = aligned(q, order)
@@ -209,29 +167,54 @@ class Computation:
         query = Query(queries.reshape(B, K, -1, L, D), pos, attend.scale, attend.window, self.options.sparse)
         stored = (attend.batch, attend.length, *attend.heads, attend.size)
         keys, values = (aligned(new, stored).reshape(B, L, K, D) for new in (k_new, v_new))
-        places, longest = batch.places(event.token), batch.longest(event.token)
-        if not longest:
-            made = attend_all(query, keys, values)
-        else:
-            host = self._host_parts(event, batch, cache, query)
-            parts = [attend_new(query, keys, values)]
-            pieces = list(self.in_flight.copied.pop(event.order, []))
-            kept = cache.kept(Tier.DEVICE, longest)
-            if kept is not None:
-                pieces.append((kept, rows_on(cache.shape.pieces, Tier.DEVICE).start))
-            for piece, start in pieces:
-                parts.append(attend_cached(query, *cache.shape.decoded(piece), start))
-            if host is not None:
-                parts += [part.to(query.q.device) for part in host.result()]
-            made = merge(parts)
-        shape = attend.result.shape
-        result = made.reshape(queries.shape).permute([order.index(name) for name in shape.names])
-        names[attend.result.name] = Bound(Named(rounded(result, shape.dtype), shape.names, shape.dtype), len(trips))
-        new = cache.encoded(keys, values)
         cache.grow(Tier.DEVICE, batch.room(event.token, self.options))
-        cache.write_device(new, places)
-        if event.fills[-1].startswith("new cache"):
-            self.in_flight.new[event.order] = new
+        leaves = event.fills[-1].startswith("new cache")
+        if cache.in_one_piece and not leaves:
+            cache.write(keys, values, batch.places(event.token))
+            made = self._from_one_piece(event, batch, cache, query, (keys, values))
+        else:
+            made = self._from_pieces(event, batch, cache, query, (keys, values))
+            new = cache.encoded(keys, values)
+            cache.write_device(new, batch.places(event.token))
+            if leaves:
+                self.in_flight.new[event.order] = new
+        shape = attend.result.shape
+        return rounded(made.reshape(queries.shape).permute([order.index(name) for name in shape.names]), shape.dtype)
+
+    def _from_one_piece(
+        self, event: Event, batch: Batch, cache: LayerCache, query: Query, new: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Where the cache, with the new positions in it, is one piece on the device."""
+        longest = batch.longest(event.token)
+        if not longest:
+            return attend_all(query, *new)
+        if query.sparse < 1.0:
+            return self._from_pieces(event, batch, cache, query, new)
+        piece = cache.kept(Tier.DEVICE, longest + 1)
+        assert piece is not None
+        level = batch.places(event.token).level
+        first = max(0, longest + 1 - query.window) if query.window and level else 0
+        visible = None if level else query.visible(longest + 1, batch.common)
+        return attend_filled(query, *cache.shape.decoded(piece[first:]), visible)
+
+    def _from_pieces(
+        self, event: Event, batch: Batch, cache: LayerCache, query: Query, new: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Each piece of what is cached by itself, and the new positions."""
+        longest = batch.longest(event.token)
+        if not longest:
+            return attend_all(query, *new)
+        host = self._host_parts(event, batch, cache, query)
+        parts = [attend_new(query, *new)]
+        pieces = list(self.in_flight.copied.pop(event.order, []))
+        kept = cache.kept(Tier.DEVICE, longest)
+        if kept is not None:
+            pieces.append((kept, rows_on(cache.shape.pieces, Tier.DEVICE).start))
+        for piece, start in pieces:
+            parts.append(attend_cached(query, *cache.shape.decoded(piece), start))
+        if host is not None:
+            parts += [part.to(query.q.device) for part in host.result()]
+        return merge(parts)
 
     def _host_parts(self, event: Event, batch: Batch, cache: LayerCache, query: Query) -> Future[list[Partial]] | None:
         """Attention on the host, begun on its own thread, over what of the cache is there or came from disk."""
@@ -257,6 +240,6 @@ class Computation:
         return self.host.submit(attended)
 
 
-def _whole(value: Named) -> Named:
+def _whole(tensor: Tensor, value: Value) -> Named:
     """With memory of its own, so that nothing larger is kept alive by it."""
-    return Named(value.tensor.contiguous(), value.names, value.dtype)
+    return Named(tensor.contiguous(), value.shape.names, value.shape.dtype)

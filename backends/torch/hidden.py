@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class HiddenHome:
-    """Where the hidden states of a batch lie between stages. Where all stay on the device they are left as they are,
-    and their bytes are counted."""
+    """Where the hidden states of a batch lie between stages. Where all stay in memory that the device computes with
+    they are left as they are, and their bytes are counted."""
 
     def __init__(self, tiers: Tiers, rows: tuple[Rows, ...], nbytes: int, what: str) -> None:
         """`nbytes` of one row of the batch, at most."""
@@ -32,8 +32,9 @@ class HiddenHome:
         self.device: Tensor | None = None
         on_device, on_host = self.bytes_on(Tier.DEVICE), self.bytes_on(Tier.HOST)
         if not self.moves:
-            tiers.memories[Tier.DEVICE].take(what, on_device)
-        elif on_device:
+            tiers.count(what, self._counted)
+            return
+        if on_device:
             self.device = tiers.on_device(what, (on_device,), torch.uint8)
         if on_host:
             self.host = tiers.on_host(what, (on_host,), torch.uint8)
@@ -42,8 +43,12 @@ class HiddenHome:
 
     @property
     def moves(self) -> bool:
-        """Whether some of them leave the device."""
-        return any(rows.tier is not Tier.DEVICE for rows in self.rows)
+        """Whether some of them leave the memories that the device computes with."""
+        return any(rows.tier not in self.tiers.at_hand for rows in self.rows)
+
+    @property
+    def _counted(self) -> dict[Tier, int]:
+        return {rows.tier: self.bytes_on(rows.tier) for rows in self.rows}
 
     def bytes_on(self, tier: Tier) -> int:
         return rows_on(self.rows, tier).count * self.row_bytes
@@ -93,7 +98,7 @@ class HiddenHome:
 
     def release(self) -> None:
         if not self.moves:
-            self.tiers.memories[Tier.DEVICE].give_back(self.bytes_on(Tier.DEVICE))
+            self.tiers.count_off(self._counted)
         if self.device is not None:
             self.tiers.free_on_device(self.device)
         if self.host is not None:

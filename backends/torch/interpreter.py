@@ -166,6 +166,16 @@ def uses(statement: Statement) -> set[str]:
             return inner | {carry.initial for carry in statement.carries}
 
 
+def own_names(loop: Loop) -> set[str]:
+    """The names that are defined inside a loop."""
+    made = {carry.value.name for carry in loop.carries}
+    made |= {loop.index} if loop.index is not None else set()
+    for statement in loop.body:
+        made |= {value.name for value in getattr(statement, "results", ())}
+        made |= own_names(statement) if isinstance(statement, Loop) else set()
+    return made
+
+
 def slice_of(bound: Bound, trips: Mapping[str, int]) -> tuple[tuple[int | slice, ...], tuple[str, ...]]:
     """Of a captured value, which part the loops around see, and the dimensions that are left."""
     loops = list(trips.items())[bound.loops :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from shardwright.ir.types import Placement, Tier
@@ -34,6 +35,13 @@ def rows_of(placement: Placement, size: int) -> tuple[Rows, ...]:
             made.append(Rows(tier, start, stop))
         start = max(start, stop)
     return tuple(made)
+
+
+def joined(pieces: tuple[Rows, ...], at_hand: Set[Tier]) -> tuple[Rows, ...]:
+    """Where rows lie for a device that computes with what is in the memories `at_hand`: as the device's own."""
+    stop = max((rows.stop for rows in pieces if rows.tier in at_hand), default=0)
+    others = tuple(rows for rows in pieces if rows.tier not in at_hand)
+    return ((Rows(Tier.DEVICE, 0, stop),) if stop else ()) + others
 
 
 def rows_on(pieces: tuple[Rows, ...], tier: Tier) -> Rows:

@@ -29,7 +29,7 @@ class Rings:
             tier: max((rows_on(s.pieces, tier).count * s.position_bytes for s in shapes), default=0) for tier in Tier
         }
         hidden = [hidden_layout(batch) for batch in batches]
-        moved = max((r[-1].stop * nbytes for r, nbytes in hidden if r[-1].tier is not Tier.DEVICE), default=0)
+        moved = max((r[-1].stop * nbytes for r, nbytes in hidden if r[-1].tier not in tiers.at_hand), default=0)
         spilled = max((rows_on(rows, Tier.DISK).count * nbytes for rows, nbytes in hidden), default=0)
         new = max((s.position_bytes * len(b.ids[0]) for s, b in zip(shapes, batches, strict=True)), default=0)
         away = total[Tier.HOST] + total[Tier.DISK]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.torch.actions import Actions
 from shardwright.backends.torch.batches import Batch, Options
+from shardwright.backends.torch.blocks import Blocks
 from shardwright.backends.torch.computing import Choose, Computation, InFlight
 from shardwright.backends.torch.executor import Executor
 from shardwright.backends.torch.links import Links
@@ -48,6 +49,7 @@ class Runtime:
         self.rings = Rings()
         self.moved: dict[str, int] = {}
         self.pipeline = pipeline
+        self._blocks = Blocks()
         self._host = ThreadPoolExecutor(1, thread_name_prefix="host attention")
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Runtime:
     ) -> Schedule:
         """All batches through all passes; `choose` draws their tokens. The schedule that was run."""
         schedule = self.schedule(batches, passes, groups)
-        computation = Computation(self.tiers, self.weights, self.options, self._host, InFlight(), choose)
+        computation = Computation(self.tiers, self.weights, self.options, self._host, InFlight(), choose, self._blocks)
         by_number = {batch.number: batch for batch in batches}
         links = None if self.pipeline is None else self.pipeline.links
         actions = Actions(self.tiers, self.weights, self.rings, self.options, by_number, computation, self.moved, links)

@@ -132,7 +132,8 @@ class Exchange(Protocol):
 class Traffic:
     """The bytes that events move. `weights` are for each stage (from host, from disk); `attends` says which stages have
     a cache; the others are (host, disk) of a batch at a token: its cached positions, the new ones, its hidden states.
-    With `host_attention` the cache in host memory stays there in decode. `exchange` is that with other processes."""
+    With `host_attention` the cache in host memory stays there in decode. `exchange` is that with other processes. With
+    `in_place` weights are read from disk to where the device computes with them."""
 
     weights: Sequence[tuple[int, int]]
     attends: Sequence[bool]
@@ -142,6 +143,7 @@ class Traffic:
     host_attention: bool = False
     parts: int = 1
     exchange: Exchange | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,9 @@ class _Builder:
             return
         ring, slot = f"weights ring {order % 2} part {part}", f"weights {order % 2} part {part}"
         n = self.traffic.parts
+        if self.traffic.in_place:
+            self.add(Kind.READ_WEIGHTS, run, stage, None, disk // n, [slot], part=part, order=order)
+            return
         if disk:
             self.add(Kind.READ_WEIGHTS, run, stage, None, disk // n, [ring], part=part, order=order)
         self.add(

@@ -14,6 +14,7 @@ from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
+from shardwright.ir.types import DType, Shape
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Stage:
     weights: tuple[str, ...]
 
     @property
+    def own(self) -> frozenset[str]:
+        """The names of what is computed here."""
+        lets = [s for s in self.body if isinstance(s, Let)]
+        return frozenset(value.name for statement in lets for value in statement.results)
+
+    @property
     def attends(self) -> bool:
         return any(isinstance(statement, Attend) for statement in self.body)
 
@@ -81,6 +88,34 @@ class Staged:
     def attention(self) -> Attend | None:
         return next((s for s in self.stages[1].body if isinstance(s, Attend)), None)
 
+    def outputs(self, stage: Stage) -> tuple[str, ...]:
+        """What a stage's statements leave: values for later stages and the loop's first ones; the next ones; the
+        results of the function."""
+        if stage.layer is not None:
+            return self.loop.following
+        if stage is not self.stages[0]:
+            return self.func.returns if self.last else ()
+        return (*stage.gives, *(carry.initial for carry in self.loop.carries if self.first))
+
+    def taken(self, stage: Stage) -> list[Value]:
+        """The values that a stage takes from those before."""
+        lets = [s for s in self.func.body if isinstance(s, Let)]
+        values = [*self.func.params, *(value for let in lets for value in let.results)]
+        return [value for value in values if value.name in stage.takes]
+
+    def shapes(self, stage: Stage) -> dict[str, Shape]:
+        """Of what may be there before the statements of a stage, those of a layer without the loop's dimension."""
+        before = [v for s in self.func.body if isinstance(s, Let) for v in s.results]
+        values = [*self.program.weights, *self.program.state, *self.func.params, *before, *self.loop.results]
+        if stage.layer is not None:
+            values += [carry.value for carry in self.loop.carries]
+        made = {value.name: value.shape for value in values}
+        if stage.layer is not None:
+            made = {name: without(shape, self.loop.dim) for name, shape in made.items()}
+            if self.loop.index is not None:
+                made[self.loop.index] = Shape(DType.INT32, ())
+        return {name: made[name] for name in made if name not in stage.own}
+
 
 def staged(program: Program, func: Func) -> Staged:
     """The stages of a function. Raises where it has not exactly one loop over layers at its top."""
@@ -94,7 +129,7 @@ def staged(program: Program, func: Func) -> Staged:
     at, loop = loops[0]
     before, after = func.body[:at], func.body[at + 1 :]
     body = fused_attention(loop.body, program)
-    read = uses(Loop(loop.results, loop.dim, loop.index, loop.carries, loop.body, loop.following))
+    read = set(loop.following).union(*(uses(s) for s in loop.body))
     later = set[str]().union(*(uses(s) for s in after), func.returns)
     made = {v.name for s in before if not isinstance(s, SetState) for v in s.results} | {p.name for p in func.params}
     gives = tuple(sorted(made & (read | later)))
@@ -105,6 +140,11 @@ def staged(program: Program, func: Func) -> Staged:
     stages.extend(Stage(layer + 1, layer, body, gives, (), inner) for layer in range(n))
     stages.append(Stage(n + 1, None, after, gives, func.returns, _weights(weights, after)))
     return Staged(program, func, loop, tuple(stages))
+
+
+def without(shape: Shape, dim: str) -> Shape:
+    """What one trip of a loop over `dim` sees of a value of this shape."""
+    return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
 
 
 def _weights(names: Sequence[str], body: Sequence[Statement]) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright.backends.torch.disk import Readers
+from shardwright.backends.torch.disk import Readers, page_aligned
 from shardwright.backends.torch.host_memory import HostMemory
 from shardwright.backends.torch.memory import Memory
 from shardwright.backends.torch.spill import SpillFile
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import Tier
 
 if TYPE_CHECKING:
@@ -22,29 +23,59 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tiers:
-    """The memories, the device, the threads that read, and the file for what lies on disk."""
+    """The memories, the device, the threads that read, and the file for what lies on disk.
+
+    `in_place`: the device is the CPU, and computes with what lies in the host's memory where it lies, as it does with
+    what is its own; the two are told apart by what is counted alone.
+    """
 
     device: torch.device
     memories: Mapping[Tier, Memory]
     host: HostMemory
     readers: Readers
     spill: SpillFile
+    in_place: bool = False
 
-    def on_device(self, what: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor on the device, whose values are whatever they are. Raises where there is no memory for it."""
+    @property
+    def at_hand(self) -> frozenset[Tier]:
+        """The memories with whose values the device computes where they lie."""
+        return frozenset((Tier.DEVICE, Tier.HOST)) if self.in_place else frozenset((Tier.DEVICE,))
+
+    def on_device(
+        self, what: str, shape: tuple[int, ...], dtype: torch.dtype, counted: Mapping[Tier, int] | None = None
+    ) -> Tensor:
+        """A tensor on the device, whose values are whatever they are. Its bytes are `counted` in the memories at hand,
+        all of them in the device's by default. Raises where there is no memory for it."""
         import torch
 
         nbytes = _nbytes(shape, dtype)
-        self.memories[Tier.DEVICE].take(what, nbytes)
+        taken: list[tuple[Tier, int]] = []
         try:
+            for tier, part in (counted or {Tier.DEVICE: nbytes}).items():
+                self.memories[tier].take(what, part)
+                taken.append((tier, part))
+            if self.in_place:  # what is read from disk past the page cache goes there straight
+                return page_aligned(nbytes).view(dtype).reshape(shape)
             return torch.empty(shape, dtype=dtype, device=self.device)
-        except RuntimeError:  # torch.OutOfMemoryError is one, and so is what the CPU's allocator raises
-            self.memories[Tier.DEVICE].give_back(nbytes)
-            raise self.memories[Tier.DEVICE].refused(what, nbytes) from None
+        except (MemoryError, RuntimeError):  # torch.OutOfMemoryError is one, and so is what the CPU's allocator raises
+            self.count_off(dict(taken))
+            raise self.memories[taken[0][0]].refused(what, nbytes) from None
+        except DiagnosticError:
+            self.count_off(dict(taken))
+            raise
 
-    def free_on_device(self, tensor: Tensor) -> None:
+    def free_on_device(self, tensor: Tensor, counted: Mapping[Tier, int] | None = None) -> None:
         """Nothing uses it any more but what has been issued to the stream that it was made on."""
-        self.memories[Tier.DEVICE].give_back(tensor.numel() * tensor.element_size())
+        self.count_off(counted or {Tier.DEVICE: tensor.numel() * tensor.element_size()})
+
+    def count(self, what: str, counted: Mapping[Tier, int]) -> None:
+        """Counts memory that is allocated elsewhere."""
+        for tier, nbytes in counted.items():
+            self.memories[tier].take(what, nbytes)
+
+    def count_off(self, counted: Mapping[Tier, int]) -> None:
+        for tier, nbytes in counted.items():
+            self.memories[tier].give_back(nbytes)
 
     def on_host(self, what: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The same on the host, where a CUDA device can copy from it on its own."""
@@ -67,11 +98,13 @@ def open_tiers(
     *,
     readers: int = 4,
     direct: bool = False,
+    in_place: bool = False,
 ) -> Generator[Tiers]:
     """The memories with these caps in bytes; the spill file lies in `folder`, by default that of temporary files.
 
-    Files are read by so many `readers`, with `direct` past the page cache. On CUDA the device's cap is kept to by
-    PyTorch's allocator too, which knows of the values that come and go.
+    Files are read by so many `readers`, with `direct` past the page cache. With `in_place` a device that is the CPU
+    computes with what lies in the host's memory where it lies. On CUDA the device's cap is kept to by PyTorch's
+    allocator too, which knows of the values that come and go.
     """
     import torch
 
@@ -88,7 +121,7 @@ def open_tiers(
         stack.callback(pool.close)
         spill = SpillFile(folder, memories[Tier.DISK], pool)
         stack.callback(spill.close)
-        yield Tiers(place, memories, host, pool, spill)
+        yield Tiers(place, memories, host, pool, spill, in_place and place.type == "cpu")
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ def traffic_of(
         )
         rows, nbytes = hidden_layout(batch)
         each = nbytes if not turn.token else nbytes // len(batch.ids[0])
-        hidden[turn] = _pair(rows_on(rows, tier).count * each for tier in _AWAY)
+        moves = any(part.tier not in options.at_hand for part in rows)
+        hidden[turn] = _pair(rows_on(rows, tier).count * each for tier in _AWAY) if moves else (0, 0)
     return Traffic(
         [weights.traffic(stage) for stage in stages],
         [stage.attends for stage in stages],
@@ -45,6 +46,7 @@ def traffic_of(
         options.host_attention,
         weights.parts,
         exchange,
+        weights.tiers.in_place,
     )
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.pieces import Rows, rows_of, rows_on
+from shardwright.backends.torch.pieces import Rows, joined, rows_of, rows_on
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.stages import Stage
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.ir.index_boxes import Index, box_shape, boxes
 from shardwright.ir.program import Value
@@ -45,8 +45,9 @@ class Kept:
     """A weight, of one layer where every layer has one: a row for each index of the first `leading` of `order`, its
     dimensions.
 
-    `ranges` are where the rows on disk lie in files, None where they must be put together; `device` and `host` are
-    [rows there, width], `spilled` where in the spill file the rest is, in 4 bits.
+    `rows` are placed so; those in memories `at_hand` are one piece, the device's. `ranges` are where the rows on disk
+    lie in files, None where they must be put together; `device` and `host` are [rows there, width], `spilled` where in
+    the spill file the rest is, in 4 bits.
     """
 
     value: Value
@@ -55,6 +56,7 @@ class Kept:
     order: tuple[str, ...]
     coding: Coding
     rows: tuple[Rows, ...]
+    at_hand: frozenset[Tier]
     n_rows: int
     leading: int = 1
     as_stored: bool = False
@@ -70,9 +72,19 @@ class Kept:
     def bytes_on(self, tier: Tier) -> int:
         return rows_on(self.rows, tier).count * self.coding.row_bytes
 
+    @cached_property
+    def pieces(self) -> tuple[Rows, ...]:
+        """Which rows lie where."""
+        return joined(self.rows, self.at_hand)
+
+    @property
+    def counted(self) -> dict[Tier, int]:
+        """Where the bytes of the device's piece are counted."""
+        return {rows.tier: self.bytes_on(rows.tier) for rows in self.rows if rows.tier in self.at_hand}
+
     @property
     def elsewhere(self) -> bool:
-        return any(rows.tier is not Tier.DEVICE for rows in self.rows)
+        return any(rows.tier is not Tier.DEVICE for rows in self.pieces)
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +121,10 @@ class Weights:
             for name in stage.weights:
                 layer = stage.layer if layer_dim in by_name[name].shape else None
                 if (name, layer) not in self._kept:
-                    self._kept[name, layer] = _kept(by_name[name], layer, layer_dim, order.get(name), in_4_bits)
+                    self._kept[name, layer] = _kept(
+                        by_name[name], layer, layer_dim, order.get(name), tiers.at_hand, in_4_bits
+                    )
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._slots: list[Tensor] = []
         self._rings: list[Tensor] = []
 
@@ -149,8 +164,11 @@ class Weights:
 
     def traffic(self, stage: Stage) -> tuple[int, int]:
         """Bytes that are loaded from host and from disk."""
-        weights = self.of(stage)
-        return sum(k.bytes_on(Tier.HOST) for k in weights), sum(k.bytes_on(Tier.DISK) for k in weights)
+        host, disk = (
+            sum(rows_on(k.pieces, tier).count * k.coding.row_bytes for k in self.of(stage))
+            for tier in (Tier.HOST, Tier.DISK)
+        )
+        return host, disk
 
     # ------------------------------------------------------------ before the run
 
@@ -166,7 +184,7 @@ class Weights:
 
     def _buffer_bytes(self) -> tuple[int, int]:
         slot, ring = self._extents
-        return sum(slot), sum(ring)
+        return sum(slot), 0 if self.tiers.in_place else sum(ring)
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads what lies on device and host; allocates the buffers first, so that memory that does not suffice is
@@ -176,10 +194,12 @@ class Weights:
         slot, ring = self._buffer_bytes()
         everything = list(self._kept.values())
         for kept in everything:
-            for tier, make in ((Tier.DEVICE, self.tiers.on_device), (Tier.HOST, self.tiers.on_host)):
-                if rows_on(kept.rows, tier).count:
-                    made = make(kept.what, (rows_on(kept.rows, tier).count, kept.coding.width), kept.coding.kept_as)
-                    setattr(kept, str(tier), made)
+            width, dtype = kept.coding.width, kept.coding.kept_as
+            here, there = rows_on(kept.pieces, Tier.DEVICE).count, rows_on(kept.pieces, Tier.HOST).count
+            if here:
+                kept.device = self.tiers.on_device(kept.what, (here, width), dtype, kept.counted)
+            if there:
+                kept.host = self.tiers.on_host(kept.what, (there, width), dtype)
             if kept.coding.in_4_bits and kept.bytes_on(Tier.DISK):
                 kept.spilled = self.tiers.spill.region(kept.what, kept.bytes_on(Tier.DISK))
         for i in range(RING):
@@ -191,12 +211,13 @@ class Weights:
         total = sum(kept.bytes_on(Tier.DEVICE) + kept.bytes_on(Tier.HOST) for kept in everything)
         done = 0
         for kept in everything:
-            for rows in kept.rows:
+            for rows in kept.pieces:
                 if rows.tier is Tier.DISK and not kept.coding.in_4_bits:
                     continue
-                ranges = self._ranges(kept, rows) if rows.tier is Tier.HOST else None
-                if ranges is not None and kept.host is not None:
-                    self.tiers.readers.run(self._range_jobs(ranges, kept.host))
+                target = {Tier.DEVICE: kept.device, Tier.HOST: kept.host}.get(rows.tier)
+                ranges = self._ranges(kept, rows) if target is not None and target.device.type == "cpu" else None
+                if ranges is not None and target is not None:
+                    self.tiers.readers.run(self._range_jobs(ranges, target))
                     done += rows.count * kept.coding.row_bytes
                     if progress is not None:
                         progress(done, total)
@@ -209,7 +230,6 @@ class Weights:
                             kept.what, made, kept.spilled + (part.start - rows.start) * kept.coding.row_bytes
                         )
                         continue
-                    target = kept.device if rows.tier is Tier.DEVICE else kept.host
                     assert target is not None
                     target[part.start - rows.start : part.stop - rows.start].copy_(made)
                     done += part.count * kept.coding.row_bytes
@@ -280,13 +300,16 @@ class Weights:
     # ------------------------------------------------------------ in the run
 
     def read_part(self, stage: Stage, order: int, part: int) -> None:
-        """From disk to the host, by several threads."""
+        """From disk to the host by several threads, or to where the device computes with it; then the rows that are at
+        hand join it there."""
         jobs: list[Callable[[], None]] = []
-        for kept, _, at in self.part(stage, part):
+        for kept, at, ring in self.part(stage, part):
             rows = rows_on(kept.rows, Tier.DISK)
             if rows.count:
-                jobs += self._reads(kept, rows, self._disk_rows(kept, order, at))
+                jobs += self._reads(kept, rows, self._disk_rows(kept, order, at, ring))
         self.tiers.readers.run(jobs)
+        if self.tiers.in_place:
+            self.copy_part(stage, order, part)
 
     def _reads(self, kept: Kept, rows: Rows, target: Tensor) -> list[Callable[[], None]]:
         """What reads the rows of a weight that lie on disk."""
@@ -302,39 +325,51 @@ class Weights:
             return [put_together]
         return self._range_jobs(kept.ranges, target)
 
-    def _disk_rows(self, kept: Kept, order: int, at: int) -> Tensor:
+    def _disk_rows(self, kept: Kept, order: int, at: int, ring: int) -> Tensor:
+        """Where what lies on disk is read to: the weight's place in the buffer on the device, or that on the host."""
         rows = rows_on(kept.rows, Tier.DISK)
-        return _view(self._rings[order % RING], at, (rows.count, kept.coding.width), kept.coding.kept_as)
+        if self.tiers.in_place:
+            return self._slot(kept, order, at)[rows.start : rows.stop]
+        return _view(self._rings[order % RING], ring, (rows.count, kept.coding.width), kept.coding.kept_as)
 
     def copy_part(self, stage: Stage, order: int, part: int) -> None:
         """From the host to the device; the rows that live there join them."""
         for kept, at, ring in self.part(stage, part):
             target = self._slot(kept, order, at)
-            for rows in kept.rows:
+            for rows in kept.pieces:
                 source = {Tier.DEVICE: kept.device, Tier.HOST: kept.host}.get(rows.tier)
+                if source is None and self.tiers.in_place:
+                    continue
                 if source is None:
-                    source = self._disk_rows(kept, order, ring)
+                    source = self._disk_rows(kept, order, at, ring)
                 target[rows.start : rows.stop].copy_(source, non_blocking=True)
 
     def _slot(self, kept: Kept, order: int, at: int) -> Tensor:
         return _view(self._slots[order % RING], at, (kept.n_rows, kept.coding.width), kept.coding.kept_as)
 
-    def at_hand(self, stage: Stage, order: int) -> Iterator[tuple[str, Named]]:
-        """The weights of a stage that has been loaded, by name, without the dimension of the layers."""
+    def at_hand(self, stage: Stage, order: int) -> dict[str, Tensor]:
+        """The weights of a stage that has been loaded, by name, without the dimension of the layers. Where they are as
+        they are computed with, these are the same tensors each time that the stage is in the same buffer."""
+        key = stage.index, order % RING
+        if key in self._views:
+            return self._views[key]
         places = {id(k): at for part in range(self.parts) for k, at, _ in self.part(stage, part)}
+        made: dict[str, Tensor] = {}
         for kept in self.of(stage):
             tensor = kept.device if not kept.elsewhere else self._slot(kept, order, places[id(kept)])
             assert tensor is not None
             sizes = {dim.name: dim.size for dim in kept.value.shape.dims}
             whole = kept.coding.decode(tensor).reshape([sizes[name] for name in kept.order])
             names = [n for n in kept.value.shape.names if kept.layer is None or n != self.layer_dim]
-            yield (
-                kept.value.name,
-                Named(whole.permute([kept.order.index(n) for n in names]), tuple(names), kept.value.shape.dtype),
-            )
+            made[kept.value.name] = whole.permute([kept.order.index(n) for n in names])
+        if not any(kept.coding.in_4_bits for kept in self.of(stage)):
+            self._views[key] = made
+        return made
 
 
-def _kept(value: Value, layer: int | None, layer_dim: str, order: RowOrder | None, in_4_bits: bool) -> Kept:
+def _kept(
+    value: Value, layer: int | None, layer_dim: str, order: RowOrder | None, at_hand: frozenset[Tier], in_4_bits: bool
+) -> Kept:
     names = tuple(name for name in value.shape.names if layer is None or name != layer_dim)
     sizes = {dim.name: dim.size for dim in value.shape.dims}
     quantized = in_4_bits and len(names) > 1 and value.shape.dtype.is_float
@@ -348,7 +383,7 @@ def _kept(value: Value, layer: int | None, layer_dim: str, order: RowOrder | Non
     n_rows = math.prod(sizes[name] for name in dims[:leading])
     coding = Coding(math.prod(sizes[n] for n in dims[leading:]), held_as(value.shape.dtype), quantized)
     rows = rows_of(value.type.placement, n_rows)
-    return Kept(value, layer, layer_dim, dims, coding, rows, n_rows, leading, as_stored)
+    return Kept(value, layer, layer_dim, dims, coding, rows, at_hand, n_rows, leading, as_stored)
 
 
 def _blocks(rows: Rows, coding: Coding) -> Iterator[Rows]:

@@ -21,7 +21,9 @@ class Request:
     `caps` are bytes of each memory, None where there is no cap; `device` a device of PyTorch, that with CUDA or the
     CPU where None. `sparse` is the share of cached positions that decode looks at. Files are read by so many `readers`;
     with `page_cache` through the operating system's page cache, without past it, and where that is None past it if the
-    weights on disk are more than the memory that there is for it.
+    weights on disk are more than the memory that there is for it. `in_place`: where the device is the CPU it computes
+    with what lies in the host's memory as it lies there; without, it is copied, as for a device with a memory of its
+    own.
     """
 
     policy: Policy
@@ -33,6 +35,7 @@ class Request:
     sparse: float = 1.0
     readers: int = 4
     page_cache: bool | None = None
+    in_place: bool = True
 
 
 def checked(settings: Settings) -> Settings:

@@ -23,10 +23,12 @@ from shardwright.offloading.request import Request
 from shardwright.offloading.texts import Texts
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from shardwright.backends.torch.batches import Batch
     from shardwright.backends.torch.runtime import Runtime
     from shardwright.backends.torch.schedule import Timed
-    from shardwright.backends.torch.tensors import Named
+    from shardwright.backends.torch.stages import Staged
     from shardwright.backends.torch.tiers import Tiers
     from shardwright.backends.torch.world import World
     from shardwright.models.checkpoint import CheckpointSource
@@ -62,6 +64,7 @@ class OffloadedModel:
         self.world = world
         self.place = Place() if world is None else Place(world.index, world.count)
         self.programs = Programs(self.folder, request, settings)
+        self._staged: dict[tuple[int, int, int], tuple[Staged, Staged]] = {}
         check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
         self.buckets = buckets(prompts, request.policy.gpu_batch, longest=self.programs.longest)
         with ExitStack() as stack:
@@ -93,7 +96,13 @@ class OffloadedModel:
         dtypes = {value.name: value.type.dtype for value in program.weights}
         self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
         tiers = open_tiers(
-            device, request.caps, str(policy), request.spill, readers=request.readers, direct=self._past_page_cache()
+            device,
+            request.caps,
+            str(policy),
+            request.spill,
+            readers=request.readers,
+            direct=self._past_page_cache(),
+            in_place=request.in_place,
         )
         self.tiers: Tiers = stack.enter_context(tiers)
         stages = part_of(staged(program, program.func("decode")), self.place).stages
@@ -114,7 +123,7 @@ class OffloadedModel:
         self.runtime: Runtime = Runtime(
             self.tiers,
             self.weights,
-            Options(policy.host_attention, policy.quantized_cache, request.sparse, self._page),
+            Options(policy.host_attention, policy.quantized_cache, request.sparse, self._page, self.tiers.at_hand),
             self._observe,
             pipeline,
         )
@@ -176,14 +185,22 @@ class OffloadedModel:
 
     def _batch(self, number: int, bucket: Bucket) -> Batch:
         from shardwright.backends.torch.batches import Batch
-        from shardwright.backends.torch.stages import staged
 
         cache = max(bucket.length, min(self.programs.longest, bucket.length + self.settings.max_new_tokens))
-        program = self.programs.program(len(bucket.prompts), bucket.length, cache)
         ids = [[*p.tokens, *[0] * (bucket.length - len(p.tokens))] for p in bucket.prompts]
         lengths = [len(p.tokens) for p in bucket.prompts]
-        prefill, decode = (part_of(staged(program, program.func(name)), self.place) for name in ("prefill", "decode"))
-        return Batch(number, prefill, decode, ids, lengths)
+        return Batch(number, *self._stages(len(bucket.prompts), bucket.length, cache), ids, lengths)
+
+    def _stages(self, rows: int, length: int, cache: int) -> tuple[Staged, Staged]:
+        """Prefill and decode in the stages of this process; the same for all batches of these sizes."""
+        from shardwright.backends.torch.stages import staged
+
+        key = rows, length, cache
+        if key not in self._staged:
+            program = self.programs.program(*key)
+            prefill, decode = (part_of(staged(program, program.func(n)), self.place) for n in ("prefill", "decode"))
+            self._staged[key] = prefill, decode
+        return self._staged[key]
 
     # ------------------------------------------------------------ the run
 
@@ -232,7 +249,7 @@ class OffloadedModel:
         prefilled = began
 
         class Choosing:
-            def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+            def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
                 return [] if stopped else texts[batch.number].draw(batch, token, logits)
 
             def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:

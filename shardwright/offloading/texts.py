@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.generation.engine import Completion, row_key
 from shardwright.generation.settings import Settings
@@ -11,8 +11,10 @@ from shardwright.offloading.buckets import Bucket
 from shardwright.offloading.report import Report
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from shardwright.backends.torch.batches import Batch
-    from shardwright.backends.torch.tensors import Named
+    from shardwright.backends.torch.blocks import Block
 
 
 class Texts:
@@ -26,6 +28,7 @@ class Texts:
         self.report = report
         self.new: list[list[int]] = [[] for _ in bucket.prompts]
         self.ended = [False] * len(bucket.prompts)
+        self._chosen_by: Block | None = None
         self.keys = [row_key(settings.seed, prompt.index, 0) for prompt in bucket.prompts]
 
     def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
@@ -48,17 +51,18 @@ class Texts:
             self.ended[row] = chosen in settings.stop_tokens or len(self.new[row]) >= settings.max_new_tokens
         return None if all(self.ended) else [[chosen] for chosen in drawn]
 
-    def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+    def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
         """The next token of every row."""
         import torch
 
-        from shardwright.backends.torch.interpreter import Interpreter
-        from shardwright.backends.torch.tensors import Named
+        from shardwright.backends.torch.blocks import Block, Values
 
-        settings, program = self.settings, batch.prefill.program
-        device = logits.tensor.device
+        settings, program, device = self.settings, batch.prefill.program, logits.device
         func = program.func("sample" if settings.temperature else "greedy")
-        given: dict[str, Any] = {"logits": logits.tensor}
+        if self._chosen_by is None:
+            shapes = {value.name: value.shape for value in func.params}
+            self._chosen_by = Block(func.body, shapes, (), func.returns, program.sizes(func), device)
+        given = {"logits": logits}
         rows = len(self.keys)
         if settings.temperature:
             given["key"] = torch.tensor(self.keys)
@@ -66,12 +70,10 @@ class Texts:
             given["temperature"] = torch.full((rows,), settings.temperature)
             given["top_k"] = torch.full((rows,), settings.top_k)
             given["top_p"] = torch.full((rows,), settings.top_p)
-        args = {
-            value.name: Named(given[value.name].to(device), value.shape.names, value.shape.dtype)
-            for value in func.params
-        }
-        (chosen,) = Interpreter(program, func, device).run(args, {})
-        return [int(number) for number in chosen.tensor.cpu()]
+        values = Values({value.name: given[value.name].to(device) for value in func.params})
+        self._chosen_by.run(values)
+        (chosen,) = self._chosen_by.outputs(values)
+        return [int(number) for number in chosen.cpu()]
 
     def completions(self) -> Iterator[Completion]:
         for prompt, new in zip(self.bucket.prompts, self.new, strict=True):

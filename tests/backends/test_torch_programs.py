@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from shardwright.backends import kernels
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
+from shardwright.backends.torch.blocks import Block, Values
 from shardwright.backends.torch.interpreter import Interpreter
 from shardwright.backends.torch.kernels import KERNELS
 from shardwright.backends.torch.tensors import Named, from_numpy, held_as
-from shardwright.ir.program import Program, Value
+from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import DType
 
 TOLERANCES = {DType.F32: 1e-5, DType.F16: 0.01, DType.BF16: 0.05}
@@ -30,17 +32,34 @@ def named(array: Any, value: Value) -> Named:
     return Named(from_numpy(held).clone().to(held_as(dtype)), value.shape.names, dtype)
 
 
-def run(of: Program, name: str, seed: int) -> list[tuple[DType, np.ndarray, np.ndarray]]:
+def interpreted(of: Program, func: Func, args: dict[str, Named], stored: dict[str, Named]) -> list[torch.Tensor]:
+    return [made.tensor for made in Interpreter(of, func, torch.device("cpu")).run(args, stored)]
+
+
+def compiled(of: Program, func: Func, args: dict[str, Named], stored: dict[str, Named]) -> list[torch.Tensor]:
+    """The second time, so that the first has shown if it writes to what is not its own."""
+    shapes = {value.name: value.shape for value in (*of.globals.values(), *func.params)}
+    block = Block(func.body, shapes, of.state_names, func.returns, of.sizes(func), torch.device("cpu"))
+    state = {name: stored[name].tensor.clone() for name in of.state_names}
+    for _ in range(2):
+        tensors = {name: value.tensor for name, value in {**stored, **args}.items()}
+        values = Values({**tensors, **{name: tensor.clone() for name, tensor in state.items()}})
+        block.run(values)
+    return block.outputs(values)
+
+
+def run(
+    of: Program, name: str, seed: int, by: Callable[..., list[torch.Tensor]] = compiled
+) -> list[tuple[DType, np.ndarray, np.ndarray]]:
     """For each result its format, what the reference gives and what PyTorch gives."""
     func, inputs = of.func(name), random_inputs(of, name, seed)
     wanted, _ = evaluate(of, name, inputs.args, inputs.weights, inputs.state, precision="declared")
     given = {**inputs.weights, **inputs.state}
     stored = {value.name: named(given[value.name], value) for value in of.globals.values()}
     args = {value.name: named(inputs.args[value.name], value) for value in func.params}
-    found = Interpreter(of, func, torch.device("cpu")).run(args, stored)
     return [
-        (made.dtype, np.asarray(want).astype(np.float64), made.tensor.double().numpy())
-        for want, made in zip(wanted, found, strict=True)
+        (kind.dtype, np.asarray(want).astype(np.float64), made.double().numpy())
+        for want, made, kind in zip(wanted, by(of, func, args, stored), func.results, strict=True)
     ]
 
 
@@ -48,12 +67,13 @@ def test_every_operation_has_a_kernel() -> None:
     assert set(KERNELS) == set(kernels.KERNELS)
 
 
+@pytest.mark.parametrize("by", [interpreted, compiled])
 @pytest.mark.parametrize("first", [0, 20, 40])
-def test_random_programs(first: int) -> None:
+def test_random_programs(first: int, by: Callable[..., list[torch.Tensor]]) -> None:
     for seed in range(first, first + 20):
         of = program(random_program(seed))
         for func in of.funcs:
-            for dtype, wanted, found in run(of, func.name, seed):
+            for dtype, wanted, found in run(of, func.name, seed, by):
                 tolerance = TOLERANCES.get(dtype, 0.0)
                 scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
                 np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, err_msg=f"{seed}")

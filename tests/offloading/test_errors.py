@@ -41,7 +41,7 @@ def test_caps_are_kept_and_named(checkpoint: Callable[..., Path]) -> None:
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.code == "out-of-memory"
     assert diagnostic.message == (
-        "the model's weights, with the buffers for two layers: 82.5 kB on the host, where 0 B of 10 kB are taken"
+        "the model's weights, with the buffers for two layers: 47.4 kB on the host, where 0 B of 10 kB are taken"
     )
     assert diagnostic.notes[0].message == "the policy is 2 x 2, 0, 50, 0, 50, 0, 100"
 

@@ -52,7 +52,7 @@ def test_the_policy_is_found_and_the_caps_are_kept(run: Callable[..., Any]) -> N
 
 def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any]) -> None:
     """A policy of one's own is a fault there; one that was chosen is chosen anew."""
-    tight = ("--device-memory", "110kB", "--host-memory", "10MB")
+    tight = ("--device-memory", "100kB", "--host-memory", "60kB")
     given, _ = run("given.jsonl", *tight, "--policy", "12,1,100,0,100,0,100,0")
     assert given.status == 1
     assert "[out-of-memory]" in given.err

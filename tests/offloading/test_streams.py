@@ -228,7 +228,7 @@ def test_tokens_where_actions_are_only_issued(
     """A model's own copies and computations, done after their threads have gone on: the events alone keep order."""
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    request = Request(parse_policy("3,2,20,50,30,30,20,40"), schedule, DType.F32)
+    request = Request(parse_policy("3,2,20,50,30,30,20,40"), schedule, DType.F32, in_place=False)
     request = replace(request, policy=replace(request.policy, host_attention=host_attention))
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
     with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=STEPS)) as model:

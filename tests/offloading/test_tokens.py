@@ -70,12 +70,15 @@ def test_files_in_other_numbers_than_the_run(
     assert run(folder, wanted, asked(policy))[0] == tokens(wanted)
 
 
-@pytest.mark.parametrize("host_attention", [True, False])
+@pytest.mark.parametrize(("host_attention", "in_place"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("policy", EVERYWHERE)
-def test_policies_all_over_the_space(policy: str, host_attention: bool, checkpoint: Callable[..., Path]) -> None:
+def test_policies_all_over_the_space(
+    policy: str, host_attention: bool, in_place: bool, checkpoint: Callable[..., Path]
+) -> None:
+    """Not in place, what lies on the host is copied, as for a device with a memory of its own."""
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    request = asked(policy)
+    request = asked(policy, in_place=in_place)
     request = replace(request, policy=replace(request.policy, host_attention=host_attention))
     found, report = run(folder, wanted, request)
     assert found == tokens(wanted)

@@ -1,0 +1,266 @@
+"""Operations prepared for operands whose shapes are known: which dimension goes where is settled once, and what is left
+is a function of tensors.
+
+What has no such form here is computed by its kernel (`kernels.compute`), which finds out anew each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.torch.tensors import held_as
+from shardwright.ir import ops
+from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.types import DType, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Common = dict[Any, Any]
+"""What the layers of a pass have in common, made by the first that asks for it: angles, masks."""
+
+Prepared = Callable[..., "Tensor"]
+"""Of the common values and the operands that are no numbers."""
+
+Operands = Sequence[Shape | Number]
+Prepare = Callable[[Any, Operands, Shape], Prepared | None]
+
+_EXACT = (DType.F32, DType.BF16, DType.F16, DType.INT32)
+"""Formats in which torch's own result needs no rounding beside what torch does."""
+
+
+def prepared(operation: Operation, operands: Operands, result: Shape) -> Prepared | None:
+    """The operation for operands of these shapes, None where it is not known here."""
+    prepare = PREPARED.get(type(operation))
+    if prepare is None or result.dtype not in _EXACT:
+        return None
+    floats = [o.dtype for o in operands if isinstance(o, Shape) and o.dtype.is_float]
+    if result.dtype.is_float and any(dtype is not result.dtype for dtype in floats):
+        return None
+    return prepare(operation, operands, result)
+
+
+def in_place(operation: Operation) -> Prepared | None:
+    """The operation with its result in the memory of the first operand, whose shape is that of the result."""
+    import torch
+    from torch.nn import functional
+
+    match operation:
+        case ops.Add():
+            return _of_tensors(torch.Tensor.add_)
+        case ops.Mul():
+            return _of_tensors(torch.Tensor.mul_)
+        case ops.Relu():
+            return _of_tensors(torch.Tensor.relu_)
+        case ops.Silu():
+            return _of_tensors(partial(functional.silu, inplace=True))
+        case _:
+            return None
+
+
+def _of_tensors(function: Callable[..., Tensor]) -> Prepared:
+    """A function that asks for nothing in common."""
+
+    def run(_: Common, *tensors: Tensor) -> Tensor:
+        return function(*tensors)
+
+    return run
+
+
+def _arranged(shape: Shape, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """What brings a tensor's dimensions into the order of `names`, extent 1 where it lacks one."""
+    order = [shape.names.index(name) for name in names if name in shape]
+    permuted = order != list(range(len(order)))
+    if len(order) == len(names):
+        return (lambda t: t.permute(order)) if permuted else lambda t: t
+    index = tuple(slice(None) if name in shape else None for name in names)
+    return (lambda t: t.permute(order)[index]) if permuted else lambda t: t[index]
+
+
+# ---------------------------------------------------------------- products
+
+
+def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Prepared | None:
+    """One product of matrices, or a batch of them: dimensions of both operands, rows, what is summed, columns."""
+    import torch
+
+    left, right = operands
+    if not isinstance(left, Shape) or not isinstance(right, Shape) or left.dtype is not right.dtype:
+        return None
+    dims = operation.dims
+    batch = [n for n in left.names if n in right.names and n not in dims]
+    rows = [n for n in left.names if n not in right.names]
+    columns = [n for n in right.names if n not in left.names]
+    made = (*batch, *rows, *columns)
+    first, second = _arranged(left, (*batch, *rows, *dims)), _arranged(right, (*batch, *dims, *columns))
+    outer = [math.prod(left.size(n) for n in batch)] if batch else []
+    n_rows, n_summed = math.prod(left.size(n) for n in rows), math.prod(left.size(n) for n in dims)
+    n_columns = math.prod(right.size(n) for n in columns)
+    a_shape, b_shape = [*outer, n_rows, n_summed], [*outer, n_summed, n_columns]
+    made_shape = [*(left.size(n) for n in (*batch, *rows)), *(right.size(n) for n in columns)]
+    product = torch.bmm if batch else torch.mm
+    order = [made.index(name) for name in result.names]
+    permuted = order != list(range(len(order)))
+
+    def run(_: Common, a: Tensor, b: Tensor) -> Tensor:
+        found = product(first(a).reshape(a_shape), second(b).reshape(b_shape)).view(made_shape)
+        return found.permute(order) if permuted else found
+
+    return run
+
+
+# ---------------------------------------------------------------- element by element
+
+
+def _elementwise(name: str) -> Prepare:
+    """A function of torch's. A number must be one that the format has as it is written, or nearly."""
+
+    def prepare(_operation: Operation, operands: Operands, result: Shape) -> Prepared | None:
+        import torch
+
+        function = getattr(torch, name)
+        shapes = [o for o in operands if isinstance(o, Shape)]
+        if any(shape.dtype is not result.dtype for shape in shapes):
+            return None
+        if len(shapes) < len(operands) and result.dtype not in (DType.F32, DType.INT32):
+            return None
+        if all(isinstance(o, Shape) and o.names == result.names for o in operands):
+            return _of_tensors(function)
+        given = [_arranged(o, result.names) if isinstance(o, Shape) else _scalar(o, result.dtype) for o in operands]
+
+        def run(_: Common, *tensors: Tensor) -> Tensor:
+            rest = iter(tensors)
+            return function(*(each(next(rest)) if callable(each) else each for each in given))
+
+        return run
+
+    return prepare
+
+
+def _scalar(number: Number, dtype: DType) -> float | int:
+    return float(number.value) if dtype.is_float else int(number.value)
+
+
+def _silu(_operation: ops.Silu, _operands: Operands, _result: Shape) -> Prepared:
+    from torch.nn import functional
+
+    return _of_tensors(functional.silu)
+
+
+def _gelu(operation: ops.Gelu, _operands: Operands, _result: Shape) -> Prepared:
+    from torch.nn import functional
+
+    return _of_tensors(partial(functional.gelu, approximate="tanh" if operation.form == "tanh" else "none"))
+
+
+# ---------------------------------------------------------------- norms
+
+
+def _norm(name: str, most: int) -> Prepare:
+    """torch's own norm over the last dimensions, with a scale of these dimensions, and a bias maybe."""
+
+    def prepare(operation: Any, operands: Operands, result: Shape) -> Prepared | None:
+        from torch.nn import functional
+
+        value, *scales = operands
+        if not isinstance(value, Shape) or value.names != result.names or len(scales) > most:
+            return None
+        if result.names[len(result.names) - len(operation.dims) :] != tuple(operation.dims):
+            return None
+        for scale in scales:
+            if not isinstance(scale, Shape) or scale.names != tuple(operation.dims) or scale.dtype is not result.dtype:
+                return None
+        function = getattr(functional, name)
+        sizes, eps = [result.size(n) for n in operation.dims], operation.eps
+
+        def run(_: Common, x: Tensor, *given: Tensor) -> Tensor:
+            return function(x, sizes, *given, eps=eps)
+
+        return run
+
+    return prepare
+
+
+# ---------------------------------------------------------------- positions
+
+
+def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepared | None:
+    """As `indices._rotary`; the angles of a tensor of positions are made once for all layers."""
+    import torch
+
+    value, at = operands[:2]
+    if not isinstance(value, Shape) or not isinstance(at, Shape) or value.names != result.names:
+        return None
+    if value.names[-1] != operation.dim or operation.positions_dim([Arg("", value), Arg("", at)]) is not None:
+        return None
+    others, size = value.names[:-1], value.size(operation.dim)
+    rotated = operation.rotated or size
+    arranged, half, neox = _arranged(at, others), rotated // 2, operation.style == "neox"
+    first = slice(0, half) if neox else slice(0, rotated, 2)
+    second = slice(half, rotated) if neox else slice(1, rotated, 2)
+    key = ("angles", operation.base, rotated, others)
+    wide, kept = result.dtype is not DType.F32, held_as(result.dtype)
+
+    def angles(common: Common, positions: Tensor, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        found = common.get(key)
+        if found is None or found[0] is not positions:
+            if given:
+                frequencies = given[0].float()
+            else:
+                exponents = torch.arange(0, rotated, 2, dtype=torch.float64, device=positions.device) / rotated
+                frequencies = (operation.base**-exponents).float()
+            turned = arranged(positions)[..., None].float() * frequencies
+            found = common[key] = positions, torch.cos(turned), torch.sin(turned)
+        return found[1:]
+
+    def run(common: Common, x: Tensor, positions: Tensor, *given: Tensor) -> Tensor:
+        cos, sin = angles(common, positions, given)
+        x = x.float() if wide else x
+        turned = torch.empty_like(x) if rotated == size else x.clone()
+        x1, x2 = x[..., first], x[..., second]
+        torch.mul(x1, cos, out=turned[..., first]).addcmul_(x2, sin, value=-1)
+        torch.mul(x2, cos, out=turned[..., second]).addcmul_(x1, sin)
+        return turned.to(kept) if wide else turned
+
+    return run
+
+
+def _take(operation: ops.Take, operands: Operands, _result: Shape) -> Prepared | None:
+    (value,) = operands
+    if operation.stop is not None or not isinstance(value, Shape):
+        return None
+    at, start = value.names.index(operation.dim), operation.start
+
+    def run(_: Common, x: Tensor) -> Tensor:
+        return x.select(at, start)
+
+    return run
+
+
+def _argmax(operation: ops.Argmax, operands: Operands, _result: Shape) -> Prepared:
+    """The first of the greatest: so the documentation of `torch.argmax` has it."""
+    import torch
+
+    (value,) = operands
+    assert isinstance(value, Shape)
+    return _of_tensors(partial(torch.argmax, dim=value.names.index(operation.dim)))
+
+
+PREPARED: dict[type[Operation], Prepare] = {
+    ops.Contract: _contract,
+    ops.Add: _elementwise("add"),
+    ops.Sub: _elementwise("sub"),
+    ops.Mul: _elementwise("mul"),
+    ops.Relu: _elementwise("relu"),
+    ops.Silu: _silu,
+    ops.Gelu: _gelu,
+    ops.Layernorm: _norm("layer_norm", 2),
+    ops.Rmsnorm: _norm("rms_norm", 1),
+    ops.Rotary: _rotary,
+    ops.Take: _take,
+    ops.Argmax: _argmax,
+}
+"""Of each operation that is known here what prepares it."""
