@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from shardwright.backends.timeline.occupancy import memory_over_time
 from shardwright.backends.timeline.record import Course, Entry, Timeline, course_of, read_timeline, write_timeline
-from shardwright.backends.timeline.recorder import Recorder
+from shardwright.backends.timeline.recorder import Recorder, Recording
 
 __all__ = [
     "Course",
     "Entry",
     "Recorder",
+    "Recording",
     "Timeline",
     "course_of",
     "memory_over_time",

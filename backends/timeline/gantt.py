@@ -1,6 +1,6 @@
 """A picture of a timeline: each resource's copies and computation, what bounds each step, and the memory of each tier.
 
-Courses stand one above the other on one scale of time.
+Courses stand one above the other on one scale of time, those of a process above those of the next.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _COLOURS = {
     "weights": "#b58a2b",
     "cache": "#17838f",
     "hidden": "#8a4fc7",
+    "tokens": "#c2417a",
     "copies": "#7b8794",
     "compute": "#3b82c4",
     "wait": "#dbe1e8",
@@ -33,6 +34,8 @@ _BOUND = {
     "host": "#3f8f4f",
     "from device": "#8a4fc7",
     "disk write": "#17838f",
+    "receive": "#c2417a",
+    "send": "#6b7280",
 }
 _UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -59,7 +62,7 @@ def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None
     """
     from importlib import import_module
 
-    whole = max(course.seconds for _, course in timeline.courses)
+    whole = max(course.seconds for _, course in timeline.named_courses)
     begin, end = window or (0.0, whole)
     if window is not None and begin >= whole:
         message = f"nothing happens from {begin:g} s on: the timeline ends at {whole:.4g} s"
@@ -78,10 +81,13 @@ def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None
 def _figure(timeline: Timeline, begin: float, end: float) -> Any:
     from importlib import import_module
 
-    resources = _ordered(timeline)
-    tiers = [tier for tier in map(str, Tier) if any(tier in course.memory for _, course in timeline.courses)]
-    bounding = list(dict.fromkeys(step.resource for _, course in timeline.courses for step in course.steps))
-    rows = [0.32 * (len(resources) + 1) + 0.25 for _ in timeline.courses] + [0.9 for _ in tiers]
+    bounding = list(dict.fromkeys(step.resource for _, course in timeline.named_courses for step in course.steps))
+    drawn = [(part, _ordered(part), _tiers(part)) for part in timeline.parts]
+    rows = [
+        height
+        for part, resources, tiers in drawn
+        for height in [*(0.32 * (len(resources) + 1) + 0.25 for _ in part.courses), *(0.9 for _ in tiers)]
+    ]
     # Margins in inches, by hand: what matplotlib solves for them differs in the last bits from time to time.
     height = sum(rows) + _BETWEEN * (len(rows) - 1) + _ABOVE + _BELOW
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height))
@@ -95,10 +101,14 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
     grid: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw=spread)
     axes = [row[0] for row in grid]
     unit, scale = _unit(end - begin)
-    for axis, (name, course) in zip(axes, timeline.courses, strict=False):
-        _lanes(axis, name, course, resources, bounding, (begin, end, scale))
-    for axis, tier in zip(axes[len(timeline.courses) :], tiers, strict=True):
-        _memory(axis, tier, timeline, (begin, end, scale))
+    shown = begin, end, scale
+    free = iter(axes)
+    for part, resources, tiers in drawn:
+        of = f"{part.title}, " if timeline.processes else ""
+        for name, course in part.courses:
+            _lanes(next(free), f"{of}{name}", course, resources, bounding, shown)
+        for tier in tiers:
+            _memory(next(free), tier, part, shown)
     axes[-1].set_xlim(begin * scale, end * scale)
     axes[-1].set_xlabel(f"time, {unit}")
     figure.suptitle(timeline.title, y=1 - 0.1 / height, va="top", color=_INK, fontsize=10)
@@ -108,9 +118,18 @@ def _figure(timeline: Timeline, begin: float, end: float) -> Any:
 
 def _ordered(timeline: Timeline) -> list[str]:
     """The resources of all courses: along the way of what is loaded, then back."""
-    known = ["disk read", "disk", "to device", "device", "host", "from device", "disk write"]
+    known = ["receive", "disk read", "disk", "to device", "device", "host", "from device", "disk write", "send"]
     found = list(dict.fromkeys(resource for _, course in timeline.courses for resource in course.resources))
     return sorted(found, key=lambda resource: known.index(resource) if resource in known else len(known))
+
+
+def _tiers(timeline: Timeline) -> list[str]:
+    """Those whose memory is known."""
+    return [
+        tier
+        for tier in map(str, Tier)
+        if any(nbytes for _, course in timeline.courses for _, nbytes in course.memory.get(tier, ()))
+    ]
 
 
 def _lanes(
@@ -133,7 +152,7 @@ def _lanes(
     for resource in bounding:
         found = [(step.start, step.end, "bound", "") for step in steps if step.resource == resource]
         bars = _merged(found, finest).get("bound", [])
-        _bars(axis, bars, (-1.3, 0.6), _BOUND.get(resource, _COLOURS["copies"]), shown)
+        _bars(axis, bars, (-1.3, 0.6), _bound_colour(resource), shown)
     labels = [f"{resource}  {_percent(course.busy(resource), course.seconds)}" for resource in resources]
     axis.set_yticks([-1, *range(len(resources))] if course.steps else list(range(len(resources))))
     axis.set_yticklabels(["step bound by", *labels] if course.steps else labels)
@@ -234,18 +253,17 @@ def _legend(figure: Any, timeline: Timeline, bounding: Sequence[str]) -> None:
     from importlib import import_module
 
     patch: Any = import_module("matplotlib.patches").Patch
-    kinds = {_kind(entry.name, entry.resource) for _, course in timeline.courses for entry in course.entries}
+    kinds = {_kind(entry.name, entry.resource) for _, course in timeline.named_courses for entry in course.entries}
     handles = [patch(color=colour, label=_NAMES.get(kind, kind)) for kind, colour in _COLOURS.items() if kind in kinds]
-    remembered = [name for name, course in timeline.courses if course.memory]
-    if len(timeline.courses) > 1:
+    courses = [named for part in timeline.parts for named in part.courses]
+    remembered = dict.fromkeys(name for name, course in courses if course.memory)
+    if len({name for name, _ in courses}) > 1:
         line: Any = import_module("matplotlib.lines").Line2D
         handles += [
             line([], [], color=_LINES[name][0], linestyle=_LINES[name][1], linewidth=1.0, label=f"memory {name}")
             for name in remembered
         ]
-    handles += [
-        patch(color=_BOUND.get(name, _COLOURS["copies"]), label=f"bound by {name or 'nothing'}") for name in bounding
-    ]
+    handles += [patch(color=_bound_colour(name), label=f"bound by {name or 'nothing'}") for name in bounding]
     figure.legend(handles=handles, loc="lower center", ncols=min(6, len(handles)), frameon=False, fontsize=7)
 
 
@@ -254,7 +272,11 @@ def _kind(name: str, resource: str) -> str:
         return "wait"
     if resource in {"device", "host"}:
         return "compute"
-    return next((kind for kind in ("weights", "cache", "hidden") if kind in name), "copies")
+    return next((kind for kind in ("weights", "cache", "hidden", "tokens") if kind in name), "copies")
+
+
+def _bound_colour(resource: str) -> str:
+    return _COLOURS["wait"] if resource.startswith("process ") else _BOUND.get(resource, _COLOURS["copies"])
 
 
 def _bounded(course: Course) -> str:

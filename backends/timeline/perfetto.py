@@ -14,7 +14,7 @@ def to_trace(timeline: Timeline) -> str:
     steps, a counter for the memory of each tier. Times are in microseconds."""
     events = [
         event
-        for process, (name, course) in enumerate(timeline.courses, start=1)
+        for process, (name, course) in enumerate(timeline.named_courses, start=1)
         for event in _events(process, name, course)
     ]
     made = {"displayTimeUnit": "ms", "otherData": {"title": timeline.title}, "traceEvents": events}

@@ -9,6 +9,12 @@
 Times are seconds since the course began. Events stand in the order of the schedule, `after` are the places of those
 that an event waits for, and `step` is the number of the step that a computation belongs to. Memory is the bytes from
 each time on. `capacity_bytes`, `predicted` or `measured`, `memory_bytes`, `bytes`, `after` and `step` may be left out.
+
+Of several processes the courses of each stand in a list, in place of `predicted` and `measured`, on one clock:
+
+    {"format": "shardwright-timeline", "title": "opt-30b", "processes": [{"predicted": {...}, "measured": {...}}, ...]}
+
+where `"bounds": [[0.0, 0.25, "to device"], [0.25, 0.5, "process 1"], ...]` of a course says what each moment waits for.
 """
 
 from __future__ import annotations
@@ -48,10 +54,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Course:
-    """What happened, or would happen: events in the order of the schedule, and the memory of each tier."""
+    """What happened, or would happen: events in the order of the schedule, and the memory of each tier. `given` is what
+    each moment waits for, where that is known from elsewhere: of one of several processes it may be another."""
 
     entries: tuple[Entry, ...]
     memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
+    given: tuple[Bound, ...] | None = None
 
     @property
     def seconds(self) -> float:
@@ -69,6 +77,8 @@ class Course:
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         """What each moment waits for."""
+        if self.given is not None:
+            return self.given
         return tuple(bounds(self.entries, [Span(entry.start, entry.end) for entry in self.entries]))
 
     @cached_property
@@ -83,12 +93,27 @@ class Course:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Courses of the same schedule."""
+    """Courses of the same schedule, or the timelines of several `processes`."""
 
     title: str
     predicted: Course | None = None
     measured: Course | None = None
     capacity: Mapping[str, float] = field(default_factory=dict[str, float])
+    processes: tuple[Timeline, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Timeline, ...]:
+        """One for each process."""
+        return self.processes or (self,)
+
+    @property
+    def named_courses(self) -> tuple[tuple[str, Course], ...]:
+        """Those of all processes, with what they are called where there are others."""
+        return tuple(
+            (f"{part.title}, {name}" if self.processes else name, course)
+            for part in self.parts
+            for name, course in part.courses
+        )
 
     @property
     def courses(self) -> tuple[tuple[str, Course], ...]:
@@ -97,7 +122,9 @@ class Timeline:
         return tuple((name, course) for name, course in named if course is not None)
 
 
-def course_of(schedule: Schedule, spans: Sequence[Span], memory: Memory | None = None) -> Course:
+def course_of(
+    schedule: Schedule, spans: Sequence[Span], memory: Memory | None = None, given: tuple[Bound, ...] | None = None
+) -> Course:
     """The course of a schedule of the PyTorch runtime whose events had these spans, in its order."""
     steps: dict[tuple[int, int, int], int] = {}
     made: list[Entry] = []
@@ -105,7 +132,7 @@ def course_of(schedule: Schedule, spans: Sequence[Span], memory: Memory | None =
         step = steps.setdefault((event.run, event.stage, event.batch), len(steps)) if event.kind == "compute" else None
         resource = str(event.resource)
         made.append(Entry(event.number, resource, _name(event), start, end, event.nbytes, event.after, step))
-    return Course(tuple(made), memory or {})
+    return Course(tuple(made), memory or {}, given)
 
 
 def _name(event: Event) -> str:
@@ -119,16 +146,24 @@ def _name(event: Event) -> str:
 def write_timeline(timeline: Timeline) -> str:
     """The text of the JSON file."""
     made: dict[str, object] = {"format": FORMAT, "title": timeline.title, "capacity_bytes": dict(timeline.capacity)}
-    for name, course in timeline.courses:
-        made[name] = {
+    if timeline.processes:
+        made["processes"] = [_courses_of(part) for part in timeline.processes]
+    return json.dumps(made | _courses_of(timeline), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _courses_of(timeline: Timeline) -> dict[str, object]:
+    return {
+        name: {
             "events": [
                 {"resource": entry.resource, "name": entry.name, "start": entry.start, "end": entry.end,
                  "bytes": entry.bytes, "after": entry.after, "step": entry.step}
                 for entry in course.entries
             ],
             "memory_bytes": {tier: list(points) for tier, points in course.memory.items()},
-        }  # fmt: skip
-    return json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n"
+            **({} if course.given is None else {"bounds": course.given}),
+        }
+        for name, course in timeline.courses
+    }  # fmt: skip
 
 
 def read_timeline(source: Source) -> Timeline:
@@ -147,11 +182,26 @@ def read_timeline(source: Source) -> Timeline:
                 "`shardwright offload ... --timeline OUT.json` writes one",
             )
         table = cast("dict[str, Any]", value)
-        courses = {name: _course(name, table[name]) for name in ("predicted", "measured") if table.get(name)}
-        if not courses:
-            raise _wrong("there is neither a predicted nor a measured course")
         capacity = {tier: _number(n, f"capacity of {tier}") for tier, n in _object(table.get("capacity_bytes")).items()}
-        return Timeline(str(table.get("title", "")), courses.get("predicted"), courses.get("measured"), capacity)
+        title = str(table.get("title", ""))
+        if "processes" not in table:
+            return _timeline(title, table, capacity)
+        listed = table["processes"]
+        if not isinstance(listed, list) or not listed:
+            raise _wrong("its processes are not a list of courses")
+        parts = cast("list[object]", listed)
+        names = [f"process {i}" for i in range(len(parts))]
+        processes = tuple(
+            _timeline(name, _object(part), capacity, f" of {name}") for name, part in zip(names, parts, strict=True)
+        )
+        return Timeline(title, None, None, capacity, processes)
+
+
+def _timeline(title: str, table: Mapping[str, Any], capacity: Mapping[str, float], where: str = "") -> Timeline:
+    courses = {name: _course(name, table[name]) for name in ("predicted", "measured") if table.get(name)}
+    if not courses:
+        raise _wrong(f"there is neither a predicted nor a measured course{where}")
+    return Timeline(title, courses.get("predicted"), courses.get("measured"), capacity)
 
 
 def _course(name: str, value: object) -> Course:
@@ -164,7 +214,20 @@ def _course(name: str, value: object) -> Course:
     memory = {
         tier: _points(points, f"{name} memory of {tier}") for tier, points in _object(table.get("memory_bytes")).items()
     }
-    return Course(entries, memory)
+    given = table.get("bounds")
+    if given is None:
+        return Course(entries, memory)
+    if not isinstance(given, list):
+        raise _wrong(f"the bounds of the {name} course are not a list of [second, second, resource]")
+    return Course(entries, memory, tuple(_bound(bound, name) for bound in cast("list[object]", given)))
+
+
+def _bound(value: object, course: str) -> Bound:
+    parts = cast("list[object]", value) if isinstance(value, list) else []
+    if len(parts) != 3 or not isinstance(parts[2], str):
+        raise _wrong(f"the bounds of the {course} course are not a list of [second, second, resource]")
+    start, end = (_number(part, f"time of a bound of the {course} course") for part in parts[:2])
+    return Bound(start, end, parts[2])
 
 
 def _entry(at: int, value: object, count: int, course: str) -> Entry:

@@ -2,63 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Lock
+from typing import Any
 
 from shardwright.backends.timeline.durations import Seconds, by_measurement
-from shardwright.backends.timeline.record import Timeline, course_of
-from shardwright.backends.torch.schedule import Event, Schedule, Timed
+from shardwright.backends.timeline.record import Memory, Timeline, course_of
+from shardwright.backends.torch.schedule import Event, Kind, Schedule, Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 
 MOST_EVENTS = 400_000
 """That are kept; a diagonal schedule of all prompts is one block, and may have more."""
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What one process has recorded. `origin` is when its course began, in seconds of the host's clock.
+
+    Events that a run which was cut short has not done are left out, and the others numbered anew.
+    """
+
+    timed: tuple[Timed, ...] = ()
+    memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
+    origin: float = 0.0
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """In the order of the schedule."""
+        numbers = {each.event.number: at for at, each in enumerate(self.timed)}
+        return tuple(
+            replace(each.event, number=at,
+                    after=tuple(numbers[before] for before in each.event.after if before in numbers))
+            for at, each in enumerate(self.timed)
+        )  # fmt: skip
+
+    @property
+    def spans(self) -> list[Span]:
+        return [Span(each.begin, each.end) for each in self.timed]
+
+    def timeline(
+        self, title: str, capacity: Mapping[str, float] | None = None, seconds: Seconds | None = None
+    ) -> Timeline:
+        """What was measured, and the same schedule simulated with events that take `seconds`, by default each kind of
+        copy at its mean rate and each computation its mean time."""
+        if not self.timed:
+            return Timeline(title)
+        schedule = Schedule(self.events, ())
+        predicted = simulate(self.events, seconds or by_measurement(schedule, self.spans))
+        measured = course_of(schedule, self.spans, self.memory)
+        return Timeline(title, course_of(schedule, predicted), measured, dict(capacity or {}))
+
+    # ------------------------------------------------------------ from process to process
+
+    def as_json(self) -> dict[str, Any]:
+        events = [
+            [e.number, e.kind, e.run, e.stage, e.batch, e.token, e.part, e.after, e.nbytes, e.order, begin, end]
+            for e, begin, end in ((each.event, each.begin, each.end) for each in self.timed)
+        ]
+        return {"events": events, "memory": {k: list(v) for k, v in self.memory.items()}, "origin": self.origin}
+
+    @staticmethod
+    def of_json(table: Mapping[str, Any]) -> Recording:
+        timed: list[Timed] = []
+        for number, kind, run, stage, batch, token, part, after, nbytes, order, begin, end in table["events"]:
+            event = Event(number, Kind(kind), run, stage, batch, token, part, tuple(after), (), (), nbytes, order)
+            timed.append(Timed(event, begin, end))
+        memory = {tier: tuple((time, nbytes) for time, nbytes in points) for tier, points in table["memory"].items()}
+        return Recording(tuple(timed), memory, table["origin"])
+
+
 class Recorder:
     """Told of each event as it ends, from any thread. `used` says how many bytes of each tier are in use then."""
 
-    def __init__(self, used: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(self, used: Callable[[], Mapping[str, float]] = dict, most: int = MOST_EVENTS) -> None:
         self.used = used
+        self.most = most
         self._lock = Lock()
         self._timed: dict[int, Timed] = {}
         self._memory: dict[str, list[tuple[float, float]]] = {}
+        self._origin = float("inf")
         self._whole = False
 
     def __call__(self, timed: Timed) -> None:
         with self._lock:
             # Each block numbers its events from 0, and begins when the one before has ended.
-            self._whole = self._whole or timed.event.number in self._timed or len(self._timed) == MOST_EVENTS
+            self._whole = self._whole or timed.event.number in self._timed or len(self._timed) == self.most
             if self._whole:
                 return
             self._timed[timed.event.number] = timed
+            # Whoever is told at once is told when the event ends; others later, never sooner.
+            self._origin = min(self._origin, time.time() - timed.end)
             for tier, nbytes in self.used().items():
                 points = self._memory.setdefault(tier, [])
                 if not points or points[-1][1] != nbytes:
                     points.append((max(timed.end, points[-1][0] if points else 0.0), nbytes))
 
     @property
-    def events(self) -> tuple[Event, ...]:
-        """Those of the block that have ended, in the order of the schedule."""
-        return tuple(self._timed[number].event for number in sorted(self._timed))
-
-    def timeline(
-        self, title: str, capacity: Mapping[str, float] | None = None, seconds: Seconds | None = None
-    ) -> Timeline:
-        """What was measured, and the same schedule simulated with events that take `seconds`, by default each kind of
-        copy at its mean rate and each computation its mean time. Events that a run which was cut short has not done
-        are left out."""
-        numbers = {number: at for at, number in enumerate(sorted(self._timed))}
-        if not numbers:
-            return Timeline(title)
-        timed = [self._timed[number] for number in numbers]
-        events = tuple(
-            replace(each.event, number=numbers[each.event.number],
-                    after=tuple(numbers[before] for before in each.event.after if before in numbers))
-            for each in timed
-        )  # fmt: skip
-        schedule = Schedule(events, ())
-        spans = [Span(each.begin, each.end) for each in timed]
-        predicted = simulate(events, seconds or by_measurement(schedule, spans))
-        memory = {tier: tuple(points) for tier, points in self._memory.items()}
-        return Timeline(title, course_of(schedule, predicted), course_of(schedule, spans, memory), dict(capacity or {}))
+    def recording(self) -> Recording:
+        """The block's events that have ended."""
+        with self._lock:
+            timed = tuple(self._timed[number] for number in sorted(self._timed))
+            memory = {tier: tuple(points) for tier, points in self._memory.items()}
+            return Recording(timed, memory, self._origin if timed else 0.0)

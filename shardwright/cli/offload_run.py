@@ -13,7 +13,7 @@ from shardwright.cli.processes import add_silence
 if TYPE_CHECKING:
     import argparse
 
-    from shardwright.backends.timeline import Recorder
+    from shardwright.backends.timeline import Recorder, Recording
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
     from shardwright.cost.offloading.policy import Policy
@@ -136,8 +136,6 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
             raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
-        if gpus > 1 and args.timeline:
-            raise fault("bad-setting", "--timeline records a run of one process, and a pipeline has several", NOWHERE)
         if gpus > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     config = read_config(args.model)
@@ -164,7 +162,8 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
     if world is not None:
         world.agree(asked.facts())
     measured: dict[str, Any] = {}
-    recorder = _recorder(args)
+    recorder = _recorder(args, world)
+    recordings: list[Recording] = []
     with Journal(args.output, asked.prompts) if writes else nullcontext() as journal:
         answered = _answered(journal, world)
         left = [prompt for prompt in asked.prompts if prompt.index not in answered]
@@ -187,10 +186,12 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
                 measured = offloaded.report.as_json()
                 if world is not None:
                     measured |= _of_all(world, offloaded)
+                if recorder is not None:
+                    recordings = _recordings(recorder, world)
     if not writes:
         return 0
     if recorder is not None:
-        _write_timeline(args, recorder, request, asked.prompts)
+        _write_timeline(args, recordings, request, asked.prompts)
     if args.json:
         print_json(
             {
@@ -228,26 +229,48 @@ def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
     return {"peak_bytes": peaks, "stages": stages}
 
 
-def _recorder(args: argparse.Namespace) -> Recorder | None:
+def _recorder(args: argparse.Namespace, world: World | None) -> Recorder | None:
     """Of when events happen, where --timeline asks for it."""
     if not args.timeline:
         return None
     from shardwright.backends.timeline import Recorder
+    from shardwright.backends.timeline.recorder import MOST_EVENTS
 
-    return Recorder()
+    return Recorder(most=MOST_EVENTS // (1 if world is None else world.count))
 
 
-def _write_timeline(args: argparse.Namespace, recorder: Recorder, request: Request, prompts: list[Prompt]) -> None:
+def _recordings(recorder: Recorder, world: World | None) -> list[Recording]:
+    """Those of all processes, where this one writes."""
+    from shardwright.backends.timeline import Recording
+
+    if world is None:
+        return [recorder.recording]
+    world.share("recorded", recorder.recording.as_json())
+    return [Recording.of_json(world.shared("recorded", i)) for i in range(world.count)] if world.writes else []
+
+
+def _write_timeline(
+    args: argparse.Namespace, recordings: list[Recording], request: Request, prompts: list[Prompt]
+) -> None:
     from pathlib import Path
 
-    from shardwright.backends.timeline import write_timeline
+    from shardwright.backends.timeline import Recording, write_timeline
+    from shardwright.backends.timeline.pipeline import pipeline_timeline
+    from shardwright.backends.torch.pipeline import Place
     from shardwright.cli.output import write_output
     from shardwright.prediction.offload_timeline import run_seconds
 
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
     title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
-    seconds = run_seconds(_setting(args, prompts), request.policy, recorder.events) if args.machine else None
-    write_output(args.timeline, write_timeline(recorder.timeline(title, caps, seconds)))
+    seconds = None
+    if args.machine:
+        setting, n = _setting(args, prompts), len(recordings)
+        seconds = [run_seconds(setting, request.policy, e.events, Place(i, n)) for i, e in enumerate(recordings)]
+    if len(recordings) > 1:
+        timeline = pipeline_timeline(title, recordings, caps, seconds)
+    else:  # none where everything was answered already
+        timeline = next(iter(recordings), Recording()).timeline(title, caps, seconds[0] if seconds else None)
+    write_output(args.timeline, write_timeline(timeline))
 
 
 def _summary(measured: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.backends.timeline import Course, Entry, Timeline, course_of, memory_over_time
 from shardwright.backends.timeline.durations import Seconds, by_rates
+from shardwright.backends.torch.pipeline import Place
 from shardwright.backends.torch.schedule import (
     Event,
     Kind,
@@ -217,11 +218,20 @@ def event_seconds(setting: Setting, policy: Policy, traffic: Traffic) -> Seconds
     return seconds
 
 
-def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> Seconds:
-    """How long the events of a run take by the cost model, where its batches are as the setting and the policy say."""
+def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event], place: Place | None = None) -> Seconds:
+    """How long the events of a run take by the cost model, where its batches are as the setting and the policy say.
+
+    With `place` they are those of one process of a pipeline, with its layers; messages take no time.
+    """
     turns = list(dict.fromkeys(Turn(event.batch, event.token) for event in events if event.batch >= 0))
+    absent: set[int] = set()
+    if place is not None:
+        layers = len(place.layers(setting.sizes.layers))
+        setting = replace(setting, sizes=replace(setting.sizes, layers=layers), devices=1)
+        absent = {stage for stage, here in ((0, place.first), (layers + 1, place.last)) if not here}
     traffic, _ = traffic_of(setting, policy, turns)
-    return event_seconds(setting, policy, traffic)
+    seconds = event_seconds(setting, policy, traffic)
+    return lambda event: 0.0 if event.kind is Kind.COMPUTE and event.stage in absent else seconds(event)
 
 
 def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[Span]]:

@@ -108,7 +108,7 @@ def test_the_recorder_keeps_the_first_block_in_the_order_of_its_schedule() -> No
         recorder(each)
     recorder(Timed(schedule.events[0], 0.0, 99.0))  # the next block begins
     recorder(Timed(schedule.events[1], 99.0, 99.5))
-    timeline = recorder.timeline("a run", {"host": 100})
+    timeline = recorder.recording.timeline("a run", {"host": 100})
     assert timeline.measured is not None
     assert timeline.predicted is not None
     assert timeline.measured.entries == course().entries
@@ -122,11 +122,11 @@ def test_a_run_that_was_cut_short_is_drawn_as_far_as_it_came() -> None:
     recorder = Recorder()
     for event, span in list(zip(schedule.events, spans, strict=True))[3:8]:
         recorder(Timed(event, *span))
-    measured = recorder.timeline("cut").measured
+    measured = recorder.recording.timeline("cut").measured
     assert measured is not None
     assert [entry.number for entry in measured.entries] == [0, 1, 2, 3, 4]
     assert all(before < entry.number for entry in measured.entries for before in entry.after)
-    assert Recorder().timeline("nothing").courses == ()
+    assert Recorder().recording.timeline("nothing").courses == ()
 
 
 def test_the_runtime_does_events_in_the_order_that_is_simulated() -> None:
@@ -139,7 +139,7 @@ def test_the_runtime_does_events_in_the_order_that_is_simulated() -> None:
     schedule, spans = small()
     recorder = Recorder()
     Executor(schedule, lambda event: time.sleep(SECONDS(event) / 500), NoStreams(), recorder).run()
-    measured = recorder.timeline("a run").measured
+    measured = recorder.recording.timeline("a run").measured
     assert measured is not None
     assert len(measured.entries) == len(schedule.events)
     for entry in measured.entries:

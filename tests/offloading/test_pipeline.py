@@ -20,9 +20,10 @@ from models.greedy_generation import STEPS, truth
 from offloading.pipeline_worker import run
 from offloading.several import finished, start
 
+from shardwright.backends.timeline import Course, Timeline, read_timeline
 from shardwright.backends.torch.pipeline import PipelineEvents, Place, diagonal_order, zigzag_order
 from shardwright.backends.torch.schedule import Event, Kind, Schedule, Traffic, Turn, build, check
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import DiagnosticError, Source
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MIXED = "2,4,20,50,30,30,20,40"
@@ -226,14 +227,22 @@ class Run:
         assert 0 < len(lines(self.out)) < len(PROMPTS)
         return said, err, seconds
 
-    def goes_on(self) -> None:
-        """The same command answers the other prompts."""
+    def goes_on(self) -> Timeline:
+        """The same command answers the other prompts. The timeline of its first block."""
         before = len(lines(self.out))
-        again = subprocess.run(self.argv, capture_output=True, text=True, env=self.environ, timeout=100, check=False)
+        timeline = self.folder / "timeline.json"
+        argv = [*self.argv, "--timeline", str(timeline)]
+        again = subprocess.run(argv, capture_output=True, text=True, env=self.environ, timeout=100, check=False)
         assert again.returncode == 0, again.stderr
         report = json.loads(again.stdout)
         assert (report["resumed"], report["prompts"]) == (before, len(PROMPTS) - before)
         assert [stage["layers"] for stage in report["stages"]] == [[0, 1], [1, 2]]
+        return read_timeline(Source(str(timeline), timeline.read_text(encoding="utf-8")))
+
+
+def begins(course: Course | None, name: str) -> float:
+    assert course is not None
+    return next(entry.start for entry in course.entries if entry.name == name)
 
 
 def test_a_killed_process_ends_all_and_the_run_goes_on_later(
@@ -245,7 +254,14 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     assert seconds < 15
     assert "process 1 of 2 has ended, and this is process 0 [lost-process]" in err
     assert json.loads(said)["ok"] is False
-    run.goes_on()
+    timeline = run.goes_on()
+    assert [part.title for part in timeline.processes] == ["process 0", "process 1"]
+    first, last = timeline.processes
+    for one, other in ((first.predicted, last.predicted), (first.measured, last.measured)):
+        hidden = begins(other, "receive hidden stage 0 batch 0 token 0")
+        assert begins(one, "compute stage 0 batch 0 token 0") < hidden
+        assert hidden <= begins(other, "compute stage 1 batch 0 token 0")
+        assert begins(other, "send tokens stage 2 batch 0 token 0") <= begins(one, "compute stage 0 batch 0 token 1")
     assert shardwright(*run.command, "-o", whole).status == 0
     assert lines(run.out) == lines(whole)
 
@@ -287,5 +303,3 @@ def test_what_cannot_be_a_pipeline(
     made = shardwright(*command, "--gpus", "3")
     assert made.status == 1
     assert "error: 2 layers cannot be divided into 3 stages of a pipeline [too-many-stages]" in made.err
-    made = shardwright(*command, "--gpus", "2", "--timeline", tmp_path / "t.json")
-    assert "error: --timeline records a run of one process, and a pipeline has several [bad-setting]" in made.err
