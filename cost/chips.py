@@ -271,8 +271,10 @@ def _read(file: Path, name: str, build: Callable[[Table], _Made]) -> _Made:
         return made
 
 
-def _chip(table: Table) -> Chip:
+def _chip(table: Table, *, alone: bool = False) -> Chip:
+    """Of a chip that is `alone` in its machine nothing need be said of an interconnect."""
     name = table.text("name")
+    table.offer("interconnect")
     memory_bytes = table.size("memory")
     memory_bytes_per_s = table.positive("memory_bytes_per_s")
     rates = table.table("flops_per_s")
@@ -288,7 +290,7 @@ def _chip(table: Table) -> Chip:
         memory_bytes,
         memory_bytes_per_s,
         flops_per_s,
-        _interconnect(table.table("interconnect")),
+        _interconnect(table.table("interconnect")) if "interconnect" in table or not alone else Switched(()),
         _host_link(table) if "host_link" in table else None,
         _price(table),
         _tile(table),
@@ -454,7 +456,7 @@ def _machine(table: Table) -> Machine:
 def _machine_chip(table: Table) -> Chip:
     if isinstance(table.values.get("chip"), dict):
         own = table.table("chip")
-        chip = _chip(own)
+        chip = _chip(own, alone=True)
         own.finish()
         return chip
     name = table.text("chip")

@@ -387,3 +387,14 @@ def test_a_machine_names_its_chip_beside_it(tmp_path: Path) -> None:
     (tmp_path / "machine.toml").write_text(f'name = "m"\nchip = "gpu.toml"\n[host]\nmemory = "1 GB"\n{links}')
     machine = load_machine(str(tmp_path / "machine.toml"))
     assert (machine.chip.name, machine.disk, machine.host_link.from_device_bytes_per_s) == ("mine", None, 2e9)
+
+
+def test_of_a_chip_alone_in_its_machine_no_interconnect_need_be_said(tmp_path: Path) -> None:
+    links = "[host_link]\nto_device_bytes_per_s = 1e9\nfrom_device_bytes_per_s = 2e9\n"
+    chip = '[chip]\nname = "c"\nmemory = "1 GB"\nmemory_bytes_per_s = 1e9\n[chip.flops_per_s]\nf16 = 1e12\n'
+    path = tmp_path / "machine.toml"
+    path.write_text(f'name = "m"\n[host]\nmemory = "1 GB"\n{links}{chip}')
+    assert load_machine(str(path)).chip.rate("f16") == 1e12
+    (tmp_path / "c.toml").write_text(chip.replace("[chip]\n", "").replace("[chip.", "["))
+    with pytest.raises(DiagnosticError, match="lacks the key `interconnect`"):
+        load_chip(str(tmp_path / "c.toml"))
