@@ -116,7 +116,8 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> Cos
 
     found = model_of(args.file)
     layout = args.layout or preset_of(chip)
-    deployment = Deployment(found.model, torus_mesh(chip, args.chips), layout, args.attention, args.weights)
+    mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
+    deployment = Deployment(found.model, mesh, layout, args.attention, args.weights)
     cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
     return replace(cost, parameters=round(found.parameters))
 

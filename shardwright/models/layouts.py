@@ -16,9 +16,10 @@ Attention is over heads or over batch (section 3.3) whatever the preset.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import product
 from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
@@ -166,10 +167,10 @@ def fit_layouts(
     those that number the query heads, `batches` the dimension of each function's sequences, B where None.
 
     All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
-    first claim, so that the innermost are dropped first. An axis that does not fit the first dimension of the
-    heads (K, the heads of keys and values) splits the second (G, the queries in a group), which keeps the heads of
-    a chip together with their keys and values. Attention over batch puts on the heads what does not fit B. Where
-    attention is `cached`, its layout is that of the cache, the same in every function.
+    first claim, so that the innermost are dropped first. Axes that do not fit the first dimension of the heads (K,
+    the heads of keys and values) split the second (G, the queries in a group), which keeps the heads of a chip
+    together with their keys and values; K is split as far as the whole can be. Attention over batch puts on the heads
+    what does not fit B. Where attention is `cached`, its layout is that of the cache, the same in every function.
 
     With the `groups` of each function, tokens are sent to experts: the axes that divide X split it and no other
     dimension of the experts' weights, and the groups as far as they divide them; the others split F. Where none
@@ -294,15 +295,30 @@ def _homes(
     dims: Sequence[str], wanted: Sequence[str], mesh: Mesh, sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Which of the dimensions each axis splits, and the axes that fit none."""
-    left = {dim: sizes[dim] for dim in dims}
     home: dict[str, str] = {}
-    for axis in wanted:
-        for dim in dims:
-            if left[dim] % mesh[axis] == 0:
-                home[axis] = dim
-                left[dim] //= mesh[axis]
-                break
+    if len(dims) == 1:
+        for axis in wanted:
+            if sizes[dims[0]] % mesh.product([*home, axis]) == 0:
+                home[axis] = dims[0]
+    else:
+        home = max(_shared_out(dims, wanted, mesh, sizes), key=lambda made: _split(made, dims[0], mesh))
     return home, tuple(axis for axis in wanted if axis not in home)
+
+
+def _shared_out(
+    dims: Sequence[str], wanted: Sequence[str], mesh: Mesh, sizes: Mapping[str, int]
+) -> Iterator[dict[str, str]]:
+    """Every way to put axes on dimensions that they divide together, outer axes on earlier dimensions first."""
+    for chosen in product((*dims, None), repeat=len(wanted)):
+        home = {axis: dim for axis, dim in zip(wanted, chosen, strict=True) if dim is not None}
+        over = {dim: mesh.product([axis for axis, at in home.items() if at == dim]) for dim in dims}
+        if all(sizes[dim] % over[dim] == 0 for dim in dims):
+            yield home
+
+
+def _split(home: Mapping[str, str], first: str, mesh: Mesh) -> tuple[int, int]:
+    """Over how many chips the dimensions are split together, and the first by itself."""
+    return mesh.product(list(home)), mesh.product([axis for axis, at in home.items() if at == first])
 
 
 def _sentence(

@@ -52,7 +52,7 @@ def fitting(
         if n_chips is None and n * chip.memory_bytes < bounded:
             continue
         try:
-            deployment = Deployment(model, torus_mesh(chip, n), layout, attention, weights)
+            deployment = Deployment(model, torus_mesh(chip, n, model.attention.kv_heads), layout, attention, weights)
             memory = decode_memory(deployment, batch, context)
         except DiagnosticError:
             if n_chips is not None:

@@ -248,7 +248,7 @@ def _row(
     stages, mesh = 1, torus_mesh(chip, chips)
     if not torus:
         stages, tensor = _parallel(line, label, chips, model)
-        mesh = Mesh.of(x=tensor)
+        mesh = torus_mesh(chip, tensor, model.model.attention.kv_heads)
     positions, longest = model.model.positions, workload.before + workload.generated
     if isinstance(positions, Learned) and longest > positions.size:
         raise fault(
@@ -313,11 +313,13 @@ def preset_of(chip: Chip) -> str:
     return "ws2d" if isinstance(chip.interconnect, Torus) else "megatron"
 
 
-def torus_mesh(chip: Chip, n_chips: int) -> Mesh:
+def torus_mesh(chip: Chip, n_chips: int, kv_heads: int = 1) -> Mesh:
     """x, y and z on the most compact slice of a torus; x, along which the paper splits E, is the axis nearest to half
-    the root of the chips (Pope et al. 2022, A.2.1). On a switched network the largest part is in a node."""
+    the root of the chips (Pope et al. 2022, A.2.1). On a switched network all chips are one axis, or where the heads of
+    keys and values divide over some of them only, two, of which y is these, next to each other."""
     if not isinstance(chip.interconnect, Torus):
-        return Mesh.of(x=n_chips)
+        over = math.gcd(n_chips, kv_heads)
+        return Mesh.of(x=n_chips) if over in (1, n_chips) else Mesh.of(x=n_chips // over, y=over)
     slices = chip.interconnect.slices_of(n_chips)
     if not slices:
         sizes = ", ".join(map(str, chip.interconnect.slice_sizes()[:12]))

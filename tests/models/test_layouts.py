@@ -216,6 +216,13 @@ def test_axes_that_do_not_fit_the_heads_of_keys_split_the_group() -> None:
     assert weights("llama-grouped", "ws1d", Mesh.of(x=4, y=2))["wq"] == "NEK_yG_xD"
 
 
+def test_the_heads_of_keys_are_split_as_far_as_they_can_be() -> None:
+    """Four heads of keys over an axis of four, so that the outer axis of two has the group, and no axis is dropped."""
+    changes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+    made = weights("llama-grouped", "ws1d", Mesh.of(x=2, y=4), **changes)
+    assert (made["wq"], made["wk"]) == ("NEK_yG_xD", "NEK_yD")
+
+
 def test_two_heads_of_keys_over_eight_chips_of_one_axis() -> None:
     made = imported("llama-grouped", "ws1d", Mesh.of(x=8))
     assert weights("llama-grouped", "ws1d", Mesh.of(x=8))["wq"] == "NEKGD"

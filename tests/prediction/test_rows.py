@@ -54,6 +54,12 @@ def test_x_is_the_axis_nearest_to_half_the_root_of_the_chips(n: int, shape: tupl
     assert tuple(torus_mesh(load_chip("tpu-v4"), n).values()) == shape
 
 
+def test_heads_of_keys_that_are_fewer_than_the_chips_behind_a_switch_have_an_axis_of_their_own() -> None:
+    h100 = load_chip("h100")
+    assert [str(torus_mesh(h100, n, 8)) for n in (4, 8, 16, 12, 3)] == ["x=4", "x=8", "x=2 y=8", "x=3 y=4", "x=3"]
+    assert str(torus_mesh(h100, 16)) == "x=16"  # multiquery: all have the one head
+
+
 def one(line: str, head: str = HEAD) -> Row:
     (row,) = read_rows(f"{head}{line}\n", "own.csv", "own")
     return row
