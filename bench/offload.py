@@ -3,11 +3,15 @@
     python bench/offload.py [--layers 8] [--hidden 512] [--prompts 64] [--new-tokens 16] [--machine FILE] [--alone]
     python bench/offload.py --gpu [--toy]
 
-The same random checkpoint, prompts and float32 for all. Accelerate (`pip install accelerate`) runs at batch sizes up to
-all prompts at once, and its best counts; --alone leaves it out. Of each the fastest of --repeats runs counts. On the
-CPU there is no link to hide behind: what shows is the overhead of each and what it reads of the disk. Beside our
-seconds are those that the cost model predicts for the same events on this machine, which is measured first where no
-file is given (`shardwright calibrate --offloading`), and what each kind of event took.
+The same random checkpoint, prompts and float32 for all, and the same placement: weights on the host or on disk, cache
+and hidden states on the device, as Accelerate (`pip install accelerate`) has them. Both run with each number of prompts
+in a batch of --batches, in turns, --repeats times; of each the fastest run counts. Our batches make one block, so that
+weights are loaded as often as with Accelerate's largest. --alone leaves Accelerate out.
+
+On the CPU there is no link to hide behind: what shows is the overhead of each and what it reads of the disk. Processor
+seconds, of all threads, say more than seconds where other programs run. Beside our seconds are those that the cost
+model predicts for the same events on this machine, which is measured first where no file is given (`shardwright
+calibrate --offloading`), and what each kind of event took.
 
 --gpu is the comparison on a CUDA device, in `offload_on_gpu.py`; --toy runs that on the CPU with a small model.
 """
@@ -20,6 +24,7 @@ import importlib.util
 import random
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +39,10 @@ from shardwright.ir.types import DType
 from shardwright.offloading.request import Request
 
 VOCAB = 8000
-POLICIES = {
+PLACES = {
     "device": "100,0,100,0,100,0",
-    "host": "0,100,0,100,0,100",
-    "disk": "0,0,0,100,0,100",
+    "host": "0,100,100,0,100,0",
+    "disk": "0,0,100,0,100,0",
 }
 
 
@@ -51,15 +56,24 @@ def checkpoint(folder: Path, layers: int, hidden: int) -> None:
     library.LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def ours(folder: Path, prompts: list[list[int]], new: int, shares: str, machine: Machine) -> Run:
-    batch = min(16, len(prompts))
-    request = Request(parse_policy(f"{batch},{-(-len(prompts) // batch)},{shares}"), dtype=DType.F32, device="cpu")
-    return offloaded(folder, prompts, new, request, machine)
+def ours(folder: Path, prompts: list[list[int]], new: int, where: str, batch: int, machine: Machine) -> Run:
+    policy = parse_policy(f"{batch},{-(-len(prompts) // batch)},{PLACES[where]}")
+    return offloaded(folder, prompts, new, Request(policy, dtype=DType.F32, device="cpu"), machine)
 
 
-def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, batch: int) -> tuple[float, Any]:
+@dataclass(frozen=True)
+class Theirs:
+    """A run of Accelerate's: seconds, processor seconds of all threads, and the tokens."""
+
+    seconds: float
+    processor_s: float
+    tokens: list[tuple[int, ...]]
+
+
+def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, batch: int) -> Theirs:
     """The same by transformers' generate with Accelerate's hooks."""
     library: Any = transformers
+    library.utils.logging.disable_progress_bar()
     hooks: Any = importlib.import_module("accelerate")
     model = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
@@ -69,7 +83,7 @@ def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, ba
         else:
             hooks.disk_offload(model, offloaded, execution_device=torch.device("cpu"))
         tokens: list[tuple[int, ...]] = []
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.process_time()
         for start in range(0, len(prompts), batch):
             ids = torch.tensor(prompts[start : start + batch])
             with torch.inference_mode():
@@ -77,8 +91,38 @@ def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, ba
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
                 )
             tokens += [tuple(row) for row in made[:, ids.shape[1] :].tolist()]
-        seconds = time.perf_counter() - began
-    return len(prompts) * new / seconds, tokens
+        return Theirs(time.perf_counter() - began, time.process_time() - processor, tokens)
+
+
+def beside(
+    folder: Path, prompts: list[list[int]], new: int, where: str, batches: list[int], repeats: int, machine: Machine,
+    *, alone: bool,
+) -> None:  # fmt: skip
+    """Runs both in turns at each number of prompts in a batch, and prints the fastest of each."""
+    own: dict[int, Run] = {}
+    theirs: dict[int, Theirs] = {}
+    for _ in range(repeats):
+        for batch in batches:
+            run = ours(folder, prompts, new, where, batch, machine)
+            own[batch] = min(own.get(batch, run), run, key=lambda each: each.report.seconds)
+            if not alone and where != "device":
+                other = accelerated(folder, prompts, new, where, batch)
+                theirs[batch] = min(theirs.get(batch, other), other, key=lambda each: each.seconds)
+    total = len(prompts) * new
+    for batch, run in own.items():
+        took = f"{run.rate:,.1f} tokens per second, {run.processor_s:.2f} processor seconds"
+        print(f"{where}: ours, batch {batch}: {took}; {run.against_prediction()}")
+    best = min(own.values(), key=lambda each: each.report.seconds)
+    print("\n".join(best.breakdown()), flush=True)
+    for batch, other in theirs.items():
+        same = sum(a == b for a, b in zip(best.tokens, other.tokens, strict=True))
+        took = f"{total / other.seconds:,.1f} tokens per second, {other.processor_s:.2f} processor seconds"
+        print(f"{where}: Accelerate, batch {batch}: {took}; {same} of {len(best.tokens)} texts are equal")
+    if theirs:
+        fastest = min(theirs.values(), key=lambda each: each.seconds)
+        least = min(each.processor_s for each in theirs.values()) / min(each.processor_s for each in own.values())
+        print(f"{where}: best beside best, ours is {fastest.seconds / best.report.seconds:.2f} times as fast;"
+              f" Accelerate takes {least:.2f} times our processor seconds", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -86,6 +130,7 @@ def main() -> None:
     for name, default in (("layers", 8), ("hidden", 512), ("prompts", 64), ("length", 32), ("new-tokens", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--repeats", type=int, default=3, help="the fastest of so many runs counts (default: 3)")
+    parser.add_argument("--batches", type=int, nargs="+", help="prompts in a batch (default: 16, and all)")
     parser.add_argument("--machine", help="a machine file that was measured here")
     parser.add_argument("--alone", action="store_true", help="without Accelerate")
     parser.add_argument("--gpu", action="store_true", help="on a CUDA device, with a checkpoint of OPT-30B's size")
@@ -103,21 +148,10 @@ def main() -> None:
         size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
         print(f"{size / 1e6:.0f} MB of weights, {args.prompts} prompts of {args.length}, {args.new_tokens} new tokens")
         machine = machine_here(args.machine, "cpu", DType.F32, Path(folder))
-        for where, shares in POLICIES.items():
-            runs = [ours(Path(folder), prompts, args.new_tokens, shares, machine) for _ in range(args.repeats)]
-            run = min(runs, key=lambda each: each.report.seconds)
-            print(f"{where}: ours {run.rate:,.1f} tokens per second; {run.against_prediction()}", flush=True)
-            print("\n".join(run.breakdown()))
-            batches = () if args.alone or where == "device" else (min(16, args.prompts), args.prompts)
-            for batch in dict.fromkeys(batches):
-                made = [accelerated(Path(folder), prompts, args.new_tokens, where, batch) for _ in range(args.repeats)]
-                theirs, other = max(made, key=lambda each: each[0])
-                same = sum(a == b for a, b in zip(run.tokens, other, strict=True))
-                print(
-                    f"{where}: Accelerate, batch {batch}, {theirs:,.1f}: ours is {run.rate / theirs:.2f} times as fast;"
-                    f" {same} of {len(run.tokens)} texts are equal",
-                    flush=True,
-                )
+        batches = list(dict.fromkeys(min(batch, args.prompts) for batch in args.batches or (16, args.prompts)))
+        for where in PLACES:
+            new, repeats = args.new_tokens, args.repeats
+            beside(Path(folder), prompts, new, where, batches, repeats, machine, alone=args.alone)
 
 
 if __name__ == "__main__":

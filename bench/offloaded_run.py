@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,12 +37,14 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Run:
-    """`timed` are the events of all blocks, one block after the other; `predicted` are the cost model's seconds."""
+    """`timed` are the events of all blocks, one block after the other; `predicted` are the cost model's seconds,
+    `processor_s` those of all threads while tokens were made."""
 
     tokens: list[tuple[int, ...]]
     report: Report
     timed: list[Timed]
     predicted: float
+    processor_s: float
 
     @property
     def rate(self) -> float:
@@ -94,7 +97,9 @@ def offloaded(folder: Path, prompts: list[list[int]], new: int, request: Request
     seen: defaultdict[int, int] = defaultdict(int)
     made = make_prompts(prompts, model.vocab, None)
     with OffloadedModel(folder, request, made, Settings(max_new_tokens=new), observe=observe) as offloading:
+        began = time.process_time()
         done = sorted(offloading.completions(), key=lambda completion: completion.prompt.index)
+        processor_s = time.process_time() - began
     predicted = 0.0
     if machine is not None:
         dtype = request.dtype or DType.F16
@@ -104,4 +109,4 @@ def offloaded(folder: Path, prompts: list[list[int]], new: int, request: Request
             events: list[Event] = [timed.event for timed in sorted(block, key=lambda timed: timed.event.number)]
             predicted += run_prediction(setting, request.policy, events)[0] if events else 0.0
     timed = [each for block in blocks for each in block]
-    return Run([completion.new_tokens for completion in done], offloading.report, timed, predicted)
+    return Run([completion.new_tokens for completion in done], offloading.report, timed, predicted, processor_s)
