@@ -17,11 +17,15 @@ from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import Setting
 from shardwright.cost.offloading.runtimes import Runtime
 from shardwright.cost.offloading.times import Load, busy_of
+from shardwright.ir.diagnostics import NOWHERE, fault
 
 _ALL = Shares(1.0, 0.0, 0.0)
 _ELSEWHERE = (Shares(0.0, 1.0, 0.0), Shares(0.0, 0.0, 1.0))
 _TIE = 1e-4
 """What a second of a resource that nothing waits for counts beside a second that everything takes."""
+
+_FOR_EVER = 1e30
+"""Seconds that no block takes on a machine that there could be."""
 
 _GROUPS = ("weights", "cache", "hidden")
 
@@ -128,11 +132,18 @@ def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
 
 
 def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:
-    """Busy seconds of prefill and of decode."""
+    """Busy seconds of prefill and of decode. Raises where they are more than the solver can reckon with."""
     runtime = replace(setting.runtime, whole_tensors=False)
     rates = replace(setting.rates, disk_step_s=0.0)
     made = [busy_of(setting.stage, each, runtime, rates) for each in _corners(policy)]
     names = [item.name for item in fields(Load)]
+    if any(not getattr(load, name) < _FOR_EVER for busy in made for load in busy for name in names):
+        raise fault(
+            "bad-rate",
+            f"at the rates of {setting.machine.name} and {setting.runtime.name} a block takes {_FOR_EVER:g} s or more",
+            NOWHERE,
+            "rates are bytes and operations a second; one of them is far too low",
+        )
     prefill, decode = (
         {name: _affine([getattr(busy[phase], name) for busy in made]) for name in names} for phase in range(2)
     )

@@ -16,6 +16,7 @@ from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.search import fastest
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.models.built_in import built_in
 from shardwright.prediction.frontier_plot import draw_frontier
 from shardwright.prediction.offload_rows import (
@@ -147,6 +148,14 @@ def test_a_bound_on_the_time_of_a_block_is_met_and_costs_throughput() -> None:
     assert rates == sorted(rates)
     assert plans[720].tokens_per_s >= 0.36  # the paper's block of 8, 693 s
     assert plans[1300].tokens_per_s > 1
+
+
+def test_rates_that_no_machine_has() -> None:
+    machine = load_machine("t4")
+    link = replace(machine.host_link, to_device_bytes_per_s=1e-300)
+    setting = setting_of(built_in("opt-1.3b").model, replace(machine, host_link=link), FLEXGEN, 64, 8)
+    with pytest.raises(DiagnosticError, match="at the rates of t4 and flexgen a block takes 1e\\+30 s or more"):
+        best_plan(setting)
 
 
 def test_whole_tensors_that_round_far_still_fit() -> None:
