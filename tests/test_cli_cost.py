@@ -110,6 +110,37 @@ def test_fit(shardwright: Callable) -> None:
     assert 0.99 * left / per_position < made["longest_context"] <= left / per_position
 
 
+def test_a_model_is_told_apart_from_a_program(shardwright: Callable, tmp_path: Path) -> None:
+    """Options of the other kind would say nothing, and are refused."""
+    for option in (("--generate", "4"), ("--mesh", "x=2"), ("--passes", ""), ("--micro-batches", "2")):
+        got = shardwright("cost", "opt-125m", "--chip", "h100", *option)
+        assert (got.status, f"error: {option[0]} is for a FILE.shard\n" in got.err) == (2, True)
+    got = shardwright("cost", layer(tmp_path), "--chip", "h100", "--batch", "2")
+    assert (got.status, "--batch is for a MODEL, and a program has its own sizes" in got.err) == (2, True)
+
+
+def test_models_that_cannot_be_priced_so(shardwright: Callable) -> None:
+    unknown = shardwright("cost", "opt125m", "--chip", "h100")
+    assert unknown.err.startswith("opt125m: error: there is no model opt125m [unknown-model]\n")
+    for command in ("cost", "fit"):
+        long = shardwright(command, "opt-125m", "--chip", "h100", "--context", "2049")
+        assert (long.status, long.err.splitlines()) == (
+            1,
+            ["opt-125m: error: 2049 positions, and opt-125m has 2048 [too-long]", "note: give --context 2048 or less"],
+        )
+    assert json.loads(shardwright("fit", "opt-125m", "--chip", "h100", "--json").out)["longest_context"] == 2048
+
+
+def test_what_a_layout_does_not_split_is_said(shardwright: Callable) -> None:
+    got = shardwright("cost", "opt-125m", "--chip", "h100", "--chips", "5")
+    assert got.out.endswith(
+        "\n\nF=3072 is not split over x=5: not divisible\n"
+        "H=12 is not split over x=5: not divisible\nV=50272 is not split over x=5: not divisible\n"
+    )
+    made = json.loads(shardwright("fit", "opt-125m", "--chip", "h100", "--chips", "5", "--json").out)
+    assert made["dropped"][0] == "F=3072 is not split over x=5: not divisible"
+
+
 def test_what_fits_nowhere(shardwright: Callable) -> None:
     got = shardwright("fit", "llama-65b", "--chip", "t4")
     assert got.status in (0, 1)

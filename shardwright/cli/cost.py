@@ -8,6 +8,7 @@ from shardwright.cli.options import add_json, add_sizes, positive
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from shardwright.cli.options import Parser, Subparsers
     from shardwright.cost.chips import Chip
@@ -56,6 +57,30 @@ def add_parser(subparsers: Subparsers) -> None:
     model.add_argument("--attention", choices=("head", "batch"), default="head", help="default: head")
     model.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="default: bf16")
     add_json(parser)
+    parser.check(_misplaced)
+
+
+_OF_PROGRAMS: Mapping[str, object] = {
+    "func": None, "generate": None, "passes": None, "mesh": {}, "dim": {}, "micro_batches": 1,
+}  # fmt: skip
+_OF_MODELS: Mapping[str, object] = {
+    "chips": 1, "phase": "decode", "batch": 1, "context": 2048, "layout": None, "attention": "head", "weights": "bf16",
+}  # fmt: skip
+"""Options that go with the one or the other, and what they are where they are not given."""
+
+
+def _is_program(file: str) -> bool:
+    return file == "-" or file.endswith(".shard")
+
+
+def _misplaced(args: argparse.Namespace) -> str | None:
+    """An option of programs given with a model, or one of models with a program, where it would say nothing."""
+    program = _is_program(args.file)
+    for name, default in (_OF_MODELS if program else _OF_PROGRAMS).items():
+        if getattr(args, name) != default:
+            option = f"--{name.replace('_', '-')}"
+            return f"{option} is for a {'MODEL, and a program has its own sizes' if program else 'FILE.shard'}"
+    return None
 
 
 def add_chip(parser: Parser, *, required: bool = True) -> None:
@@ -90,36 +115,44 @@ def execute(args: argparse.Namespace) -> int:
     """Print a table for each function, or one JSON object with `--json`."""
     chip, constants = chip_and_constants(args)
     generated = None
-    if args.file == "-" or args.file.endswith(".shard"):
+    dropped: tuple[str, ...] = ()
+    if _is_program(args.file):
         costs, generated = _of_program(args, chip, constants)
     else:
-        costs = [_of_model(args, chip, constants)]
+        cost, dropped = _of_model(args, chip, constants)
+        costs = [cost]
     if args.json:
         from shardwright.cli.output import print_json
 
-        print_json(_as_json(costs, generated))
+        print_json(_as_json(costs, generated) | ({"dropped": list(dropped)} if dropped else {}))
     else:
         print("\n\n".join(_table(cost, constants) for cost in costs))
+        if dropped:
+            print("".join(f"\n{sentence}" for sentence in dropped))
         if generated is not None:
             print(f"\n{_generation_text(generated, args.generate)}")
     return 0
 
 
-def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> Cost:
-    """One call of a phase of a model, with its published size."""
+def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[Cost, tuple[str, ...]]:
+    """One call of a phase of a model, with its published size, and what the layout does not split."""
     from dataclasses import replace
 
-    from shardwright.prediction.models import model_of
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.prediction.models import check_positions, model_of
     from shardwright.prediction.phases import phase_cost
-    from shardwright.prediction.programs import Deployment
+    from shardwright.prediction.programs import Deployment, fitted_layout
     from shardwright.prediction.rows import preset_of, torus_mesh
 
-    found = model_of(args.file)
+    with located(Source(args.file, "")):
+        found = model_of(args.file)
+        check_positions(found.model, args.context)
     layout = args.layout or preset_of(chip)
     mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
     deployment = Deployment(found.model, mesh, layout, args.attention, args.weights)
-    cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
-    return replace(cost, parameters=round(found.parameters))
+    with located(Source(args.file, "")):
+        cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
+    return replace(cost, parameters=round(found.parameters)), fitted_layout(deployment, args.batch).dropped
 
 
 def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[list[Cost], GenerationCost | None]:

@@ -39,9 +39,10 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.prediction.models import model_of
     from shardwright.prediction.rows import preset_of
 
-    chip, model = load_named_chip(args.chip), model_of(args.model)
+    chip = load_named_chip(args.chip)
     layout = args.layout or preset_of(chip)
     with located(Source(args.model, "")):
+        model = model_of(args.model)
         found = fitting(model.model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
     mesh, memory = found.deployment.mesh, found.memory
     fits = memory.peak <= chip.memory_bytes
@@ -62,6 +63,7 @@ def execute(args: argparse.Namespace) -> int:
                 "memory_bytes_per_chip": chip.memory_bytes,
                 "largest_batch": found.largest_batch,
                 "longest_context": found.longest_context,
+                "dropped": list(found.dropped),
             }
         )
         return 0
@@ -75,5 +77,6 @@ def execute(args: argparse.Namespace) -> int:
         f" {verdict} {bytes_text(chip.memory_bytes)}\n"
         f"largest batch    {found.largest_batch} at context {args.context}\n"
         f"longest context  {found.longest_context} at batch {args.batch}"
+        + "\n".join(("\n" if found.dropped else "", *found.dropped))
     )
     return 0

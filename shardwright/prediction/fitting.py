@@ -10,7 +10,8 @@ from shardwright.cost.memory import Memory, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
-from shardwright.prediction.programs import Deployment, Weights, phase_program
+from shardwright.prediction.models import check_positions, longest_context, parameters_of
+from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
 from shardwright.prediction.rows import torus_mesh
 
 _MOST_CHIPS = 4096
@@ -19,12 +20,14 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Fitting:
-    """What decode needs on a number of chips, and the most that fits there; 0 where not even one does."""
+    """What decode needs on a number of chips, and the most that fits there; 0 where not even one does. `dropped`
+    says what is not split, since it does not divide."""
 
     deployment: Deployment
     memory: Memory
     largest_batch: int
     longest_context: int
+    dropped: tuple[str, ...]
 
 
 def n_chips_of(chip: Chip) -> Iterator[int]:
@@ -47,6 +50,8 @@ def fitting(
 
     Batches are multiples of the chips where attention is over the batch. Raises where no number of chips is enough.
     """
+    check_positions(model, context)
+    most = longest_context(model)
     bounded = weight_bytes(model, weights)
     for n in [n_chips] if n_chips is not None else n_chips_of(chip):
         if n_chips is None and n * chip.memory_bytes < bounded:
@@ -66,9 +71,12 @@ def fitting(
             return decode_memory(deployment, count * step, context).peak <= chip.memory_bytes
 
         def context_fits(positions: int, deployment: Deployment = deployment) -> bool:
+            if most is not None and positions > most:
+                return False
             return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
 
-        return Fitting(deployment, memory, step * largest(batch_fits), largest(context_fits))
+        dropped = fitted_layout(deployment, batch).dropped
+        return Fitting(deployment, memory, step * largest(batch_fits), largest(context_fits), dropped)
     raise fault(
         "does-not-fit",
         f"{model.architecture} does not fit on any number of {chip.name} that its sizes divide over",
@@ -85,8 +93,6 @@ def decode_memory(deployment: Deployment, batch: int, context: int) -> Memory:
 
 def weight_bytes(model: Model, weights: Weights) -> int:
     """Of all weights together, without scales."""
-    from shardwright.prediction.models import parameters_of
-
     return parameters_of(model) * (1 if weights == "int8" else 2)
 
 

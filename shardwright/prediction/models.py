@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.config import read_config
-from shardwright.models.description import Model
+from shardwright.models.description import Learned, Model
 from shardwright.models.weights import model_weights
 
 
@@ -24,3 +25,16 @@ def parameters_of(model: Model) -> int:
     """Elements of all weights of its program."""
     sizes = model.sizes(1, 1)
     return sum(prod(int(sizes[dim]) for dim in weight.dims) for weight in model_weights(model))
+
+
+def longest_context(model: Model) -> int | None:
+    """How many positions a model has, None where they are not of a table."""
+    return model.positions.size if isinstance(model.positions, Learned) else None
+
+
+def check_positions(model: Model, positions: int) -> None:
+    """Raises where a model whose positions are of a table has not so many."""
+    longest = longest_context(model)
+    if longest is not None and positions > longest:
+        found = f"{positions} positions, and {model.architecture} has {longest}"
+        raise fault("too-long", found, NOWHERE, f"give --context {longest} or less")

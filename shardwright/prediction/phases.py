@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.calibration import Sample, predicted_s
@@ -44,9 +44,15 @@ def phase_cost(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int,
     constants: Constants | None = None,
 ) -> Cost:  # fmt: skip
-    """The cost of one call of `prefill` or `decode` with a cache of `context` positions."""
-    program = phase_program(deployment, phase, batch, length, context)
-    return cost_of(program, program.func(phase), chip, constants)
+    """The cost of one call of `prefill` or `decode` with a cache of `context` positions, of a batch that is rounded up
+    where that takes less time; tokens are those of the batch itself."""
+    tokens = batch * (length if phase == "prefill" else 1)
+
+    def of_batch(padded: int) -> Cost:
+        program = phase_program(deployment, phase, padded, length, context)
+        return replace(cost_of(program, program.func(phase), chip, constants), tokens=tokens)
+
+    return min(map(of_batch, batches_of(deployment, batch)), key=lambda cost: cost.time_s)
 
 
 def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
@@ -90,11 +96,9 @@ def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: 
 
 
 def batches_of(deployment: Deployment, batch: int) -> list[int]:
-    """A batch, and those that it may be padded to where it is split: on 64 chips 96 sequences divide over 16, and there
-    are enough of them for all 64, as 128."""
+    """A batch, and those that it may be padded to: on 64 chips 96 sequences divide over 16, and there are enough of
+    them for all 64, as 128."""
     mesh = deployment.mesh
-    if deployment.attention != "batch" and not deployment.layout.startswith("wg"):
-        return [batch]
     filled, over, made = mesh.product(batch_axes(mesh, batch)), 1, [batch]
     for axis in mesh:
         over *= mesh[axis]

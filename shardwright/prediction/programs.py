@@ -106,11 +106,11 @@ def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wan
     mesh = deployment.mesh
     axes = batch_axes(mesh, batch)
     packed = len(axes) == len(mesh) or not deployment.layout.startswith("wg")
-    asked = _fitted(deployment, batch)
+    asked = fitted_layout(deployment, batch)
     standard = Mesh(tuple(zip(mesh.axes, _STANDARD.get(len(mesh), mesh.values()), strict=True)))
     for own in dict.fromkeys((standard, mesh)):
         sample, least = replace(deployment, mesh=own), own.product(axes)
-        if _alike(_fitted(sample, least), asked):
+        if _alike(fitted_layout(sample, least), asked):
             yield _wanted(sample, phase, least, packed=packed)
     yield _wanted(deployment, phase, batch, packed=packed)
     if packed:
@@ -118,7 +118,8 @@ def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wan
 
 
 @lru_cache(maxsize=4096)
-def _fitted(deployment: Deployment, batch: int) -> Layout:
+def fitted_layout(deployment: Deployment, batch: int) -> Layout:
+    """The layout as far as the model's sizes and the batch divide over the mesh."""
     model = deployment.model
     sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
     heads = model.attention.query_dims

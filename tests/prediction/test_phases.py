@@ -9,7 +9,7 @@ from shardwright.cost.calibration import Sample, predicted_s
 from shardwright.cost.chips import load_chip
 from shardwright.cost.program_cost import mfu
 from shardwright.models.built_in import built_in
-from shardwright.prediction.phases import Workload, demands
+from shardwright.prediction.phases import Workload, demands, phase_cost
 from shardwright.prediction.programs import Deployment, Phase
 from shardwright.prediction.rows import torus_mesh
 
@@ -34,6 +34,17 @@ def grows(times: Sequence[float], sizes: Sequence[float]) -> bool:
 def test_decode_with_the_batch() -> None:
     batches = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 200, 256, 300, 512, 1000, 1024)
     assert grows([seconds("decode", 64, batch) for batch in batches], batches)
+
+
+def test_a_batch_that_does_not_divide_over_chips_is_rounded_up_in_every_layout() -> None:
+    """63 sequences run as 64, also where attention is over the heads, whose 32 are fewer than the chips."""
+    deployment = Deployment(built_in("llama-2-7b").model, torus_mesh(CHIP, 64), "ws2d", "head")
+    odd, even = (phase_cost(deployment, CHIP, "decode", batch, 1, 2048) for batch in (63, 64))
+    assert odd.time_s == even.time_s
+    assert (odd.tokens, even.tokens) == (63, 64)
+    workloads = [Workload(batch, 2048, 1) for batch in (63, 64)]
+    both = [demands(deployment, CHIP, "decode", workload) for workload in workloads]
+    assert len({predicted_s(Sample(1.0, made), CHIP.constants) for made in both}) == 1
 
 
 def test_decode_with_the_context() -> None:
