@@ -39,11 +39,12 @@ class Memory:
     working: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, what: str, nbytes: int) -> None:
-        """Takes bytes for `what`. Raises a `DiagnosticError` that names it and the policy where they are not there."""
+    def take(self, what: str, nbytes: int, *notes: str) -> None:
+        """Takes bytes for `what`. Raises a `DiagnosticError` that names it and the policy where they are not there,
+        with further `notes`."""
         with self._lock:
             if self.cap is not None and self.used + nbytes > self.cap:
-                raise self._above_cap(what, nbytes, self.cap)
+                raise self._above_cap(what, nbytes, self.cap, *notes)
             self.used += nbytes
             self.peak = max(self.peak, self.used + self.working)
 
@@ -64,19 +65,21 @@ class Memory:
         size = "" if nbytes is None else f": {sized(nbytes)}"
         return self._fault(f"{what}{size} {self._place}, which has no more left; {sized(self.used)} are taken")
 
-    def _above_cap(self, what: str, nbytes: int, cap: int) -> DiagnosticError:
-        return self._fault(f"{what}: {sized(nbytes)} {self._place}, where {sized(self.used)} of {sized(cap)} are taken")
+    def _above_cap(self, what: str, nbytes: int, cap: int, *notes: str) -> DiagnosticError:
+        there = f"{sized(nbytes)} {self._place}, where {sized(self.used)} of {sized(cap)} are taken"
+        return self._fault(f"{what}: {there}", *notes)
 
     @property
     def _place(self) -> str:
         return "on disk" if self.tier is Tier.DISK else f"on the {self.tier}"
 
-    def _fault(self, message: str) -> DiagnosticError:
+    def _fault(self, message: str, *notes: str) -> DiagnosticError:
         made = fault(
             "out-of-memory",
             message,
             NOWHERE,
             f"the policy is {self.policy}",
             f"place less there, take smaller batches, or give a larger {_OPTIONS[self.tier]}",
+            *notes,
         )
         return OutOfMemoryError(made, self.tier)

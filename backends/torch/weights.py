@@ -182,6 +182,15 @@ class Weights:
         needed[Tier.DISK] = sum(k.bytes_on(Tier.DISK) for k in kept if k.coding.in_4_bits)
         return needed
 
+    def first_beyond(self, tier: Tier, nbytes: int) -> str | None:
+        """The first weight that does not fit into so many bytes of a memory after those before it; None where the
+        weights do, and their buffers may not."""
+        for kept in self._kept.values():
+            nbytes -= kept.bytes_on(tier) if tier is not Tier.DISK or kept.coding.in_4_bits else 0
+            if nbytes < 0:
+                return kept.what
+        return None
+
     def _buffer_bytes(self) -> tuple[int, int]:
         slot, ring = self._extents
         return sum(slot), 0 if self.tiers.in_place else sum(ring)

@@ -172,16 +172,17 @@ class OffloadedModel:
         from shardwright.backends.torch.memory import Memory
 
         policy = self.request.policy
-        needed = {("weights", tier): nbytes for tier, nbytes in self.weights.needed().items()}
+        weights = self.weights.needed()
         blocks = list(self._blocks())
         batches = {number: self._batch(number, bucket) for number, bucket in (blocks[0] if blocks else ())}
         peaks = cache_peaks(batches, self._order(list(batches)).passes, self.runtime.options)
-        needed |= {("keys and values of a block", tier): nbytes for tier, nbytes in peaks.items()}
         for tier in Tier:
-            memory = Memory(tier, self.tiers.memories[tier].cap, str(policy))
-            for what in ("weights", "keys and values of a block"):
-                memory.take("the model's weights, with the buffers for two layers" if what == "weights" else what,
-                            needed[what, tier])  # fmt: skip
+            cap = self.tiers.memories[tier].cap
+            memory = Memory(tier, cap, str(policy))
+            first = None if cap is None else self.weights.first_beyond(tier, cap)
+            notes = () if first is None else (f"the first for which there is no room is {first}",)
+            memory.take("the model's weights, with the buffers for two layers", weights[tier], *notes)
+            memory.take("keys and values of a block", peaks[tier])
 
     def _batch(self, number: int, bucket: Bucket) -> Batch:
         from shardwright.backends.torch.batches import Batch

@@ -44,6 +44,8 @@ def test_caps_are_kept_and_named(checkpoint: Callable[..., Path]) -> None:
         "the model's weights, with the buffers for two layers: 47.4 kB on the host, where 0 B of 10 kB are taken"
     )
     assert diagnostic.notes[0].message == "the policy is 2 x 2, 0, 50, 0, 50, 0, 100"
+    # Half of embed, attention_norm, wq, wk and wv: 6144 + 64 + 2048 + 512 + 512 bytes; then half of wo, 2048.
+    assert diagnostic.notes[-1].message == "the first for which there is no room is wo of layer 0"
 
 
 @pytest.mark.parametrize(
