@@ -174,6 +174,20 @@ def test_calibrate_from_rows_writes_a_chip_file(shardwright: Callable, tmp_path:
     assert "d2 has rows of a100-80g and tpu-v4 [several-chips]" in several.err
 
 
+def test_rows_that_no_chip_can_have_run(shardwright: Callable, tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    head = "model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n"
+    for time, said in (("0.0001", "1e-07 s, where"), ("1e12", "1e+09 s, where")):
+        own.write_text(f"{head}palm-8b,8,tpu-v4,20,8,4,total,{time}\n")
+        got = shardwright("calibrate", "--from", str(own))
+        assert (got.status, got.out) == (1, "")
+        assert f"own.csv:2:1: error: palm-8b 8 chips, batch 4, total took {said} the datasheet's rates give" in got.err
+    own.write_text(f"{head}palm-8b,8,tpu-v4,20,8,4,total,OOM\n")
+    assert "own.csv has no measured times [no-rows]" in shardwright("calibrate", "--from", str(own)).err
+    own.write_text(f"{head}palm-8b,8,tpu-v4,20,,4,prefill,10\n")
+    assert "1 rows do not tell 6 constants apart" in shardwright("calibrate", "--from", str(own)).out
+
+
 def test_a_picture_coloured_by_time(shardwright: Callable, tmp_path: Path) -> None:
     out = tmp_path / "layer.dot"
     assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost", "--chip", "tpu-v4").status == 0

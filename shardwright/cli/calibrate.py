@@ -60,12 +60,15 @@ def _from_rows(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, write_output
     from shardwright.cost.calibration import calibrate
     from shardwright.cost.chips import chip_text
+    from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.chip_file import with_constants
-    from shardwright.prediction.reproduction import sample_of
+    from shardwright.prediction.reproduction import credible
+    from shardwright.prediction.rows import file_source
 
     rows = _rows(args.rows, args.chip)
     chip = rows[0].chip
-    fit = calibrate([sample_of(row) for row in rows])
+    with located(file_source(args.rows) if args.rows.endswith(".csv") else Source(args.rows, "")):
+        fit = calibrate([credible(row) for row in rows])
     if args.output:
         source = f"least squares on {len(rows)} rows: shardwright calibrate --from {args.rows} --chip {chip.name}"
         write_output(args.output, with_constants(chip_text(args.chip or chip.name), fit.constants, source))
@@ -98,7 +101,7 @@ def _rows(name: str, chip: str | None) -> list[Row]:
     chips = sorted({row.chip.name for row in rows})
     with located(Source("--from", "")):
         if not rows:
-            raise fault("no-rows", f"{name} has no rows of {chip}", NOWHERE)
+            raise fault("no-rows", f"{name} has no measured times" + (f" of {chip}" if chip else ""), NOWHERE)
         if len(chips) > 1:
             raise fault("several-chips", f"{name} has rows of {' and '.join(chips)}", NOWHERE, f"add --chip {chips[0]}")
     if found and found[0].table == "d2":
@@ -112,6 +115,11 @@ def _text(chip: str, count: int, fit: Fit) -> str:
     lines = [f"{chip}, {count} rows", ""]
     lines += [f"{name:<20} {value:.4g}" for name, value in asdict(fit.constants).items()]
     worst = max(abs(error) for error in fit.errors)
+    if count < len(asdict(fit.constants)):
+        lines += [
+            "",
+            f"{count} rows do not tell {len(asdict(fit.constants))} constants apart: most are what such chips usually reach",
+        ]
     lines += ["", f"median error {100 * fit.median_abs_error:.1f} %, largest {100 * worst:.1f} %"]
     return "\n".join(lines)
 

@@ -49,6 +49,22 @@ def sample_of(row: Row, constants: Constants | None = None) -> Sample:
     return Sample(row.measured_s, tuple(made))
 
 
+def credible(row: Row) -> Sample:
+    """`sample_of` a row whose time says something of its chip.
+
+    Raises where it is less than half of what the chip's units and memory take at their datasheet's rates, everything
+    else for nothing, or more than a thousand times what all of it takes there.
+    """
+    sample = sample_of(row)
+    least = sum(n * max(d.compute_s, d.vector_s, d.memory_s) for n, d in sample.demands)
+    most = predicted_s(sample, DATASHEET)
+    if not least / 2 <= row.measured_s <= 1000 * most:
+        took = f"{row.measured_s:.3g} s, where the datasheet's rates give {least:.3g} to {most:.3g} s"
+        note = "is the time in the unit of its column and of all output tokens, and did this model run on these chips?"
+        raise fault("bad-row", f"{row.name} took {took}", row.span, note)
+    return sample
+
+
 def calibration_rows(group: str) -> list[Row]:
     """The rows of table D.2 that the constants of a group are fitted on: of Pope et al.'s system PaLM's alone."""
     rows = [row for row in published("d2") if row.group == group]

@@ -213,7 +213,8 @@ def _latency_row(line: _Line) -> Row | None:
         return None
     phases = line.choice("phase", _PHASES)
     model = _model(line, line.text("model"))
-    generated = line.count("output_tokens", least=0 if phases == ("prefill",) else 1)
+    prefill = phases == ("prefill",)
+    generated = line.count("output_tokens", 0 if prefill else None, least=0 if prefill else 1)
     workload = Workload(line.count("batch"), line.count("input_tokens"), generated)
     over = "batch" if model.model.attention.kv_heads == 1 else "head"
     return _row(line, line.text("system"), seconds, model, line.chip(), phases, workload, "", over)
