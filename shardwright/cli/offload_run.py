@@ -42,6 +42,7 @@ def add_run(parser: Parser) -> None:
     add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
     add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
+    add("--weights", choices=("int8", "int4"), help="keep weights in so many bits: int4; the cache as it is")
     for tier in ("device", "host", "disk"):
         add(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
     add("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
@@ -136,6 +137,11 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
             raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
+        if args.weights == "int8":
+            note = "--weights int4 takes half as much; generate --weights int8 has them"
+            raise fault(
+                "bad-setting", "weights that are offloaded are in 4 bits or as they are, not in 8", NOWHERE, note
+            )
         if gpus > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     config = read_config(args.model)
@@ -333,7 +339,9 @@ def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Ro
     from shardwright.cli.offload_program import read_policy
 
     policy = _planned(args, prompts, gpus, room) if args.policy is None else read_policy(args.policy)
-    return replace(policy, quantized_weights=True, quantized_cache=True) if args.compress else policy
+    if args.compress:
+        return replace(policy, quantized_weights=True, quantized_cache=True)
+    return replace(policy, quantized_weights=True) if args.weights else policy
 
 
 def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:

@@ -73,3 +73,21 @@ def test_room_shrinks_where_a_memory_did_not_suffice() -> None:
     while first.can_shrink(Tier.DEVICE):
         first, steps = first.less(Tier.DEVICE), steps + 1
     assert steps == 8
+
+
+def test_weights_alone_in_4_bits(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Asked for by --weights, or by the file of a plan that has it so."""
+    numbers = ("--policy", "4,2,0,100,0,0,100,0")
+    packed, found = run("packed.jsonl", *numbers, "--weights", "int4", "--json")
+    whole, _ = run("whole.jsonl", *numbers, "--json")
+    both, _ = run("both.jsonl", *numbers, "--compress", "4bit", "--json")
+    peaks = [json.loads(got.out)["peak_bytes"] for got in (packed, whole, both)]
+    # Of weights, on the host, less than half; of the cache, on disk, all.
+    assert peaks[0]["host"] < 0.5 * peaks[1]["host"]
+    assert peaks[0]["disk"] == peaks[1]["disk"] > peaks[2]["disk"]
+    plan = tmp_path / "plan.json"
+    policy = json.loads(packed.out)["policy"]
+    plan.write_text(json.dumps({"policy": policy, "compressed": {"weights": True, "cache": False}}))
+    assert run("planned.jsonl", "--policy", str(plan))[1] == found
+    eight, _ = run("eight.jsonl", *numbers, "--weights", "int8")
+    assert (eight.status, eight.err.startswith("offload: error: weights that are offloaded are in 4 bits")) == (1, True)
