@@ -127,7 +127,9 @@ class TreeFactor:
             descend(len(served) - 1, home)
         moving = iter(layouts)
         chosen = [home, *(home if stays else next(moving) for stays in self.rigid)]
-        return [int(np.searchsorted(place, layout)) for place, layout in zip(self.places, chosen, strict=True)]
+        # Where rigid uses contradict each other or home nothing is allowed, and any choice costs as much.
+        at = [int(np.searchsorted(place, layout)) for place, layout in zip(self.places, chosen, strict=True)]
+        return [min(i, len(place) - 1) for i, place in zip(at, self.places, strict=True)]
 
     def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
         """For each variable and each of its choices, the least cost of the factor with that choice."""
