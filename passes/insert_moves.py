@@ -80,7 +80,7 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
         made: list[Statement] = []
         kind = source
         # No movement stores in several memories: the demand for the type stays as the statement that does.
-        spread = target.placement.tier is None and source.placement != target.placement
+        spread = target.placement.tier is None
         goal = replace(target, placement=ON_DEVICE) if spread else target
         steps = plan(source, goal, program.mesh, digits.beside(orders, func), pinned=digits.pinned).steps
         for i, step in enumerate(steps):

@@ -57,7 +57,8 @@ class Offload(Pass):
     A fetch stands in the innermost loop that uses the value, just before its first use there, and serves all uses in
     that block until the value is set anew, or a loop comes between. What goes to several memories is stored by a demand
     for its type, since `store` names one. When each movement happens, beside which computation, is the schedule's to
-    say ([offload-runtime.md](offload-runtime.md)).
+    say ([offload-runtime.md](offload-runtime.md)). Raises where state that is shared along a loop's dimension is set in
+    that loop.
     """
 
     name: ClassVar[str] = "offload"
@@ -96,6 +97,20 @@ def _offloaded(program: Program, func: Func) -> Func:
     return replace(func, body=tuple(body), returns=tuple(returns))
 
 
+def _check_slice(statement: SetState, scope: Scope) -> None:
+    """Raises where a slice of state is set that lies in one memory or in another, by the trip."""
+    kind, (whole, _) = scope.type_of(statement.state), scope.values[statement.state]
+    along = kind.placement.along if kind.placement is not None else None
+    if along is not None and along not in kind.names:
+        raise fault(
+            "bad-placement",
+            f"{statement.state}: {whole} is set in a loop over {along}, where a slice is in one memory or in another by"
+            " its index",
+            statement.span,
+            f"share it along a dimension other than {along}",
+        )
+
+
 def _home(kind: ValueType) -> Placement:
     return kind.placement or ON_DEVICE
 
@@ -129,6 +144,7 @@ class _Writer:
                 case Let():
                     made.extend(self.let(statement, scope, made, here))
                 case SetState():
+                    _check_slice(statement, scope)
                     operand = self.stored(statement.operand, scope, scope.type_of(statement.state), made)
                     made.append(replace(statement, operand=operand))
                     here.pop(statement.state, None)
@@ -143,9 +159,13 @@ class _Writer:
     def let(self, statement: Let, scope: Scope, made: list[Statement], here: dict[str, str]) -> list[Statement]:
         if isinstance(statement.operation, Alias):  # itself a change of home, where its result has another one
             name = str(statement.operands[0])
-            if _home(statement.result.type) == _home(scope.type_of(name)) or _home(statement.result.type) != ON_DEVICE:
+            kind, wanted = scope.type_of(name), statement.result.type
+            if _home(wanted) == _home(kind) or _home(wanted) != ON_DEVICE:
                 return [statement]
-            return [replace(statement, operation=Fetch())]
+            if replace(kind, placement=wanted.placement) == wanted:
+                return [replace(statement, operation=Fetch())]
+            # Another layout is demanded, and a fetch changes none: what is fetched is resharded.
+            return [replace(statement, operands=(self.fetched(name, scope, made, here),))]
         if _stays(statement, scope):
             return [statement]
         operands = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,13 +53,13 @@ class Home:
     def save(self, tensor: Tensor, part: Part) -> None:
         """Writes a slice from the device."""
         at = self._axis(part)
-        for rows in self.rows:
+        for rows, within in self._parts(part):
             source = tensor if at is None else tensor.narrow(at, rows.start, rows.count)
             if rows.tier is not Tier.DISK:
-                self._kept[rows.tier][part].copy_(source)
+                self._kept[rows.tier][within].copy_(source)
                 continue
-            whole = self._from_disk(rows) if part != (slice(None),) * len(part) else source.cpu().contiguous()
-            whole[part].copy_(source)
+            whole = self._from_disk(rows) if within != (slice(None),) * len(part) else source.cpu().contiguous()
+            whole[within].copy_(source)
             assert self._disk is not None
             self.tiers.spill.write(self.what, whole, self._disk)
 
@@ -68,9 +68,9 @@ class Home:
         import torch
 
         pieces: list[Tensor] = []
-        for rows in self.rows:
+        for rows, within in self._parts(part):
             kept = self._from_disk(rows) if rows.tier is Tier.DISK else self._kept[rows.tier]
-            pieces.append(kept[part].to(self.tiers.device, copy=True))
+            pieces.append(kept[within].to(self.tiers.device, copy=True))
         at = self._axis(part)
         return pieces[0] if len(pieces) == 1 or at is None else torch.cat(pieces, dim=at)
 
@@ -82,9 +82,19 @@ class Home:
         self.tiers.spill.read(self.what, read, self._disk)
         return read
 
+    def _parts(self, part: Part) -> Iterator[tuple[Rows, Part]]:
+        """The rows that have something of a slice, and which slice of them that is: one index along the dimension that
+        is shared out is in one of the memories."""
+        index = part[self.along] if part else slice(None)
+        for rows in self.rows:
+            if isinstance(index, slice):
+                yield rows, part
+            elif rows.start <= index < rows.start + rows.count:
+                yield rows, (*part[: self.along], index - rows.start, *part[self.along + 1 :])
+
     def _axis(self, part: Part) -> int | None:
         """The dimension of the slice along which it is spread, where it is."""
-        if not self.extents or len(self.rows) == 1:
+        if not self.extents or len(self.rows) == 1 or not isinstance(part[self.along], slice):
             return None
         return sum(isinstance(index, slice) for index in part[: self.along])
 
