@@ -180,6 +180,9 @@ class Table:
         if key not in self._taken:
             self._taken.append(key)
         if key not in self.values:
+            meant = did_you_mean(key, [other for other in self.values if other not in self._taken])
+            if meant is not None:
+                raise self.unknown(meant, [key])
             where = f"[{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else "the file"
             raise fault("missing-key", f"{where} lacks the key `{key}`", self.span(None))
         return self.values[key]

@@ -115,11 +115,9 @@ def _text(chip: str, count: int, fit: Fit) -> str:
     lines = [f"{chip}, {count} rows", ""]
     lines += [f"{name:<20} {value:.4g}" for name, value in asdict(fit.constants).items()]
     worst = max(abs(error) for error in fit.errors)
-    if count < len(asdict(fit.constants)):
-        lines += [
-            "",
-            f"{count} rows do not tell {len(asdict(fit.constants))} constants apart: most are what such chips usually reach",
-        ]
+    if count < (number := len(asdict(fit.constants))):
+        told = f"{count} rows do not tell {number} constants apart"
+        lines += ["", f"{told}: most are what such chips usually reach"]
     lines += ["", f"median error {100 * fit.median_abs_error:.1f} %, largest {100 * worst:.1f} %"]
     return "\n".join(lines)
 

@@ -190,7 +190,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
     [
         (
             "memory_bytes_per_s = 1e9",
-            "memory_byte_per_s = 1e9",
+            "",
             'mine.toml:1:1: error: the file lacks the key `memory_bytes_per_s` [missing-key]\n  name = "mine"\n  ^',
         ),
         (
@@ -202,8 +202,16 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "note: did you mean `memory`?",
         ),
         (
-            "hop_latency_s",
-            "hop_latency",
+            "memory_bytes_per_s = 1e9",
+            "memory_byte_per_s = 1e9",
+            "mine.toml:3:1: error: unknown key `memory_byte_per_s` [unknown-key]\n"
+            "  memory_byte_per_s = 1e9\n"
+            "  ^^^^^^^^^^^^^^^^^\n"
+            "note: did you mean `memory_bytes_per_s`?",
+        ),
+        (
+            "hop_latency_s = 1e-6",
+            "",
             "mine.toml:8:1: error: [interconnect] lacks the key `hop_latency_s` [missing-key]\n"
             "  [interconnect]\n"
             "  ^^^^^^^^^^^^^^",
