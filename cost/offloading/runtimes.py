@@ -58,12 +58,15 @@ class Runtime:
     weights and cache in 4 bits.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
-    device goes over the cache, `score_bytes` the traffic of one attention score in prefill. `store_cache_bytes_per_s`,
-    `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of
-    weights that are not at home on the device lie there while the model runs, and the cache of the device lies there
-    `cache_copies` times. `reserve_bytes` of the device are taken by the runtime itself. `step_overhead_s` is added to
-    each step, where copies run ahead to its computation. `shares_device` is the part of the shorter of computation and
-    copies that is not hidden behind the longer, where the device is the processor that copies, too.
+    device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how often
+    what the operations of a layer that are no products read and write is counted, 0 where it is in other constants.
+    `knee` is the part of the shorter of reading weights and multiplying with them that the longer does not hide.
+    `store_cache_bytes_per_s`, `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what
+    writing gets. `weight_layers` of weights that are not at home on the device lie there while the model runs, and the
+    cache of the device lies there `cache_copies` times. `reserve_bytes` of the device are taken by the runtime itself.
+    `step_overhead_s` is added to each step, where copies run ahead to its computation. `shares_device` is the part of
+    the shorter of computation and copies that is not hidden behind the longer, where the device is the processor that
+    copies, too.
     """
 
     name: str
@@ -81,6 +84,8 @@ class Runtime:
     memory: float
     cache_passes: float
     score_bytes: float
+    elementwise: float
+    knee: float
     store_cache_bytes_per_s: float
     store_hidden: float
     disk_write: float

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shardwright.cost.memory import memory_of
 from shardwright.cost.work import Matmul, Work, work_of
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.ops import Update
+from shardwright.ir.ops import Alias, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
 
 GROUP = 64
@@ -22,6 +22,9 @@ GROUP = 64
 
 QUANTIZED_BYTES = 0.5 + 4 / GROUP
 """Bytes of an element in 4 bits, its part of the two 16-bit numbers of its group included."""
+
+
+_MOVES = (Alias, Merge, Movement, Rename, Split, Take)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class Sizes:
 
     `cache_elements` of one token in one layer, `cache_element_bytes` each; `hidden_bytes` the residual stream at one
     token; `attention_flops` and `scores` for one query position and one cached position in one layer. `working`
-    are the bytes of values that live at once on the device while a layer runs, in prefill and in decode.
+    are the bytes of values that live at once on the device while a layer runs, in prefill and in decode;
+    `elementwise_bytes` what the operations of a layer that are no products read and write of one token.
     """
 
     layers: int
@@ -80,6 +84,7 @@ class Sizes:
     decode_working: int
     prompt: int
     generated: int
+    elementwise_bytes: float = 0.0
 
     @property
     def context(self) -> int:
@@ -141,7 +146,29 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
         memory_of(program, decode).activations,
         prompt,
         generated,
+        _elementwise_bytes(program, decode, batch, update.dim),
     )
+
+
+def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: str) -> float:
+    """What norms, functions, sums and the like in a layer read and write of one token, each operation by itself, of
+    which a norm has several; what goes over the cache is counted apart, and what only moves or names a value anew is
+    not."""
+    lets = [s for s, _ in decode.walk() if isinstance(s, Let)]
+    values = {value.name: value for s in lets for value in s.results}
+    values |= {carry.value.name: carry.value for s, _ in decode.walk() if isinstance(s, Loop) for carry in s.carries}
+    total = 0
+    for statement, loops in decode.walk():
+        if not loops or not isinstance(statement, Let) or isinstance(statement.operation, _MOVES):
+            continue
+        operands = [values[o] for o in statement.operands if isinstance(o, str) and o in values]
+        if isinstance(statement.operation, Contract):
+            continue
+        kinds = [value.concrete for value in (*operands, *statement.results)]
+        if any(positions in kind.names for kind in kinds):
+            continue
+        total += sum(kind.local_bytes(program.mesh) for kind in kinds if batch in kind.names and len(kind.names) > 1)
+    return float(total)
 
 
 def _loop_and_update(func: Func) -> tuple[Loop, Update]:

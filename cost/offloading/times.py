@@ -277,12 +277,14 @@ class _Model:
             return Load(device=overhead)
         multiplied = 1 if part is sizes.unembedding else tokens
         traffic = part.bytes / rates.memory
-        seconds = max(batch * multiplied * part.flops / rates.matmul, traffic) + overhead
+        products = batch * multiplied * part.flops / rates.matmul
+        seconds = max(products, traffic) + runtime.knee * min(products, traffic) + overhead
         each = runtime.constants.quantization_bytes / rates.memory
         if policy.quantized_weights:
             seconds += part.matrix_elements * each
         if part is not sizes.attention:
             return Load(device=seconds)
+        seconds += batch * tokens * sizes.elementwise_bytes * runtime.elementwise / rates.memory
         cached = batch * context * sizes.cache_elements
         if tokens > 1:
             scores = batch * tokens * context * sizes.scores

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.types import DType, Tier
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_REPEATS = 5
+_REPEATS = 7
 _FORMATS = (DType.F32, DType.BF16, DType.F16)
+_IN_PLACE = 1e15
+"""Bytes a second between a device that is the CPU and the host: nothing is copied there."""
 _TINY: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -40,10 +43,8 @@ class Measured:
     def summary(self) -> str:
         values = self.values
         rates = ", ".join(f"{name} {rate:.3g} FLOP/s" for name, rate in values["flops_per_s"].items())
-        return (
-            f"{rates}, host to device {values['to_device_bytes_per_s']:.3g} B/s,"
-            f" disk {values['disk_readers_bytes_per_s']:.3g} B/s"
-        )
+        copies = f" host to device {values['to_device_bytes_per_s']:.3g} B/s," if values["device"] != "cpu" else ""
+        return f"{rates},{copies} disk {values['disk_readers_bytes_per_s']:.3g} B/s"
 
 
 def measure(
@@ -69,13 +70,15 @@ def measure(
             "disk_memory_bytes": shutil.disk_usage(where).free,
             "flops_per_s": {str(each): _product(on, each, large=large) for each in _FORMATS if _runs(on, each, chosen)},
             "weights_bytes_per_s": _weights(on, chosen, large=large),
-            "to_device_bytes_per_s": _copy(on, to_device=True),
-            "from_device_bytes_per_s": _copy(on, to_device=False),
-            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen),
-            "device_attention_bytes_per_s": _attention(on, chosen),
+            "to_device_bytes_per_s": _copy(on, to_device=True) if large else _IN_PLACE,
+            "from_device_bytes_per_s": _copy(on, to_device=False) if large else _IN_PLACE,
+            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen, whole=False),
+            "device_attention_bytes_per_s": _attention(on, chosen, whole=True),
+            "elementwise_bytes_per_s": _elementwise(on, chosen, large=large),
             "dequantized_per_s": _dequantized(on, chosen),
             "shares_device": 0.0 if large else _shares(chosen),
         }
+        values["knee"] = _knee(on, chosen, values["flops_per_s"][str(chosen)], values["weights_bytes_per_s"])
     values |= _disk(where, readers)
     values["layer_overhead_s"] = _overhead(on, chosen)
     return Measured(values, _text(values))
@@ -85,18 +88,19 @@ def _runs(on: torch.device, each: DType, chosen: DType) -> bool:
     return on.type == "cuda" or each is chosen or each is not DType.F16  # f16 may be emulated on a CPU, minutes
 
 
-def _best(run: Callable[[], Any], on: torch.device) -> float:
-    """Seconds of the fastest of some runs, after one that warms up."""
+def _seconds(run: Callable[[], Any], on: torch.device) -> float:
+    """The median of some runs, after one that warms up: what is predicted takes as long as it usually does, not as it
+    does at its best."""
     import torch
 
-    best = float("inf")
+    taken: list[float] = []
     for _ in range(1 + _REPEATS):
         began = time.perf_counter()
         run()
         if on.type == "cuda":
             torch.cuda.synchronize(on)
-        best = min(best, time.perf_counter() - began)
-    return best
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
 
 
 def _numbers(shape: tuple[int, ...], dtype: DType, on: torch.device) -> Tensor:
@@ -108,10 +112,11 @@ def _numbers(shape: tuple[int, ...], dtype: DType, on: torch.device) -> Tensor:
 
 
 def _product(on: torch.device, dtype: DType, *, large: bool) -> float:
-    """FLOP/s of a large product with a weight that is stored the other way round."""
-    rows, size = (4096, 8192) if large else (512, 1024)
-    x, w = _numbers((rows, size), dtype, on), _numbers((size, size), dtype, on)
-    return 2 * rows * size * size / _best(lambda: x @ w.t(), on)
+    """FLOP/s of large products with weights that are stored the other way round, as a layer has them: one after the
+    other, none in a cache from before."""
+    rows, size, n = (4096, 8192, 2) if large else (512, 1024, 6)
+    x, weights = _numbers((rows, size), dtype, on), [_numbers((size, size), dtype, on) for _ in range(n)]
+    return n * 2 * rows * size * size / _seconds(lambda: [x @ w.t() for w in weights], on)
 
 
 def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
@@ -124,7 +129,39 @@ def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
         for w in weights:
             _ = x @ w.t()
 
-    return sum(w.numel() * w.element_size() for w in weights) / _best(run, on)
+    return sum(w.numel() * w.element_size() for w in weights) / _seconds(run, on)
+
+
+def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float) -> float:
+    """Of reading weights and multiplying with them, where both take as long, the part of one that the other does not
+    hide: 0 on a device that reads the next while it multiplies, 1 or more on one that does one after the other."""
+    size, n = 2048, 6
+    weights = [_numbers((size, size), dtype, on) for _ in range(n)]
+    read = size * size * weights[0].element_size() / bytes_per_s
+    rows = max(1, round(read * flops_per_s / (2 * size * size)))
+    x = _numbers((rows, size), dtype, on)
+
+    def run() -> None:
+        for w in weights:
+            _ = x @ w.t()
+
+    products = 2 * rows * size * size / flops_per_s
+    return max(0.0, (_seconds(run, on) / n - max(read, products)) / min(read, products))
+
+
+def _elementwise(on: torch.device, dtype: DType, *, large: bool) -> float:
+    """Bytes a second of what operations of a layer that are no products read and write: a function, a product of two
+    values, and a sum into memory that is new."""
+    import torch
+    from torch.nn import functional
+
+    rows, size = (4096, 8192) if large else (1024, 1024)
+    x, other, residual = (_numbers((rows, size), dtype, on) for _ in range(3))
+
+    def run() -> None:
+        torch.add(functional.silu(x, inplace=True).mul_(other), residual)
+
+    return (2 + 3 + 3) * x.numel() * x.element_size() / _seconds(run, on)
 
 
 def _copy(on: torch.device, *, to_device: bool) -> float:
@@ -140,16 +177,17 @@ def _copy(on: torch.device, *, to_device: bool) -> float:
         host, there = memory.take("a buffer", nbytes), torch.zeros(nbytes, dtype=torch.uint8, device=on)
         host.zero_()
         target, source = (there, host) if to_device else (host, there)
-        return nbytes / _best(lambda: target.copy_(source, non_blocking=True), on)
+        return nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), on)
     finally:
         memory.close()
 
 
-def _attention(on: torch.device, dtype: DType) -> float:
-    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to."""
+def _attention(on: torch.device, dtype: DType, *, whole: bool) -> float:
+    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to: of a cache that
+    is `whole`, or of a piece of one."""
     import torch
 
-    from shardwright.backends.torch.attention import Query, attend_cached
+    from shardwright.backends.torch.attention import Query, attend_cached, attend_filled
     from shardwright.backends.torch.cache import CacheShape
     from shardwright.backends.torch.quantization import Coding
     from shardwright.backends.torch.tensors import held_as
@@ -159,7 +197,14 @@ def _attention(on: torch.device, dtype: DType) -> float:
     piece = _numbers((positions, 2, rows, heads * size), dtype, on)
     q = _numbers((rows, heads, 1, 1, size), dtype, on)
     query = Query(q, torch.full((rows,), positions, device=on), 0.125)
-    return piece.numel() * piece.element_size() / _best(lambda: attend_cached(query, *shape.decoded(piece), 0), on)
+
+    def run() -> None:
+        if whole:
+            attend_filled(query, *shape.decoded(piece), None)
+        else:
+            attend_cached(query, *shape.decoded(piece), 0)
+
+    return piece.numel() * piece.element_size() / _seconds(run, on)
 
 
 def _dequantized(on: torch.device, dtype: DType) -> float:
@@ -169,7 +214,7 @@ def _dequantized(on: torch.device, dtype: DType) -> float:
 
     size = 2048
     coded = quantize(_numbers((size, size), dtype, on))
-    return size * size / _best(lambda: dequantize(coded, size, held_as(dtype)), on)
+    return size * size / _seconds(lambda: dequantize(coded, size, held_as(dtype)), on)
 
 
 def _shares(dtype: DType) -> float:
@@ -192,8 +237,8 @@ def _shares(dtype: DType) -> float:
                 target.copy_(source)
 
     products = 1
-    products = max(1, round(_best(copied, cpu) / _best(computed, cpu)))
-    alone = _best(computed, cpu), _best(copied, cpu)
+    products = max(1, round(_seconds(copied, cpu) / _seconds(computed, cpu)))
+    alone = _seconds(computed, cpu), _seconds(copied, cpu)
 
     def both() -> None:
         thread = threading.Thread(target=copied)
@@ -201,7 +246,7 @@ def _shares(dtype: DType) -> float:
         computed()
         thread.join()
 
-    return min(1.0, max(0.0, (_best(both, cpu) - max(alone)) / min(alone)))
+    return min(1.0, max(0.0, (_seconds(both, cpu) - max(alone)) / min(alone)))
 
 
 def _disk(folder: Path, readers: int) -> dict[str, float]:
@@ -229,7 +274,7 @@ def _disk(folder: Path, readers: int) -> dict[str, float]:
             try:
                 opened = pool.open(file.name)
                 run = pool.jobs(opened, "what is measured", target, 0)
-                rates[name] = nbytes / _best(lambda pool=pool, run=run: pool.run(run), torch.device("cpu"))
+                rates[name] = nbytes / _seconds(lambda pool=pool, run=run: pool.run(run), torch.device("cpu"))
             finally:
                 pool.close()
     return rates
@@ -323,6 +368,8 @@ disk_read = 1
 disk_write = 1
 store_hidden = 1
 cache_passes = {attention:.4g} # attention on the device, against reading weights
+elementwise = {values["weights_bytes_per_s"] / values["elementwise_bytes_per_s"]:.4g}
+knee = {values["knee"]:.3g}
 quantization_bytes = {values["weights_bytes_per_s"] / values["dequantized_per_s"]:.4g}
 step_overhead_s = {values["layer_overhead_s"] / 2:.4g} # of attention and of the feedforward layer, for each batch
 shares_device = {values["shares_device"]:.3g}

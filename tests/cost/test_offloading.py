@@ -15,10 +15,10 @@ from shardwright.cost.offloading.memory import attends_on_host, peaks_of
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import Policy, Shares, parse_policy, policy_of_json, shares
 from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.runtimes import NAMES, load_runtime, rates_of, runtime_names
+from shardwright.cost.offloading.runtimes import NAMES, Runtime, load_runtime, rates_of, runtime_names
 from shardwright.cost.offloading.search import improved, search
 from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
-from shardwright.cost.offloading.times import times_of
+from shardwright.cost.offloading.times import computation, times_of
 from shardwright.ir.diagnostics import DiagnosticError
 
 GIB = 2**30
@@ -181,6 +181,21 @@ def test_a_thread_that_reads_and_copies_does_one_after_the_other() -> None:
     in_pieces = N * LAYER / rates.disk_read + last
     runtime = replace(FLEXGEN, relays=False)
     assert times_of(small(), policy, runtime, rates).decode.seconds == pytest.approx(7 * in_pieces)
+
+
+def test_what_a_device_does_one_after_the_other_is_added() -> None:
+    """With a knee of a half, half of the shorter of reading a part's weights and multiplying with them is not hidden;
+    what norms and sums read and write comes on top, for each token."""
+    policy, rates = parse_policy("16,1,100,0,100,0,100,0"), rates_of(T4, OURS)
+    sizes = replace(small(), elementwise_bytes=50_000.0)
+    runtime = replace(OURS, knee=0.5, elementwise=2.0)
+
+    def computed(runtime: Runtime) -> float:
+        return sum(computation(sizes, policy, runtime, rates, part, 1, 64).device for part, n in sizes.parts() if n > 1)
+
+    shorter = sum(min(16 * 2 * nbytes / 2 / rates.matmul, nbytes / rates.memory) for nbytes in (8 * E * E, 4 * E * F))
+    elementwise = 16 * 50_000 * 2.0 / rates.memory
+    assert computed(runtime) - computed(OURS) == pytest.approx(0.5 * shorter + elementwise)
 
 
 def test_a_synchronised_runtime_waits_at_every_step() -> None:

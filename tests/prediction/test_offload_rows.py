@@ -57,6 +57,10 @@ def test_sizes_of_opt_are_those_of_the_paper() -> None:
     assert sizes.hidden_bytes == 2 * h1
     assert (sizes.attention.flops, sizes.feedforward.flops) == (8 * h1 * h1, 4 * h1 * h2)
     assert (sizes.attention_flops, sizes.scores) == (4 * h1, 56)
+    # Of h1 five biases and two sums of two values, of h2 a bias and the function, each read and written; and two norms,
+    # whose operations take 64 bytes of an element, most of them f32.
+    read_and_written = 2 * ((5 * 2 + 2 * 3) * h1 + 2 * 2 * h2) + 2 * 64 * h1
+    assert sizes.elementwise_bytes == pytest.approx(read_and_written, rel=1e-3)
     assert sizes.embedding.bytes == 2 * h1 * (50272 + 2048)
     assert sizes.unembedding.flops == 2 * h1 * 50272
 
