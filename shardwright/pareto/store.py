@@ -114,6 +114,8 @@ def _read(line: str) -> tuple[str, Point] | None:
         value = found.get(item.name)
         if value is None and item.type == "float" and item.name in found:
             value = math.inf
+        if isinstance(value, (int, float)) and not value >= 0:  # less than nothing, or no number
+            return None
         if type(value) is not _TYPES[str(item.type)]:
             return None
         made[item.name] = value

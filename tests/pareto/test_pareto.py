@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,6 +135,8 @@ def test_lines_that_are_not_as_they_were_written_are_passed_over(tmp_path: Path)
         "null",
         json.dumps(good[0] | {"latency_s": "soon"}),
         json.dumps(good[0] | {"batch": 8.5}),
+        json.dumps(good[0] | {"latency_s": math.nan}),
+        json.dumps(good[0] | {"mfu": -0.1}),
         json.dumps({name: value for name, value in good[0].items() if name != "mfu"}),
         json.dumps(good[0])[:-20],
     ]
