@@ -17,9 +17,14 @@ LEVELS = 15
 
 
 def quantized_bytes(elements: int) -> int:
-    """Of a row of so many elements: half a byte each in whole groups, and 4 bytes for each group."""
-    groups = math.ceil(elements / GROUP)
-    return groups * (GROUP // 2 + 4)
+    """Of a row of so many elements: half a byte each, an even number of bytes in all, and 4 for each group. The last
+    group may have fewer than 64."""
+    return _halves(elements) + 4 * math.ceil(elements / GROUP)
+
+
+def _halves(elements: int) -> int:
+    """Bytes of a row's numbers: those of 16 bits after them begin at even bytes."""
+    return 2 * math.ceil(elements / 4)
 
 
 def quantize(rows: Tensor) -> Tensor:
@@ -38,7 +43,8 @@ def quantize(rows: Tensor) -> Tensor:
     scale16 = ((wide.amax(dim=-1, keepdim=True) - least16.float()) / LEVELS).to(torch.float16)
     steps = torch.where(scale16 == 0, 1.0, scale16.float())
     codes = ((wide - least16.float()) / steps).round().clamp(0, LEVELS).to(torch.uint8)
-    packed = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(*outer, groups * GROUP // 2)
+    codes = codes.reshape(*outer, groups * GROUP)[..., : 2 * _halves(C)]
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
     tails = [t.reshape(*outer, groups).contiguous().view(torch.uint8) for t in (scale16, least16)]
     return torch.cat([packed, *tails], dim=-1)
 
@@ -48,11 +54,12 @@ def dequantize(coded: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
     import torch
 
     *outer, _ = coded.shape
-    groups = math.ceil(elements / GROUP)
-    packed = coded[..., : groups * GROUP // 2].reshape(*outer, groups, GROUP // 2)
-    numbers = coded[..., groups * GROUP // 2 :].contiguous().view(torch.float16).float()
+    groups, halves = math.ceil(elements / GROUP), _halves(elements)
+    packed = coded[..., :halves]
+    numbers = coded[..., halves:].contiguous().view(torch.float16).float()
     scale, least = numbers[..., :groups, None], numbers[..., groups:, None]
-    codes = torch.stack([packed & LEVELS, packed >> 4], dim=-1).reshape(*outer, groups, GROUP)
+    codes = torch.stack([packed & LEVELS, packed >> 4], dim=-1).reshape(*outer, 2 * halves)
+    codes = torch.nn.functional.pad(codes, (0, groups * GROUP - 2 * halves)).reshape(*outer, groups, GROUP)
     return (codes * scale + least).reshape(*outer, groups * GROUP)[..., :elements].to(dtype)
 
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from models.greedy_generation import STEPS, Truth, truth
 
+from shardwright.backends.torch.quantization import dequantize, quantize
 from shardwright.backends.torch.schedule import Timed
 from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.generation.prompts import make_prompts
@@ -141,6 +143,22 @@ def test_draws_depend_on_the_seed_alone(checkpoint: Callable[..., Path]) -> None
     third, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), replace(settings, seed=6))
     assert first == second
     assert first != third
+
+
+@pytest.mark.parametrize("elements", [*range(1, 10), 63, 64, 65, 80, 128, 130])
+@pytest.mark.parametrize("outer", [(), (1,), (2, 3)])
+def test_rows_in_4_bits_take_no_more_than_their_numbers(elements: int, outer: tuple[int, ...]) -> None:
+    """A last group of fewer than 64 is not filled up; all are within half a step of what they were."""
+    rows = torch.randn(*outer, elements, generator=torch.Generator().manual_seed(elements))
+    coded = quantize(rows)
+    groups = -(-elements // 64)
+    assert coded.shape == (*outer, 2 * -(-elements // 4) + 4 * groups)
+    assert coded.shape[-1] <= 2 * elements or elements < 5
+    again = dequantize(coded, elements, torch.float32)
+    for part in range(0, elements, 64):
+        here, there = rows[..., part : part + 64], again[..., part : part + 64]
+        step = (here.amax(-1, keepdim=True) - here.amin(-1, keepdim=True)) / 15
+        assert bool(((here - there).abs() <= 0.5 * step + 4e-3).all())
 
 
 def quantized(policy: str) -> Policy:
