@@ -61,8 +61,9 @@ def _cost(panel: Any, phase: str, points: Sequence[Point], best: Sequence[Point]
     for point in _spread(best):
         # Below and to the left of what lies far to the right: nothing is there, and a label stays in its panel.
         left = math.log(1e3 * point.latency_s / low) > 0.7 * math.log(high / low)
+        chips = "1 chip" if point.chips == 1 else f"{point.chips} chips"
         panel.annotate(
-            f"{point.chips} chips, batch {point.batch}\n{layouts(point)}, {point.attention}, {point.weights}",
+            f"{chips}, batch {point.batch}\n{layouts(point)}, {point.attention}, {point.weights}",
             (1e3 * point.latency_s, _chip_ms(point)),
             textcoords="offset points",
             xytext=(-4, -5) if left else (5, 5),
