@@ -186,8 +186,11 @@ class Remainder:
         choice = [max(c, 0) for c in choice]
         return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
 
-    def restricted(self, keep: list[NDArray[np.bool_]], slack: float) -> Remainder | None:
-        """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty."""
+    def restricted(self, keep: Sequence[NDArray[np.bool_]], slack: float, *, settle: bool = True) -> Remainder | None:
+        """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty.
+
+        Factors that are decided are paid, and leave, unless they are not to be settled.
+        """
         masks = [mask.copy() for mask in keep]
         rows_left: list[NDArray[np.bool_] | None] = []
         for factor, theta in zip(self.factors, self.theta, strict=True):
@@ -216,7 +219,7 @@ class Remainder:
                 )
             else:
                 smaller = factor.restricted([masks[v] for v in factor.variables])
-            if all(len(costs) == 1 for costs in kept):
+            if settle and all(len(costs) == 1 for costs in kept):
                 constant += float(smaller.min_marginals(kept)[0][0])
                 continue
             factors.append(smaller)

@@ -7,6 +7,7 @@ what `cost.factor_graph` passes between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -38,6 +39,12 @@ class TableFactor:
             order = np.argsort(column, kind="stable")
             values, starts = np.unique(column[order], return_index=True)
             self._sorted.append((order, values.astype(np.int64), starts.astype(np.int64)))
+
+    def priced(self, costs: Costs) -> TableFactor:
+        """The same rows at other costs."""
+        made = copy(self)
+        made.costs = costs
+        return made
 
     def totals(self, theta: Sequence[Costs]) -> Costs:
         total = self.costs.copy()

@@ -160,11 +160,12 @@ class TimeSolver(Solver):
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
         key = (node.func or "", node.name)
-        # What a share of is seen of what a loop hides, kernels count less by.
+        # The share of what a loop hides that is seen is what its kernels count less by.
         seen = self.prices.seen.get(key[0], 0.0) if node.loops else 0.0
+        hidden = bool(node.loops) and key in self.ahead
         if seen:
-            costs = costs - (costs if key in self.ahead else seen * costs) * self.copied(node)
-        if key in self.ahead:
+            costs = costs - (costs if hidden else seen * costs) * self.copied(node)
+        if hidden:
             costs = costs * seen
             if (moved := self.prices.moved.get(key)) is not None:
                 finite = finite & (np.eye(len(costs), dtype=np.bool_) != moved)

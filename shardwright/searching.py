@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -39,11 +38,6 @@ _LIVE = 2
 _FOR_PRICES = 0.3
 """Of the time, for looking for prices."""
 
-_ABOVE = 1e-3
-"""Of the bound: how far above it is looked first. Twice as far each time, and no further than `_FAR`."""
-
-_FAR = 1e3
-
 _DETAIL = 0.01
 """Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
 
@@ -77,6 +71,11 @@ class Found:
     def peak(self) -> int:
         """Bytes on one chip, of the function that needs most."""
         return max((cost.memory.peak for cost in self.costs), default=0)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of weights and state on one chip."""
+        return self.costs[0].memory.weights + self.costs[0].memory.state if self.costs else 0
 
     @property
     def chip_seconds_per_token(self) -> float:
@@ -146,12 +145,12 @@ class _Search:
         return self.proved(best)
 
     def prove(self) -> None:
-        """Closes the gap: with a bound under the best prices, with integer programs, or case by case."""
+        """Closes the gap: with a bound under the best prices, then with integer programs."""
         with suppress(OutOfTimeError):
-            first = self.bounded(self.root)
-            self.bound_ns = max(self.bound_ns, first.bound_ns)
-            if self.open() and not self.exact(first) and self.fitting():
-                self.branch(first)
+            bound = self.attempt(self.root).placement.solution.bound
+            self.bound_ns = max(self.bound_ns, bound - self.root.byte_ns * self.chip.memory_bytes)
+            if self.open():
+                self.exact()
 
     def gathered_weights(self, func: Func) -> list[str]:
         """The weights that a function's loops take."""
@@ -172,28 +171,25 @@ class _Search:
         """Whether there may be something better than what was found."""
         return self.bound_ns < self.incumbent() * (1 - ENOUGH)
 
-    def exact(self, first: _Case) -> bool:
-        """By integer programs; whether they could be solved.
+    def exact(self) -> None:
+        """By integer programs, as far as the time goes.
 
-        The nearer to the bound, the more is ruled out: what is looked for is at first little above it, and there being
-        none is a higher bound. What exceeds the limit though its rows of memory do not is excluded, and the limit is
-        lowered by as much for once, to find something that fits.
+        What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
+        once, to find something that fits.
         """
         from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
 
         if find_spec("ortools") is None:  # without the extra `search` the gap stays
-            return False
-        prices = self.ruling_out(first)
+            return
         excluded: list[Excluded] = []
-        detail, above = _DETAIL, _ABOVE
+        detail = _DETAIL
         less: dict[str, float] = {}
         lowered = False
         while self.open() and time.monotonic() < self.end:
             outcome = Outcome()
-            upper = min(self.incumbent(), self.bound_ns * (1 + above))
             solve = ProgramSolve(
-                self.chip, self.constants, self.structure, upper, prices, tuple(excluded),
-                less if lowered else {}, detail, self.end, outcome,
+                self.chip, self.constants, self.structure, self.incumbent(), self.root.byte_ns, self.bound_ns, ENOUGH,
+                tuple(excluded), less if lowered else {}, detail, self.end, outcome,
             )  # fmt: skip
             found: Found | None = None
             with suppress(DiagnosticError):
@@ -201,14 +197,9 @@ class _Search:
             if lowered:
                 lowered = False
                 continue
-            before, self.bound_ns = self.bound_ns, max(self.bound_ns, outcome.bound_ns)
-            if self.bound_ns >= upper or found is None:
-                if not outcome.solved or above > _FAR or self.bound_ns == math.inf:
-                    return outcome.solved
-                above *= 2 if self.bound_ns > before else 4
-                continue
-            if found.peak <= self.chip.memory_bytes:
-                return outcome.solved
+            self.bound_ns = max(self.bound_ns, outcome.bound_ns)
+            if found is None or found.peak <= self.chip.memory_bytes:
+                return
             if outcome.excluded is not None:
                 excluded.append(outcome.excluded)
             if detail:
@@ -219,72 +210,11 @@ class _Search:
                 if over > 0:
                     less[cost.func] = less.get(cost.func, 0.0) + over
             lowered = True
-        return True
-
-    def ruling_out(self, first: _Case) -> list[Prices]:
-        """Prices whose bounds rule out what cannot be in a better program."""
-        from shardwright.cost.time_placement import Prices
-
-        made = [Prices()]
-        if first.prices.byte_ns:
-            made.append(first.prices)
-        return made
-
-    def branch(self, first: _Case) -> None:
-        """Which weights loops gather: hidden behind kernels, as far as these take long enough.
-
-        Without counting what is hidden, the least time is a bound, and the answer where all is hidden. Where it is
-        not, the bound is that of a share of what is seen, and of either case of one weight more.
-        """
-        queue = [(first.bound_ns, 0, first)]
-        closed = math.inf
-        count = 0
-        while queue and queue[0][0] < self.incumbent() * (1 - ENOUGH) and time.monotonic() < self.end:
-            _, _, case = heapq.heappop(queue)
-            weight = self.undecided(case)
-            if weight is None:
-                closed = min(closed, case.bound_ns)
-                continue
-            for moved in (False, True):
-                prices = replace(case.prices, moved={**case.prices.moved, weight: moved})
-                try:
-                    found = self.bounded(prices)
-                except OutOfTimeError:
-                    heapq.heappush(queue, (case.bound_ns, -count, case))
-                    break
-                except DiagnosticError:
-                    continue
-                count += 1
-                heapq.heappush(queue, (max(found.bound_ns, case.bound_ns), count, found))
-        self.bound_ns = max(self.bound_ns, min(closed, queue[0][0] if queue else math.inf, self.incumbent()))
 
     def incumbent(self) -> float:
         from shardwright.cost.time_placement import NANOSECONDS
 
         return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
-
-    def bounded(self, prices: Prices) -> _Case:
-        """A bound for what these prices leave open: nothing seen of what can be hidden, then a share of it."""
-        found = self.attempt(prices)
-        room = prices.byte_ns * self.chip.memory_bytes
-        bound = found.placement.solution.bound - room
-        over = frozenset(cost.func for cost in found.costs if _seen(cost))
-        for share in (1.0, 0.5):
-            if over and bound < self.incumbent() * (1 - ENOUGH):
-                again = self.attempt(replace(prices, seen=dict.fromkeys(over, share)))
-                bound = max(bound, again.placement.solution.bound - room)
-        return _Case(bound, prices, found, over)
-
-    def undecided(self, case: _Case) -> tuple[str, str] | None:
-        """Of the weights that may or may not be moved in a loop where moving is seen, the largest that is."""
-        best: tuple[tuple[bool, float], tuple[str, str]] | None = None
-        weights = {value.name for value in self.program.weights}
-        for node in case.found.placement.nodes:
-            key = (node.func or "", node.name)
-            if node.name in weights and node.loops and node.func in case.over and key not in case.prices.moved:
-                rank = (bool(case.found.placement.trees.get(id(node))), node.shape.elements * node.weight)
-                best = max(best, (rank, key)) if best is not None else (rank, key)
-        return None if best is None else best[1]
 
     def fitting(self) -> list[Found]:
         return [found for found in self.found if found.peak <= self.chip.memory_bytes]
@@ -319,41 +249,53 @@ class _Search:
         placed, placement = place(self.program, self.options, solve)
         made = _explicit(placed)
         costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
-        paid = byte_ns * (costs[0].memory.weights + costs[0].memory.state)
-        model = (placement.solution.cost - paid) / NANOSECONDS
-        found = Found("feasible", made, placement, costs, model, 0.0, 0.0)
+        found = Found("feasible", made, placement, costs, 0.0, 0.0, 0.0)
+        found = replace(found, model_s=(placement.solution.cost - byte_ns * found.kept) / NANOSECONDS)
         self.found.append(found)
         return found
 
     def price_memory(self, prices: Prices) -> None:
-        """Prices for the bytes of weights and state, dearer until everything fits, then as cheap as it still does.
+        """Prices for the bytes of weights and state: dearer until everything fits, then those at which what fits costs
+        as much as what does not, as long as there is something cheaper in between.
 
-        Where weights and state are not enough, all other values are priced too. The last price for which nothing was
-        too much is the one that bounds are proved with.
+        Where weights and state are not enough, all other values are priced too, as little as makes everything fit.
         """
+        from shardwright.cost.time_placement import NANOSECONDS
+
         limit = self.chip.memory_bytes
-        scale = self.found[-1].objective_s * 1e9 / limit
+        large = self.attempt(prices)
+        scale = large.objective_s * NANOSECONDS / limit
         low, high, live = 0.0, scale, False
         tries = _LIVE
         while True:
             found = self.attempt(replace(prices, byte_ns=high, live_ns=high if live else 0.0))
             if found.peak <= limit:
                 break
-            memory = max(found.costs, key=lambda cost: cost.memory.peak).memory
-            if memory.weights + memory.state <= limit and not live:
+            if found.kept <= limit and not live:
                 live = True
                 continue
             tries -= live
             if not tries or high > 1e6 * scale or self.late():
                 return
-            low, high = high, high * 8
+            low, high, large = high, high * 8, found
+        small = found
         for _ in range(_ROUNDS):
             if self.late():
                 break
-            middle = math.sqrt(low * high) if low else high / 8
-            found = self.attempt(replace(prices, byte_ns=middle, live_ns=middle if live else 0.0))
-            low, high = (low, middle) if found.peak <= limit else (middle, high)
-        self.root = replace(self.root, byte_ns=0.0 if live else high)
+            if live:
+                middle = math.sqrt(low * high) if low else high / 8
+                found = self.attempt(replace(prices, byte_ns=middle, live_ns=middle))
+                low, high = (low, middle) if found.peak <= limit else (middle, high)
+                continue
+            if small.kept >= large.kept:
+                break
+            high = (small.model_s - large.model_s) / (large.kept - small.kept) * NANOSECONDS
+            found = self.attempt(replace(prices, byte_ns=high))
+            saved = small.model_s - found.model_s + high * (small.kept - found.kept) / NANOSECONDS
+            if saved < ENOUGH * found.model_s:
+                break
+            small, large = (found, large) if found.peak <= limit else (small, found)
+        self.root = replace(self.root, byte_ns=0.0 if live else max(0.0, high))
 
     def late(self) -> bool:
         """Whether the time for looking for prices is over; the rest is for proofs."""
@@ -405,16 +347,6 @@ class _Search:
         )
 
 
-@dataclass(frozen=True)
-class _Case:
-    """What some prices gave, with the functions in which the movements of weights are seen."""
-
-    bound_ns: float
-    prices: Prices
-    found: Found
-    over: frozenset[str]
-
-
 @contextmanager
 def _until(end: float, enough: Sequence[Found]) -> Generator[None, None, None]:
     """Lets a search that runs out of time end with what it has, if that is enough."""
@@ -423,11 +355,6 @@ def _until(end: float, enough: Sequence[Found]) -> Generator[None, None, None]:
     except DiagnosticError:
         if not enough or time.monotonic() < end:
             raise
-
-
-def _seen(cost: Cost) -> bool:
-    """Whether a loop's kernels are too short for the weights that it gathers."""
-    return any(kernel.work.ahead and kernel.work.collective and kernel.exposed > 0 for kernel in cost.kernels)
 
 
 def _explicit(placed: Program) -> Program:

@@ -6,10 +6,11 @@ First what the bounds of message passing rule out against a program known alread
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,11 @@ from numpy.typing import NDArray
 from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants
 from shardwright.cost.factor_graph import Solution
-from shardwright.cost.factors import TableFactor
 from shardwright.cost.kernel_shares import Structure
 from shardwright.cost.layout_problem import LayoutProblem, MadeTree, Node, Table, UsesTree
 from shardwright.cost.layout_program.candidates import Candidates, narrowed
-from shardwright.cost.layout_program.columns import Linear
+from shardwright.cost.layout_program.cases import Case, Cases
+from shardwright.cost.layout_program.columns import Linear, Solved
 from shardwright.cost.layout_program.formulation import Formulation, Tree, costs_of
 from shardwright.cost.layout_program.memory_rows import MemoryRows
 from shardwright.cost.placement import Placement
@@ -33,6 +34,20 @@ CANDIDATES_A_SECOND = 5_000
 
 _EXACT = 1e-6
 """Of the least time: within it HiGHS proves."""
+
+_ABOVE = 1e-3
+"""Of a case's bound: how far above it is looked first. Four times as far each time, and no further than `_FAR`."""
+
+_FAR = 1e3
+
+_WORTH = 1e-2
+"""Of a case's bound: what two ways differ by for which it is cut in two before it is given to HiGHS."""
+
+_SMALL = 2_000
+"""Choices in all: a case with no more is solved though its bound is near enough to what is known."""
+
+_FEW = 20_000
+"""Candidates for HiGHS where a case can be cut in two instead."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +61,47 @@ class Excluded:
 
 @dataclass
 class Outcome:
-    """What solving said beside the placement: a lower bound in nanoseconds of all programs that fit."""
+    """What solving said beside the placement. It may take several problems: one of which the others are cases."""
 
-    bound_ns: float = -math.inf
-    solved: bool = False
-    """Whether HiGHS, or the bounds before it, came to an end."""
+    bounds_ns: list[float] = field(default_factory=list[float])
+    solved: bool = True
+    """Whether all came to an end."""
     columns: int = 0
     excluded: Excluded | None = None
     """What was chosen, to be excluded where it does not fit after all."""
+
+    def add(self, bound_ns: float, *, solved: bool) -> None:
+        """Another problem's bound, and whether it came to an end."""
+        self.bounds_ns.append(bound_ns)
+        self.solved &= solved
+
+    @property
+    def bound_ns(self) -> float:
+        """A lower bound in nanoseconds of all programs that fit: that of the first problem, or the least of its
+        cases."""
+        if not self.bounds_ns:
+            return -math.inf
+        first, *cases = self.bounds_ns
+        return max(first, min(cases, default=first))
 
 
 @dataclass(frozen=True)
 class ProgramSolve:
     """Chooses the layouts of a problem. `upper_ns` is the time of a program that is known; none slower is looked for.
 
-    `prices` are those whose bounds rule out candidates. `less` is for a function how much less memory it may take than
-    the chip has; moments with less alive than the share `detail` of it have no row. `end` is in seconds of the
-    monotonic clock.
+    `byte_ns` is the price for a byte of weights and state to begin with, `bound_ns` a bound that is known; a bound that
+    is lower by the share `enough` than what was found has to do where there is much to choose. `less` is for a function
+    how much less memory it may take than the chip has; moments with less alive than the share `detail` of it have no
+    row. `end` is in seconds of the monotonic clock.
     """
 
     chip: Chip
     constants: Constants
     structure: Structure
     upper_ns: float
-    prices: Sequence[Prices] = (Prices(),)
+    byte_ns: float = 0.0
+    bound_ns: float = -math.inf
+    enough: float = 0.0
     excluded: Sequence[Excluded] = ()
     less: Mapping[str, float] = field(default_factory=dict[str, float])
     detail: float = 0.0
@@ -86,74 +118,111 @@ class _ProgramSolver(TimeSolver):
         super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), wanted.end)
         self.wanted = wanted
         self.edges_of: dict[int, list[tuple[int, int]]] = {}
+        self.moves_of: dict[tuple[int, ...], dict[int, list[tuple[int, int]]]] = {}
+        """Of solutions, by choice, the movements of each value."""
 
     def solve(self) -> Placement:
         self.build()
-        found = self.by_highs()
+        found = self.least()
         if found is None:
             raise fault("nothing-better", "no layouts that fit take less time", self.problem.program.funcs[0].span)
+        self.edges_of = self.moves_of.get(found.choice, {})
         return self.placement(self.in_groups(found), self.moves, self.unit)
 
-    def priced(self, prices: Prices) -> TimeSolver:
-        """The graph of the same problem under prices."""
-        made = TimeSolver(self.problem, self.chip, self.constants, self.structure, prices, self.end)
-        made.moves = self.moves
-        made.build()
-        return made
-
-    def candidates(self) -> Candidates | None:
-        left: Candidates | None = Candidates.all_of(self.graph)
-        for prices in self.wanted.prices:
-            graph = self.graph if prices == Prices() else self.priced(prices).graph
-            room = prices.byte_ns * self.chip.memory_bytes
-            left = narrowed(left, graph, self.wanted.upper_ns, room, self.out_of_time)
-            if left is None:
-                break
-        return left
-
-    def by_highs(self) -> Solution | None:
-        outcome = self.wanted.outcome
+    def least(self) -> Solution | None:
+        """Case by case until none has a bound below what was found: at first one in another, until there is something,
+        then that of the least bound."""
+        wanted = self.wanted
         if self.least_kept() > self.chip.memory_bytes:
-            outcome.bound_ns, outcome.solved = math.inf, True
+            wanted.outcome.add(math.inf, solved=True)
             return None
-        left = self.candidates()
+        self.cases = Cases(self, self.chip.memory_bytes)
+        first = self.cases.first(wanted.byte_ns)
+        first.bound = wanted.bound_ns
+        best: Solution | None = None
+        upper, unsolved, count = wanted.upper_ns, math.inf, 0
+        queue = [(first.bound, 0, first)] if self.cases.bounded(first, upper) else []
+        dive: Case | None = None
+        while (dive or (queue and queue[0][0] < upper * (1 - _EXACT))) and not self.out_of_time():
+            case = dive or heapq.heappop(queue)[2]
+            dive, following = None, [case]
+            if case.bound >= upper * (1 - wanted.enough) and case.choices > _SMALL:
+                unsolved = min(unsolved, case.bound)
+                continue
+            cut = self.cases.cut(case)
+            ended = cut is None or cut.worth < _WORTH * case.bound
+            if ended:
+                found, ended = self.tried(case, upper, _FEW if cut is not None else math.inf)
+                if found is not None and found.cost < upper:
+                    best, upper = found, found.cost
+                if case.above > _FAR or (not ended and cut is None):
+                    unsolved, following = min(unsolved, case.bound), []
+            if not ended and cut is not None:
+                following = [each for each in self.cases.apart(case, cut) if self.cases.bounded(each, upper)]
+                dive = min(following, key=lambda each: each.bound, default=None) if best is None else None
+            for each in following:
+                count += 1
+                if each is not dive:
+                    heapq.heappush(queue, (each.bound, count, each))
+        least = min(unsolved, queue[0][0] if queue else math.inf, dive.bound if dive is not None else math.inf)
+        wanted.outcome.add(min(least, upper), solved=least >= upper * (1 - _EXACT))
+        return best
+
+    def tried(self, case: Case, upper: float, most: float) -> tuple[Solution | None, bool]:
+        """What HiGHS finds little above the bound of a case, which rises; whether it came to an end. It is given no
+        more candidates than `most`."""
+        case.above = 4 * case.above or _ABOVE
+        limit = min(upper, case.bound * (1 + case.above))
+        left = self.candidates(case, limit)
         if left is None:
-            outcome.bound_ns = max(outcome.bound_ns, self.wanted.upper_ns)
-            outcome.solved = True
-            return None
-        outcome.bound_ns = max(outcome.bound_ns, left.bound)
-        if left.size > CANDIDATES_A_SECOND * (self.end - time.monotonic()):
-            return None
+            case.bound = limit
+            return None, True
+        seconds = self.end - time.monotonic()
+        if left.size > min(most, CANDIDATES_A_SECOND * seconds):
+            return None, False
         made = Formulation(self.graph, left)
         self.add_overlap(made)
         MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             self.exclude(made, each)
-        outcome.columns = made.program.size
+        self.wanted.outcome.columns += made.program.size
         seconds = self.end - time.monotonic()
         if seconds <= 0:
-            return None
+            return None, False
         solved = made.program.solve(seconds, _EXACT)
-        if solved.infeasible:
-            outcome.bound_ns = max(outcome.bound_ns, self.wanted.upper_ns)
-            outcome.solved = True
-            return None
-        outcome.solved = solved.optimal or solved.bound >= self.wanted.upper_ns
-        if math.isfinite(solved.bound):
-            outcome.bound_ns = max(outcome.bound_ns, min(solved.bound, self.wanted.upper_ns))
+        ended = solved.infeasible or solved.optimal or solved.bound >= limit
+        bound = limit if solved.infeasible else solved.bound
+        case.bound = max(case.bound, min(bound, limit))
+        return self.read(made, solved), ended
+
+    def candidates(self, case: Case, upper: float) -> Candidates | None:
+        """What the bounds of a case leave below the time `upper`."""
+        choices: list[NDArray[np.bool_]] = []
+        for size, values in zip(self.graph.sizes, case.left.values, strict=True):
+            mask = np.zeros(size, np.bool_)
+            mask[values] = True
+            choices.append(mask)
+        left: Candidates | None = replace(Candidates.all_of(self.graph), choices=choices)
+        for prices in (np.zeros_like(case.prices), case.prices):
+            if left is not None:
+                graph = self.cases.priced.graph(prices, case.moved)
+                left = narrowed(left, graph, upper, float(prices[0]) * self.chip.memory_bytes, self.out_of_time)
+        return left
+
+    def read(self, made: Formulation, solved: Solved) -> Solution | None:
+        """What the columns say, and which moves."""
         if solved.values is None:
             return None
-        choice = made.chosen(solved.values)
+        choice = tuple(made.chosen(solved.values))
+        moves = self.moves_of[choice] = {}
         for f, tree in made.trees.items():
             entry = self.entries[f]
-            assert isinstance(entry, UsesTree | MadeTree)
             if isinstance(entry, UsesTree):
                 layouts = self.layouts(tree)
-                self.edges_of[id(entry.node)] = [
-                    (int(layouts[a]), int(layouts[b])) for a, b in made.moved(f, solved.values)
-                ]
-        outcome.excluded = self.exclusion(made, choice, solved.values)
-        return Solution(tuple(choice), solved.objective, outcome.bound_ns, 0)
+                ends = made.moved(f, solved.values)
+                moves[id(entry.node)] = [(int(layouts[a]), int(layouts[b])) for a, b in ends]
+        self.wanted.outcome.excluded = self.exclusion(made, choice, solved.values)
+        return Solution(choice, solved.objective, solved.bound, 0)
 
     def least_kept(self) -> float:
         """The bytes of weights and state at least."""
@@ -169,31 +238,28 @@ class _ProgramSolver(TimeSolver):
     # ------------------------------------------------------------ what loops hide
 
     def add_overlap(self, made: Formulation) -> None:
-        """For each body of a loop the time of the weights' movements that its kernels are too short to hide."""
-        names = {node.func or "" for node in self.problem.nodes}
-        seen = self.priced(Prices(seen=dict.fromkeys(names, 1.0)))
+        """For each body of a loop the time of what it hides that its kernels are too short for."""
         shown: dict[int, Linear] = {}
-        for f, entry in enumerate(self.entries):
-            if isinstance(entry, UsesTree) and f in made.trees:
-                node = entry.node
-                if node.name in self.weights and node.loops:
-                    more = seen.tree_costs(node, self.moves, 1.0) - self.tree_costs(node, self.moves, 1.0)
-                    layouts = self.layouts(made.trees[f])
-                    line = costs_of(made.trees[f], more[np.ix_(layouts, layouts)])
-                    _extend(shown.setdefault(id(node.loops[-1]), Linear()), line)
-        for f, entry in enumerate(self.entries):
-            if isinstance(entry, Table) and entry.statement is not None:
+        for f, (of, slope) in self.cases.priced.slopes.items():
+            entry = self.entries[f]
+            if of == 0 or not isinstance(entry, Table | UsesTree | MadeTree):
+                continue
+            if isinstance(entry, Table):
+                assert entry.statement is not None
+                numbers, columns = made.rows[f]
+                line = Linear([columns], [slope[numbers]])
                 body = self.structure.bodies[id(entry.statement)]
-                if body in shown:
-                    here, there = self.graph.factors[f], seen.graph.factors[f]
-                    assert isinstance(here, TableFactor)
-                    assert isinstance(there, TableFactor)
-                    numbers, columns = made.rows[f]
-                    shown[body].add(columns, (there.costs - here.costs)[numbers])
+            elif f in made.trees:
+                line = costs_of(made.trees[f], slope)
+                body = id(entry.node.loops[-1])
+            else:
+                continue
+            _extend(shown.setdefault(body, Linear()), line)
         for line in shown.values():
-            exposed = made.program.columns(np.ones(1), integer=False, upper=math.inf)
-            line.add(exposed, -1.0)
-            made.program.row(line, -math.inf, 0.0)
+            if any((each > 0).any() for each in line.coefficients):
+                exposed = made.program.columns(np.ones(1), integer=False, upper=math.inf)
+                line.add(exposed, -1.0)
+                made.program.row(line, -math.inf, 0.0)
 
     # ------------------------------------------------------------ what does not fit after all
 

@@ -1,0 +1,109 @@
+"""Cases of a program under a memory limit: prices, and bounds, against the graphs and the fillings themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from search_fillings import every_filling, homes, least, limits_that_bind, products
+
+from shardwright.compiling import load
+from shardwright.cost.chips import load_chip
+from shardwright.cost.factors import TableFactor
+from shardwright.cost.kernel_shares import structure_of
+from shardwright.cost.layout_problem import PlacementOptions
+from shardwright.cost.layout_program.cases import Case, Cases
+from shardwright.cost.layout_program.priced_graph import PricedGraph
+from shardwright.cost.program_layouts import layout_problem
+from shardwright.cost.time_placement import NANOSECONDS, NEVER, Prices, TimeSolver
+from shardwright.ir.diagnostics import Source
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import run_passes
+
+CHIP = load_chip("tpu-v4")
+LOOP = """
+mesh x=4
+dim N=4 B={B} E={E} F={F}
+weights {{ w: {w}
+          v: {v} }}
+func f(x: B_xE) -> BE_x {{
+  {carried} = loop[N]({carry} = {x}) {{
+    {body}
+  }}
+  {result}
+}}
+"""
+OPEN = {
+    "w": "NE_?F_?", "v": "NF_?E_?", "carried": "y: BE?", "carry": "h: B_?E_?", "x": "x",
+    "body": "g = h @[E] w\n    next g @[F] v", "result": "return y",
+}  # fmt: skip
+FILLED = {
+    "w": "N<w>", "v": "N<v>", "carried": "x0: bf16 <c> = x\n  y0: bf16 <c>", "carry": "h: bf16 <c>", "x": "x0",
+    "body": "x1: bf16 <x1> = h\n    w1: bf16 <w1> = w\n    g: bf16 <h> = x1 @[E] w1\n    h1: bf16 <h1> = g\n"
+    "    v1: bf16 <v1> = v\n    z: bf16 <z> = h1 @[F] v1\n    n: bf16 <c> = z\n    next n",
+    "result": "y: bf16 BE_x = y0\n  return y",
+}  # fmt: skip
+
+
+def solver_of(sizes: dict[str, int]) -> TimeSolver:
+    """The loop's solver, its graph made without prices."""
+    program = run_passes(load(Source("loop", LOOP.format(**sizes, **OPEN))), (Decompose(), Cleanup()))
+    problem = layout_problem(program, PlacementOptions())
+    made = TimeSolver(problem, CHIP, CHIP.constants, structure_of(program), Prices())
+    made.build()
+    return made
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_priced_graph_is_the_graph_under_these_prices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    solver = solver_of({"B": 256, "E": 512, "F": 1024})
+    byte_ns, share = float(rng.random()), float(rng.random())
+    made = PricedGraph(solver).graph(np.array([byte_ns, share]), {})
+    wanted = solver.under(Prices(byte_ns=byte_ns, seen={"f": share})).graph
+    for ours, theirs in zip(made.factors, wanted.factors, strict=True):
+        if isinstance(ours, TableFactor):
+            assert isinstance(theirs, TableFactor)
+            assert ours.costs == pytest.approx(theirs.costs)
+        else:
+            assert not isinstance(theirs, TableFactor)
+            can = theirs.moves < NEVER
+            assert ((ours.moves < NEVER) == can).all()
+            assert ours.moves[can] == pytest.approx(theirs.moves[can])
+
+
+# Compute is too short for the gathers, and about as long.
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_bounds_of_all_cases_are_below_the_least_that_fits_and_rise(rows: int) -> None:
+    """However far cases are told apart; every filling that fits is in one of them."""
+    sizes = {"B": rows, "E": 1024, "F": 2048}
+    choices = {
+        ("x1", "w1", "h"): [*products("x", "B", "E", "F")],
+        ("h1", "v1", "z"): [*products("x", "B", "F", "E")],
+        ("w",): [(home,) for home in homes("x", "EF")],
+        ("v",): [(home,) for home in homes("x", "FE")],
+        ("c",): [(home,) for home in homes("x", "BE")],
+    }
+    fillings = every_filling(LOOP.format(**sizes, **FILLED), choices, CHIP)
+    limits = limits_that_bind(fillings) or [max(filling.peak for filling in fillings)]
+    for limit in {limits[0], limits[len(limits) // 2], limits[-1]}:
+        wanted = least(fillings, limit) * NANOSECONDS
+        cases = Cases(solver_of(sizes), float(limit))
+        first = cases.first(0.0)
+        assert cases.bounded(first, math.inf)
+        level: list[Case] = [first]
+        bound = first.bound
+        for _ in range(4):
+            below: list[Case] = []
+            for case in level:
+                cut = cases.cut(case)
+                if cut is None:
+                    below.append(case)
+                else:
+                    below.extend(each for each in cases.apart(case, cut) if cases.bounded(each, math.inf))
+            level = below
+            least_now = min(case.bound for case in level)
+            assert bound - 1e-6 <= least_now <= wanted * (1 + 1e-6)
+            bound = least_now
