@@ -6,6 +6,7 @@ operands and results of each statement can have together, reduced to those that 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -121,9 +122,10 @@ def make_consistent(
 
     Raises `StuckError` where nothing is left.
     """
-    while dirty:
-        i = min(dirty)
-        dirty.discard(i)
+    queue, waiting = sorted(dirty), set(dirty)
+    while queue:
+        i = heapq.heappop(queue)
+        waiting.discard(i)
         entry, row = entries[i], rows[i]
         changed: list[int] = []
         if row is None:
@@ -151,7 +153,10 @@ def make_consistent(
         for variable in changed:
             if not domain[variable].any():
                 raise StuckError
-            dirty.update(touching[variable])
+            for other in touching[variable]:
+                if other not in waiting:
+                    waiting.add(other)
+                    heapq.heappush(queue, other)
 
 
 def _alone(program: Program, axis: str, name: str) -> Program:

@@ -168,8 +168,8 @@ class _Moves:
     @cached_property
     def quantum(self) -> float:
         """The least difference in bytes between two movements, beneath which ties are broken."""
-        received = [moved[np.isfinite(moved)].astype(np.int64) for moved, _ in self.costs.values()]
-        return float(max(np.gcd.reduce(np.concatenate([*received, np.zeros(1, np.int64)])), 1))
+        received = np.concatenate([np.zeros(1), *(moved.ravel() for moved, _ in self.costs.values())])
+        return float(max(np.gcd.reduce(received[np.isfinite(received)].astype(np.int64)), 1))
 
     def of(self, shape: int, weight: float) -> Floats:
         """Costs between the layouts of a shape, for a value that counts so often."""

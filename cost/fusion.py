@@ -127,6 +127,8 @@ class _Fuser:
         self.lets: dict[str, Let] = {}
         self.sources: dict[str, str] = {}
         self.types: dict[str, TensorType] = {}
+        self.elements: dict[str, int] = {}
+        """What a chip has of each value."""
         self.readers: dict[str, list[Let]] = {}
         self.demanded: set[str] = set()
         self.scope = scope
@@ -144,6 +146,7 @@ class _Fuser:
         if isinstance(kind, OpenType):
             raise TypeError(f"{name}: {kind} still has holes")
         self.types[name] = kind
+        self.elements[name] = kind.local_elements(self.mesh)
 
     def _index(self, statement: Statement) -> None:
         match statement:
@@ -215,7 +218,8 @@ class _Fuser:
         for statement in self.body:
             match statement:
                 case Let():
-                    if not is_view(statement, self.mesh) and statement.results[0].name not in self.inline:
+                    name = statement.results[0].name
+                    if name not in self.sources and name not in self.inline:
                         steps.append(self._kernel(statement))
                 case SetState() | Free() | Loop():
                     steps.append(statement)
@@ -235,32 +239,31 @@ class _Fuser:
                 if at in self.inline and at not in wanted:
                     wanted.add(at)
                     stack.append(self.lets[at])
-        return [statement for name, statement in self.lets.items() if name in wanted]
+        return [statement for name, statement in self.lets.items() if name in wanted] if wanted else []
 
     def _reads(self, root: Let, inline: set[str]) -> list[Read]:
         """Leaves of the expression, each once, with the most elements that any use reads of it."""
         found: dict[str, Read] = {}
         for name, elements in self._leaves(root, inline):
-            kind = self.types[name]
-            most = min(elements, kind.local_elements(self.mesh))
+            most = min(elements, self.elements[name])
             if name not in found or found[name].elements < most:
-                found[name] = Read(name, kind, most)
+                found[name] = Read(name, self.types[name], most)
         return list(found.values())
 
     def _leaves(self, statement: Let, inline: set[str], limit: float = math.inf) -> Iterator[tuple[str, int]]:
-        own = [self.types[value.name].local_elements(self.mesh) for value in statement.results]
+        own = self.elements[statement.results[0].name]
         for position, operand in enumerate(statement.operands):
             if not isinstance(operand, str):
                 continue
             if isinstance(statement.operation, Update) and position == 0:
                 continue  # written in place, never read
             partly = isinstance(statement.operation, _PARTLY_READ) and position == 0
-            most = min(limit, own[0]) if partly else limit
+            most = min(limit, own) if partly else limit
             name = self.source(operand)
             if name in inline:
                 yield from self._leaves(self.lets[name], inline, most)
             else:
-                size = self.types[name].local_elements(self.mesh)
+                size = self.elements[name]
                 yield name, size if most > size else int(most)
 
 

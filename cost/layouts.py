@@ -116,6 +116,8 @@ def addends_made(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float
     """Elements of addends that a chip makes in going from each layout (rows) to each other (columns): they are made in
     full on every chip, which costs work though nothing is received."""
     sums = coding.digits(codes) == SUM
+    if not sums.any():
+        return np.zeros((len(codes), len(codes)))
     made = (sums[None, :, :] & ~sums[:, None, :]).any(axis=2)
     return np.where(made, local_elements(coding, codes, shape), 0.0)
 
@@ -254,8 +256,10 @@ class _Work:
     sliced: Sets
     impossible: NDArray[np.bool_]
     optional: Sets
-    splitting: tuple[tuple[NDArray[np.int64], Sets], ...]
-    """For each dimension its size in each shape, 1 where that lacks it, and the axes that split it before or after."""
+    splitting: Sets
+    """The axes that split each dimension before or after: [dimensions, pairs]."""
+    left: NDArray[np.float64]
+    """What sets of axes leave of each dimension: [dimensions, shapes, sets of axes]."""
     of: NDArray[np.int64]
     """The shape of each pair."""
 
@@ -286,12 +290,12 @@ class _Work:
         optional = reduced | remade | np.where(reduces | moves, added | kept, 0)
         optional |= np.where(reduces | (kept > 0), replicated, 0)
         optional &= sum(1 << i for i, size in enumerate(coding.mesh.values()) if size > 1)
-        splitting: list[tuple[NDArray[np.int64], Sets]] = []
-        for name, extents in pairs.extents().items():
-            own = np.zeros(len(digits), np.uint16)
-            for i in range(len(coding.mesh)):
-                own |= (digits[:, i] == coding.number_of_dim(name)).astype(np.uint16) << i
-            splitting.append((extents, own[source] | own[target]))
+        extents = pairs.extents()
+        numbers = np.array([coding.number_of_dim(name) for name in extents], np.int64)
+        own = np.zeros((len(numbers), len(digits)), np.uint16)
+        for i in range(len(coding.mesh)):
+            own |= (digits[:, i] == numbers[:, None]).astype(np.uint16) << i
+        left = np.array(list(extents.values()), np.float64).reshape(len(numbers), len(pairs.shapes), 1) // chips
         elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
         bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
         volume = (elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8)[source]
@@ -300,18 +304,17 @@ class _Work:
         impossible = sets((to == MAX) & (was != MAX)) > 0
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible,
-            optional.astype(np.uint16), tuple(splitting), np.broadcast_to(pairs.of[source], volume.shape),
+            optional.astype(np.uint16), own[:, source] | own[:, target], left,
+            np.broadcast_to(pairs.of[source], volume.shape),
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
         """The pairs for which temporary splits of the chosen axes may save something and have room."""
         wanted = (self.optional & np.uint16(chosen)) == chosen
         if chosen and wanted.any():
-            room = np.zeros(int(wanted.sum()), np.bool_)
-            for extents, splitting in self.splitting:
-                fits = extents[:, None] // self.chips % self.chips[chosen] == 0
-                room |= fits[self.of[wanted], splitting[wanted]]
-            wanted[wanted] = room
+            fits = self.left % self.chips[chosen] == 0
+            each = np.arange(len(fits))[:, None]
+            wanted[wanted] = fits[each, self.of[wanted], self.splitting[:, wanted]].any(axis=0)
         return wanted
 
     def priced(self, chosen: int, pairs: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

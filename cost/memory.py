@@ -96,6 +96,8 @@ class _Liveness:
     returned: Sequence[str]
     owners: dict[str, str] = field(default_factory=dict[str, str])
     """Where a value lies in the bytes of another: updates in place."""
+    values: dict[str, LiveValue] = field(default_factory=dict[str, LiveValue])
+    """Those asked for so far."""
 
     def peak(self, begin: Iterable[str], kept: Iterable[str] = ()) -> _Peak:
         """The most that is live at once. `begin` is live at the start, `kept` and what is returned at the end."""
@@ -207,8 +209,10 @@ class _Liveness:
         return name
 
     def _live(self, name: str) -> LiveValue:
-        kind = self.block.types[name]
-        return LiveValue(name, kind, bytes_on(kind, self.program.mesh, self.tier))
+        if name not in self.values:
+            kind = self.block.types[name]
+            self.values[name] = LiveValue(name, kind, bytes_on(kind, self.program.mesh, self.tier))
+        return self.values[name]
 
 
 def _held(live: Mapping[str, LiveValue]) -> tuple[LiveValue, ...]:

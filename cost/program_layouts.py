@@ -100,6 +100,7 @@ class _Builder:
         self.globals: dict[str, Node] = {}
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
+        self.allows: dict[tuple[str, str, str], bool] = {}
         self.has_max = any(
             isinstance(s, Let) and isinstance(s.operation, Max) for func in program.funcs for s, _ in func.walk()
         ) or any("partialmax" in str(v.type) for func in program.funcs for v in func.params)
@@ -308,6 +309,13 @@ class _Builder:
     # ------------------------------------------------------------ factors
 
     def allowed(self, dim: str, axis: str) -> bool:
+        """Whether the axis may split the dimension in the function."""
+        key = (self.func.name, dim, axis)
+        if key not in self.allows:
+            self.allows[key] = self.admitted(dim, axis)
+        return self.allows[key]
+
+    def admitted(self, dim: str, axis: str) -> bool:
         overridden = any(name == dim for name, _ in self.func.overrides)
         chosen = self.options.digit_sets.get((dim, self.func.name if overridden else None))
         order = self.program.dim(dim).order

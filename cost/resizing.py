@@ -105,7 +105,8 @@ class _Resizer:
     def statement(self, statement: Statement) -> Statement:
         match statement:
             case Let():
-                return replace(statement, results=tuple(self.value(value) for value in statement.results))
+                results = tuple(self.value(value) for value in statement.results)
+                return statement if results == statement.results else replace(statement, results=results)
             case Loop():
                 return replace(
                     statement,

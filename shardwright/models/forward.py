@@ -50,7 +50,13 @@ class Request:
 
 
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
-    """The text of the program, and the layout of its weights as it was fitted.
+    """The text of the program, formatted, and the layout of its weights as it was fitted. See `model_text`."""
+    text, layout = model_text(model, request)
+    return _formatted(text), layout
+
+
+def model_text(model: Model, request: Request) -> tuple[str, Layout]:
+    """The text of the program as it is put together, and the layout of its weights as it was fitted.
 
     Without a cache `func forward(ids: int32 BL) -> f32 BLV` gives logits at every position, positions counted from 0.
     With one, `func prefill(ids: int32 BL, length: int32 B) -> f32 BV` appends the first `length` tokens of each row
@@ -126,7 +132,7 @@ def model_program(model: Model, request: Request) -> tuple[str, Layout]:
     if request.prompts is not None:
         filling = next(own for own in types.values() if own.rows is PROMPTS)
         lines += ["", *adopt(filling, types["decode"])]
-    return _formatted("\n".join(lines) + "\n"), fitted[0]
+    return "\n".join(lines) + "\n", fitted[0]
 
 
 def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.ir.verifier import Level, verify
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import Request, model_text
 from shardwright.pareto.configurations import Configuration, Group, Sweep
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline
 from shardwright.passes.place import Place
@@ -79,7 +79,7 @@ def sample_text(sweep: Sweep, one: Configuration) -> str:
     request = Request(
         where.layout, where.mesh, one.batch, length, DType.BF16, where.attention, sweep.context, None, (one.phase,)
     )
-    return model_program(where.model, request)[0]
+    return model_text(where.model, request)[0]
 
 
 def passes_of(one: Configuration) -> str:
@@ -133,7 +133,8 @@ class _Programs:
             for sample in (self.group.sample, own):
                 with suppress(DiagnosticError):
                     moved = replace(self.explicit(sample), mesh=mesh)
-                    verify(resized(moved, {"B": own.batch}), Level.EXPLICIT)
+                    if sample != own:
+                        verify(resized(moved, {"B": own.batch}), Level.EXPLICIT)
                     self.on_mesh[mesh] = moved
                     break
         return self.on_mesh[mesh]
@@ -182,8 +183,9 @@ def _priced(sweep: Sweep, chosen: Program, one: Configuration) -> Point:
     """Time with the cache as full as it is in the middle, memory with all of it."""
     prefill = one.phase == "prefill"
     middle = sweep.prompt if prefill else step_contexts(sweep.prompt, 1)[0][1] - 1 + max(1, sweep.generated // 2)
-    program = _looped(resized(chosen, {"B": one.batch})) if one.looped else chosen
-    timed, whole = (resized(program, {"B": one.batch, "T": positions}) for positions in (middle, sweep.context))
+    program = resized(chosen, {"B": one.batch})
+    program = _looped(program) if one.looped else program
+    timed, whole = (resized(program, {"T": positions}) for positions in (middle, sweep.context))
     kernels = kernel_costs(timed, timed.func(one.phase), sweep.chip, sweep.constants)
     time_s = sum(kernel.total_s for kernel in kernels)
     memory = memory_of(whole, whole.func(one.phase))
