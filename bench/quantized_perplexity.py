@@ -33,8 +33,9 @@ from shardwright.offloading.request import Request
 from shardwright.offloading.run import OffloadedModel
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from shardwright.backends.torch.batches import Batch
-    from shardwright.backends.torch.tensors import Named
 
 VOCAB, KEYS, VALUES = 128, 16, 48
 """Tokens; the first are keys, the next values."""
@@ -132,9 +133,9 @@ class Forced(OffloadedModel):
             def __init__(self, rows: dict[int, list[int]]) -> None:
                 self.rows = rows
 
-            def draw(self, batch: Batch, token: int, logits: Named) -> list[int]:
+            def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
                 rows = self.rows[batch.number]
-                made[rows, token] = logits.tensor.float().cpu().numpy()
+                made[rows, token] = logits.float().cpu().numpy()
                 return [int(texts[row, prompt + token]) for row in rows]
 
             def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
