@@ -159,7 +159,9 @@ class _ProgramSolver(TimeSolver):
                     unsolved, following = min(unsolved, case.bound), []
             if not ended and cut is not None:
                 following = [each for each in self.cases.apart(case, cut) if self.cases.bounded(each, upper)]
-                dive = min(following, key=lambda each: each.bound, default=None) if best is None else None
+                # Where all prices are nothing, there may well be a program at the bound.
+                free = [each for each in following if not each.prices.any() and each.bound < upper * (1 - _WORTH)]
+                dive = min(free or (following if best is None else []), key=lambda each: each.bound, default=None)
             for each in following:
                 count += 1
                 if each is not dive:
