@@ -133,20 +133,20 @@ def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
 
 
 def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float) -> float:
-    """Of reading weights and multiplying with them, where both take as long, the part of one that the other does not
-    hide: 0 on a device that reads the next while it multiplies, 1 or more on one that does one after the other."""
+    """Of reading weights and multiplying with them the part of the shorter that the longer does not hide: 0 on a device
+    that reads the next while it multiplies, 1 or more on one that does one after the other. The median about the number
+    of rows for which both take as long."""
     size, n = 2048, 6
     weights = [_numbers((size, size), dtype, on) for _ in range(n)]
     read = size * size * weights[0].element_size() / bytes_per_s
-    rows = max(1, round(read * flops_per_s / (2 * size * size)))
-    x = _numbers((rows, size), dtype, on)
+    alike = read * flops_per_s / (2 * size * size)
 
-    def run() -> None:
-        for w in weights:
-            _ = x @ w.t()
+    def exposed(rows: int) -> float:
+        x, products = _numbers((rows, size), dtype, on), 2 * rows * size * size / flops_per_s
+        taken = _seconds(lambda: [x @ w.t() for w in weights], on) / n
+        return (taken - max(read, products)) / min(read, products)
 
-    products = 2 * rows * size * size / flops_per_s
-    return max(0.0, (_seconds(run, on) / n - max(read, products)) / min(read, products))
+    return max(0.0, median(exposed(max(1, round(share * alike))) for share in (1, 2, 4)))
 
 
 def _elementwise(on: torch.device, dtype: DType, *, large: bool) -> float:
