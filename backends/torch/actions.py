@@ -155,7 +155,8 @@ class Actions:
         match event.kind:
             case Kind.RECEIVE_TOKENS:
                 if not batch.done:
-                    self.computation.accept(event, batch, self.links.receive_tokens(len(batch.lengths)))
+                    drawn = self.links.receive_tokens(len(batch.lengths), batch.n_scores(event.token))
+                    self.computation.accept(event, batch, *drawn)
             case Kind.RECEIVE_HIDDEN:
                 if not batch.done:
                     values = [carry.value for carry in batch.staged(event.token).loop.carries]
@@ -167,7 +168,7 @@ class Actions:
             case _:
                 drawn = flight.drawn.pop(turn, None)
                 if drawn is not None:
-                    self.links.send_tokens(drawn)
+                    self.links.send_tokens(*drawn)
         self._count(event)
 
     # ------------------------------------------------------------ hidden states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -40,7 +40,10 @@ class Options:
 
 @dataclass
 class Batch:
-    """A batch on its way: its programs in stages, its prompts `ids` [rows][L] with their lengths, and its state."""
+    """A batch on its way: its programs in stages, its prompts `ids` [rows][L] with their lengths, and its state.
+
+    With `slices`, which gives decode in stages for so many rows, log-probabilities come along: `logprobs` [rows] has
+    those of the prompt's tokens but the first, then those of what was drawn."""
 
     number: int
     prefill: Staged
@@ -48,6 +51,8 @@ class Batch:
     ids: list[list[int]]
     lengths: list[int]
     done: bool = False
+    slices: Callable[[int], Staged] | None = None
+    logprobs: list[list[float]] = field(default_factory=list[list[float]])
     caches: dict[int, LayerCache] = field(default_factory=dict[int, LayerCache])
     hidden: list[Named] = field(default_factory=list[Named])
     values: dict[str, Tensor] = field(default_factory=dict[str, "Tensor"])
@@ -64,6 +69,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.length = len(self.ids[0])
+        self.logprobs = [[] for _ in self.lengths]
 
     def staged(self, token: int) -> Staged:
         return self.decode if token else self.prefill
@@ -82,6 +88,22 @@ class Batch:
             self._places = {at: places for at, places in self._places.items() if at >= token - 1}
             self._places[token] = Places(tuple(self.cached(token)), 1 if token else self.length, {})
         return self._places[token]
+
+    def n_scores(self, token: int) -> int:
+        """How many log-probabilities the pass of this token gives."""
+        if self.slices is None:
+            return 0
+        return len(self.lengths) if token else sum(self.lengths)
+
+    def add_scores(self, scores: Sequence[float]) -> None:
+        """Those of one pass: in prefill row by row those of the prompt's tokens but the first; then one of each row."""
+        at = 0
+        for row, n in zip(self.logprobs, self.lengths, strict=True):
+            if len(scores) > len(self.lengths):
+                row.extend(scores[at : at + n - 1])
+                at += n - 1
+        for row, score in zip(self.logprobs, scores[at:], strict=True):
+            row.append(score)
 
     def room(self, token: int, options: Options) -> int:
         """For how many positions its caches have room once those of this token are in them."""

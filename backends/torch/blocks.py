@@ -19,7 +19,7 @@ from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Fetch, Movement, Roll
-from shardwright.ir.program import Free, Let, Loop, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
 
 if TYPE_CHECKING:
@@ -216,6 +216,12 @@ class Block:
         own = self._memory[name]
         others = (n for n, memory in self._memory.items() if n != name and own & memory)
         return not own & self._given and all(last.get(n, -1) < at for n in others)
+
+
+def block_of(program: Program, func: Func, device: torch.device) -> Block:
+    """A whole function that reads neither weights nor state."""
+    shapes = {value.name: value.shape for value in func.params}
+    return Block(func.body, shapes, (), func.returns, program.sizes(func), device)
 
 
 class Blocks:

@@ -22,6 +22,7 @@ from shardwright.backends.torch.blocks import Blocks, Values
 from shardwright.backends.torch.cache import LayerCache
 from shardwright.backends.torch.pieces import rows_on
 from shardwright.backends.torch.schedule import Event, Turn
+from shardwright.backends.torch.scoring import Scoring
 from shardwright.backends.torch.stages import Attend
 from shardwright.backends.torch.tensors import Named, aligned, rounded
 from shardwright.backends.torch.tiers import Tiers
@@ -45,6 +46,10 @@ class Choose(Protocol):
         ...
 
 
+Drawn = tuple[list[int], list[float]]
+"""Tokens, and their log-probabilities if any."""
+
+
 @dataclass
 class InFlight:
     """What one event leaves for another, by the order of their step.
@@ -52,7 +57,7 @@ class InFlight:
     `new` are new positions of a cache as they are kept, `rows` those that are on the host on their way to disk,
     `from_disk` what was read of a cache, and `copied` its pieces on the device, each with its first position. Of a
     batch's turn, `received` are hidden states from the process before, `leaving` those for the next, and `drawn` the
-    tokens that all processes are told.
+    tokens that all processes are told, with log-probabilities as `Batch.add_scores` takes them.
     """
 
     new: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
@@ -61,7 +66,7 @@ class InFlight:
     copied: dict[int, list[tuple[Tensor, int]]] = field(default_factory=dict[int, "list[tuple[Tensor, int]]"])
     received: dict[Turn, list[Named]] = field(default_factory=dict[Turn, list[Named]])
     leaving: dict[Turn, list[Named]] = field(default_factory=dict[Turn, list[Named]])
-    drawn: dict[Turn, list[int]] = field(default_factory=dict[Turn, list[int]])
+    drawn: dict[Turn, Drawn] = field(default_factory=dict[Turn, Drawn])
 
 
 class Computation:
@@ -85,6 +90,7 @@ class Computation:
         self.in_flight = in_flight
         self.choose = choose
         self._blocks = blocks
+        self._scoring = Scoring(tiers, blocks)
 
     def stage(self, event: Event, batch: Batch) -> None:
         """The stage of this event; after the last one the next token of each row is chosen."""
@@ -116,10 +122,13 @@ class Computation:
         elif not staged.last:
             self.in_flight.leaving[turn] = batch.hidden
         else:
-            drawn = self.choose.draw(batch, event.token, made[0])
+            drawn, scores = self.choose.draw(batch, event.token, made[0]), list[float]()
+            if batch.slices is not None and drawn:
+                at_hand = {name: values.tensors[name] for name in stage.weights}
+                scores = self._scoring.scores(batch, event.token, made[0], drawn, at_hand)
             if not staged.first:
-                self.in_flight.drawn[turn] = drawn
-            self.accept(event, batch, drawn)
+                self.in_flight.drawn[turn] = drawn, scores
+            self.accept(event, batch, drawn, scores)
 
     def _at_hand(self, event: Event, batch: Batch) -> dict[str, Tensor]:
         """What the statements of a stage may read, by name: weights, state, the function's operands, what the stages
@@ -146,8 +155,10 @@ class Computation:
                 tensors[loop.index] = torch.full((), stage.layer, device=device)
         return tensors
 
-    def accept(self, event: Event, batch: Batch, drawn: Sequence[int]) -> None:
-        """These are the next tokens of a batch, which may end by them."""
+    def accept(self, event: Event, batch: Batch, drawn: Sequence[int], scores: Sequence[float]) -> None:
+        """These are the next tokens of a batch, which may end by them, with their log-probabilities if any."""
+        if scores:
+            batch.add_scores(scores)
         following = self.choose.accept(batch, event.token, drawn)
         if following is None:
             batch.done = True

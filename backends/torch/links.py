@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardwright.ir.program import Value
 
-_HIDDEN, _TOKENS = 1, 2
+_HIDDEN, _TOKENS, _SCORES = 1, 2, 3
 """Tags: which kind of message this is."""
 
 _ON_THE_WAY = 64
@@ -87,21 +87,26 @@ class Links:
 
     # ------------------------------------------------------------ tokens
 
-    def receive_tokens(self, rows: int) -> list[int]:
-        """The next token of every row of a batch, from the last process."""
+    def receive_tokens(self, rows: int, scores: int) -> tuple[list[int], list[float]]:
+        """The next token of every row of a batch, and so many log-probabilities, from the last process."""
         import torch
 
-        tokens = torch.empty(rows, dtype=torch.int64)
+        tokens, numbers = torch.empty(rows, dtype=torch.int64), torch.empty(scores)
         torch_distributed().irecv(tokens, self.place.count - 1, group=self._tokens, tag=_TOKENS).wait()
-        return [int(token) for token in tokens]
+        if scores:
+            torch_distributed().irecv(numbers, self.place.count - 1, group=self._tokens, tag=_SCORES).wait()
+        return [int(token) for token in tokens], [float(number) for number in numbers]
 
-    def send_tokens(self, tokens: Sequence[int]) -> None:
+    def send_tokens(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
         """To all other processes, without waiting until they have them: they may be busy with what comes before."""
         import torch
 
-        sent = torch.tensor(tokens, dtype=torch.int64)
+        messages = [(_TOKENS, torch.tensor(tokens, dtype=torch.int64))]
+        if scores:
+            messages.append((_SCORES, torch.tensor(scores)))
         for other in range(self.place.count - 1):
-            self._sent.append((torch_distributed().isend(sent, other, group=self._tokens, tag=_TOKENS), sent))
+            for tag, sent in messages:
+                self._sent.append((torch_distributed().isend(sent, other, group=self._tokens, tag=tag), sent))
         while len(self._sent) > _ON_THE_WAY * (self.place.count - 1):
             self._sent.popleft()[0].wait()
 

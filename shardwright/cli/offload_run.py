@@ -35,11 +35,16 @@ def add_run(parser: Parser) -> None:
     add = parser.add_argument
     add("--prompts", metavar="IN.jsonl", help="prompts as JSON lines")
     add_output(parser, "OUT.jsonl")
-    add("--max-new-tokens", type=positive, metavar="N", default=64, help="at most so many (default: 64)")
+    add("--max-new-tokens", type=natural, metavar="N", default=64, help="at most so many (default: 64)")
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
     add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
     add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
     add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add(
+        "--logprobs",
+        action="store_true",
+        help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
+    )
     add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
     add("--weights", choices=("int8", "int4"), help="keep weights in so many bits: int4; the cache as it is")
@@ -65,6 +70,8 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
         return None
     if not args.prompts or args.output in {None, "-"}:
         return "a run needs --prompts IN.jsonl and -o OUT.jsonl; --plan-only runs nothing"
+    if args.max_new_tokens == 0 and not args.logprobs:
+        return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
     return None
 
 
@@ -104,7 +111,7 @@ def execute_run(args: argparse.Namespace) -> int:
     asked = _asked(args, args.gpus)
     if args.gpus == 1:
         return _run_with_room(args, asked)
-    with Journal(args.output, asked.prompts):
+    with Journal(args.output, asked.prompts, logprobs=args.logprobs):
         pass  # what is wrong with it is said once, by this process
     return run_together(args.argv, args.gpus)
 
@@ -170,7 +177,8 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
     measured: dict[str, Any] = {}
     recorder = _recorder(args, world)
     recordings: list[Recording] = []
-    with Journal(args.output, asked.prompts) if writes else nullcontext() as journal:
+    opened = Journal(args.output, asked.prompts, logprobs=args.logprobs) if writes else nullcontext()
+    with opened as journal:
         answered = _answered(journal, world)
         left = [prompt for prompt in asked.prompts if prompt.index not in answered]
         if answered and writes:
@@ -307,7 +315,8 @@ def _settings(args: argparse.Namespace, config: Config) -> Settings:
     from shardwright.generation.stopping import stop_tokens
 
     stops = frozenset[int]() if args.ignore_eos else stop_tokens(args.model, config.keys)
-    return Settings(args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed, stop_tokens=stops)
+    n, temperature, seed = args.max_new_tokens, args.temperature, args.seed
+    return Settings(n, temperature, args.top_k, args.top_p, seed, stop_tokens=stops, logprobs=args.logprobs)
 
 
 def _caps(args: argparse.Namespace) -> dict[Tier, int | None]:
@@ -376,4 +385,4 @@ def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1, roo
     if room is not None:
         machine = room.of(machine, _caps(args), args.device, named=args.machine is not None)
     dtype = DType(args.dtype) if args.dtype else checkpoint_dtype(read_config(args.model))
-    return setting_of(model, machine, runtime, longest, args.max_new_tokens, devices=gpus, dtype=dtype)
+    return setting_of(model, machine, runtime, longest, max(1, args.max_new_tokens), devices=gpus, dtype=dtype)

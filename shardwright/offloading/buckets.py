@@ -22,9 +22,9 @@ class Bucket:
 
 
 def check_lengths(prompts: Sequence[Prompt], new: int, longest: int) -> None:
-    """Raises where a prompt and so many new tokens do not fit into the model's positions."""
+    """Raises where a prompt and so many new tokens do not fit into the model's positions; the last token needs none."""
     for prompt in prompts:
-        if len(prompt.tokens) + new > longest + 1:
+        if len(prompt.tokens) + max(1, new) > longest + 1:
             raise prompt.fault(
                 "too-long",
                 f"the prompt has {len(prompt.tokens)} tokens, and with {new} new ones there are more than the {longest}"

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from shardwright.generation.outputs import json_line
 from shardwright.generation.prompts import WRITTEN, Prompt
-from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault
 
 
 class Journal:
@@ -20,12 +20,14 @@ class Journal:
 
     A last line without its end, which a run that was killed may leave, is cut off. The file is locked while it is open:
     two runs into one would answer prompts twice. What is no regular file, such as a pipe, is written to and never read.
-    Raises a `DiagnosticError` where another has it open, or it has lines that are no answers to these prompts, OSError
-    with the file's name where it cannot be written.
+    Raises a `DiagnosticError` where another has it open, or it has lines that are no answers to these prompts, or
+    answers of the other kind, OSError with the file's name where it cannot be written.
     """
 
-    def __init__(self, path: str, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, path: str, prompts: Sequence[Prompt], *, logprobs: bool = False) -> None:
+        """Answers have log-probabilities, or have none."""
         self._path = path
+        self._logprobs = logprobs
         self._new = not Path(path).exists()
         self.answered: dict[int, int] = {}
         self._lines = 0
@@ -69,24 +71,26 @@ class Journal:
 
     def _read(self, whole: bytes, prompts: Sequence[Prompt]) -> None:
         by_index = {prompt.index: prompt for prompt in prompts}
+
+        def refused(number: int, message: str, *notes: str) -> DiagnosticError:
+            failed = fault("not-resumable", message, Span(number, 1, number, 2), *notes)
+            failed.source = Source(self._path, whole.decode("utf-8", "replace"))
+            return failed
+
         for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            span = Span(number, 1, number, 2)
             found = _answer(line)
             index = None if found is None else found.get("index")
             prompt = by_index.get(index) if isinstance(index, int) else None
             if found is None or prompt is None or {k: v for k, v in found.items() if k not in WRITTEN} != prompt.keys:
-                failed = fault(
-                    "not-resumable",
-                    "this line is not the answer to one of these prompts",
-                    span,
-                    "a run goes on where the output ends; give the prompts it began with, or another file with -o",
-                )
-                failed.source = Source(self._path, whole.decode("utf-8", "replace"))
-                raise failed
+                message = "this line is not the answer to one of these prompts"
+                way_out = "give the prompts it began with, or another file with -o"
+                raise refused(number, message, f"a run goes on where the output ends; {way_out}")
+            if ("logprobs" in found) != self._logprobs:
+                with_them = "without" if self._logprobs else "with"
+                message = f"this answer was written {with_them} log-probabilities"
+                raise refused(number, message, f"go on {with_them} --logprobs, or give another file with -o")
             if prompt.index in self.answered:
-                failed = fault("not-resumable", f"prompt {prompt.index} is answered twice", span)
-                failed.source = Source(self._path, whole.decode("utf-8", "replace"))
-                raise failed
+                raise refused(number, f"prompt {prompt.index} is answered twice")
             self.answered[prompt.index] = len(cast("list[object]", found["new_tokens"]))
 
     def __enter__(self) -> Journal:

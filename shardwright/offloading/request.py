@@ -40,8 +40,6 @@ class Request:
 
 def checked(settings: Settings) -> Settings:
     """The settings, where offloading can do what they ask for."""
-    if settings.samples != 1 or settings.logprobs:
-        raise fault(
-            "bad-setting", "offloading gives one continuation of each prompt, without log-probabilities", NOWHERE
-        )
+    if settings.samples != 1:
+        raise fault("bad-setting", "offloading gives one continuation of each prompt", NOWHERE)
     return replace(settings)

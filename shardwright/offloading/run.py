@@ -19,7 +19,7 @@ from shardwright.offloading.buckets import Bucket, buckets, check_lengths
 from shardwright.offloading.placing import stored_order
 from shardwright.offloading.programs import Programs
 from shardwright.offloading.report import Report
-from shardwright.offloading.request import Request
+from shardwright.offloading.request import Request, checked
 from shardwright.offloading.texts import Texts
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class OffloadedModel:
         policy.
         """
         self.request = request
-        self.settings = settings
+        self.settings = checked(settings)
         self.folder = Path(checkpoint)
         self.report = Report(mixed=request.schedule == "diagonal")
         self._observe = observe
@@ -154,7 +154,7 @@ class OffloadedModel:
     def _page(self) -> int | None:
         """In the diagonal schedule caches grow with their texts, a sixteenth of the new tokens at a time: that a cache
         has its last length only at its end is what makes room for more. In the zig-zag schedule all grow together."""
-        return -(-self.settings.max_new_tokens // 16) if self.request.schedule == "diagonal" else None
+        return max(1, -(-self.settings.max_new_tokens // 16)) if self.request.schedule == "diagonal" else None
 
     def _past_page_cache(self) -> bool:
         """Whether files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
@@ -190,7 +190,12 @@ class OffloadedModel:
         cache = max(bucket.length, min(self.programs.longest, bucket.length + self.settings.max_new_tokens))
         ids = [[*p.tokens, *[0] * (bucket.length - len(p.tokens))] for p in bucket.prompts]
         lengths = [len(p.tokens) for p in bucket.prompts]
-        return Batch(number, *self._stages(len(bucket.prompts), bucket.length, cache), ids, lengths)
+        prefill, decode = self._stages(len(bucket.prompts), bucket.length, cache)
+        return Batch(number, prefill, decode, ids, lengths, slices=self._slices if self.settings.logprobs else None)
+
+    def _slices(self, rows: int) -> Staged:
+        """Decode for so many positions of prompts, whose last stage gives the logits there."""
+        return self._stages(rows, 1, 1)[1]
 
     def _stages(self, rows: int, length: int, cache: int) -> tuple[Staged, Staged]:
         """Prefill and decode in the stages of this process; the same for all batches of these sizes."""
@@ -235,7 +240,7 @@ class OffloadedModel:
             yield numbered[start : start + n]
 
     def _order(self, numbers: Sequence[int]) -> Order:
-        tokens, together = self.settings.max_new_tokens, self.request.policy.n_gpu_batches
+        tokens, together = max(1, self.settings.max_new_tokens), self.request.policy.n_gpu_batches
         if self.request.schedule == "diagonal":
             return diagonal_order(numbers, tokens, together, self.place)
         return zigzag_order(numbers, tokens, self.place)

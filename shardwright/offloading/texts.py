@@ -29,6 +29,7 @@ class Texts:
         self.new: list[list[int]] = [[] for _ in bucket.prompts]
         self.ended = [False] * len(bucket.prompts)
         self._chosen_by: Block | None = None
+        self.logprobs: list[list[float]] | None = None
         self.keys = [row_key(settings.seed, prompt.index, 0) for prompt in bucket.prompts]
 
     def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
@@ -37,6 +38,9 @@ class Texts:
         if not token:
             report.prompt_tokens += sum(batch.lengths)
             report.padded_tokens += len(batch.lengths) * self.bucket.length
+        self.logprobs = batch.logprobs if settings.logprobs else None
+        if not settings.max_new_tokens:
+            return None
         report.padded_tokens += len(drawn)
         for row, chosen in enumerate(drawn):
             if self.ended[row]:
@@ -52,16 +56,17 @@ class Texts:
         return None if all(self.ended) else [[chosen] for chosen in drawn]
 
     def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
-        """The next token of every row."""
+        """The next token of every row; of those that are only read, whichever."""
         import torch
 
-        from shardwright.backends.torch.blocks import Block, Values
+        from shardwright.backends.torch.blocks import Values, block_of
 
+        if not self.settings.max_new_tokens:
+            return [0] * len(self.keys)
         settings, program, device = self.settings, batch.prefill.program, logits.device
         func = program.func("sample" if settings.temperature else "greedy")
         if self._chosen_by is None:
-            shapes = {value.name: value.shape for value in func.params}
-            self._chosen_by = Block(func.body, shapes, (), func.returns, program.sizes(func), device)
+            self._chosen_by = block_of(program, func, device)
         given = {"logits": logits}
         rows = len(self.keys)
         if settings.temperature:
@@ -76,7 +81,12 @@ class Texts:
         return [int(number) for number in chosen.cpu()]
 
     def completions(self) -> Iterator[Completion]:
-        for prompt, new in zip(self.bucket.prompts, self.new, strict=True):
+        for row, (prompt, new) in enumerate(zip(self.bucket.prompts, self.new, strict=True)):
             self.report.prompts += 1
             self.report.ended_tokens += len(new)
-            yield Completion(prompt, 0, tuple(new))
+            if self.logprobs is None:
+                yield Completion(prompt, 0, tuple(new))
+                continue
+            scores, given = self.logprobs[row], len(prompt.tokens) - 1
+            after = tuple(scores[given : given + len(new)])
+            yield Completion(prompt, 0, tuple(new), after, (None, *scores[:given]))
