@@ -1,11 +1,12 @@
-"""What 4 bits and sparse attention change: perplexity and logits of a small model that is trained here.
+"""What 8 bits, 4 bits and sparse attention change: perplexity and logits of a small model that is trained here.
 
     python bench/quantized_perplexity.py [--width 64] [--layers 2] [--steps 1200] [--json]
 
 A language with a known entropy: tokens follow each other by a fixed chain; some of them are keys, which are followed by
 a value that each text chooses for itself, so that the second time it can only be known by looking back. A Llama is
 trained on it, saved, and run by the offloading runtime, which is given the texts token by token: with everything in
-f32, with weights, cache or both in 4 bits (groups of 64), and with decode looking at a tenth of the cached positions.
+f32, with weights in 8 bits, with weights, cache or both in 4 bits (groups of 64), and with decode looking at a tenth of
+the cached positions.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
@@ -164,18 +166,19 @@ def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
 @dataclass(frozen=True)
 class Kind:
     name: str
-    weights: bool = False
-    cache: bool = False
+    weights: GroupQuantization | None = None
+    cache: GroupQuantization | None = None
     sparse: float = 1.0
 
 
 KINDS = (
     Kind("f32"),
-    Kind("weights in 4 bits", weights=True),
-    Kind("cache in 4 bits", cache=True),
-    Kind("both in 4 bits", weights=True, cache=True),
+    Kind("weights in 8 bits", weights=INT8),
+    Kind("weights in 4 bits", weights=INT4),
+    Kind("cache in 4 bits", cache=INT4),
+    Kind("both in 4 bits", weights=INT4, cache=INT4),
     Kind("a tenth of the positions", sparse=0.1),
-    Kind("both in 4 bits, a tenth", weights=True, cache=True, sparse=0.1),
+    Kind("both in 4 bits, a tenth", weights=INT4, cache=INT4, sparse=0.1),
 )
 
 

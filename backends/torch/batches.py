@@ -16,6 +16,7 @@ from shardwright.backends.torch.schedule import Turn
 from shardwright.backends.torch.stages import Staged
 from shardwright.backends.torch.tensors import Named, held_as
 from shardwright.backends.torch.tiers import Tiers
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Tier
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """`host_attention`: in decode the host attends what of the cache lies there. `quantized_cache`: it is kept in 4
-    bits. `sparse`: of a piece of the cache, the share of positions that decode looks at. `page`: caches begin with room
-    for the prompts and grow by so many positions; where None they have room for all from the beginning. `at_hand` are
-    the memories with whose values the device computes where they lie."""
+    """`host_attention`: in decode the host attends what of the cache lies there. `quantized_cache`: how it is kept,
+    None as it is. `sparse`: of a piece of the cache, the share of positions that decode looks at. `page`: caches begin
+    with room for the prompts and grow by so many positions; where None they have room for all from the beginning.
+    `at_hand` are the memories with whose values the device computes where they lie."""
 
     host_attention: bool = True
-    quantized_cache: bool = False
+    quantized_cache: GroupQuantization | None = None
     sparse: float = 1.0
     page: int | None = None
     at_hand: frozenset[Tier] = frozenset((Tier.DEVICE,))

@@ -176,7 +176,7 @@ class LayerCache:
     @property
     def in_one_piece(self) -> bool:
         """Whether all of it is on the device, as it was computed."""
-        return all(rows.tier is Tier.DEVICE for rows in self.shape.pieces) and not self.shape.coding.in_4_bits
+        return all(rows.tier is Tier.DEVICE for rows in self.shape.pieces) and not self.shape.coding.quantized
 
     # ------------------------------------------------------------ new positions
 

@@ -1,4 +1,4 @@
-"""Numbers in 4 bits: groups of 64 with a scale and a least value each, asymmetric (Sheng et al. 2023, section 5)."""
+"""Numbers in 8 or 4 bits: groups with a scale and a least value each, asymmetric (Sheng et al. 2023, section 5)."""
 
 from __future__ import annotations
 
@@ -6,88 +6,108 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-GROUP = 64
-LEVELS = 15
-"""A group's least value is 0, its greatest 15."""
+def quantized_bytes(elements: int, quantized: GroupQuantization = INT4) -> int:
+    """Of a row of so many elements: their bits, an even number of bytes in all, and 4 for each group. The last group
+    may have fewer than 64."""
+    return _code_bytes(elements, quantized) + 4 * math.ceil(elements / quantized.group)
 
 
-def quantized_bytes(elements: int) -> int:
-    """Of a row of so many elements: half a byte each, an even number of bytes in all, and 4 for each group. The last
-    group may have fewer than 64."""
-    return _halves(elements) + 4 * math.ceil(elements / GROUP)
-
-
-def _halves(elements: int) -> int:
+def _code_bytes(elements: int, quantized: GroupQuantization) -> int:
     """Bytes of a row's numbers: those of 16 bits after them begin at even bytes."""
-    return 2 * math.ceil(elements / 4)
+    return 2 * math.ceil(elements * quantized.bits / 16)
 
 
-def quantize(rows: Tensor) -> Tensor:
-    """Rows [..., C] as bytes [..., quantized_bytes(C)]: the halves of bytes, then scales, then least values in f16."""
+def quantize(rows: Tensor, quantized: GroupQuantization = INT4) -> Tensor:
+    """Rows [..., C] as bytes [..., quantized_bytes(C)]: the numbers, of which a byte has the first in its lowest bits,
+    then scales, then least values in f16. A number is within half a scale of what it was."""
     import torch
 
     *outer, C = rows.shape
-    groups = math.ceil(C / GROUP)
+    groups, each = math.ceil(C / quantized.group), 8 // quantized.bits
     wide = rows.float()
-    if groups * GROUP != C:  # the last value again: it changes neither the least nor the greatest of its group
-        wide = torch.cat([wide, wide[..., -1:].expand(*outer, groups * GROUP - C)], dim=-1)
-    wide = wide.reshape(*outer, groups, GROUP)
-    least = wide.amin(dim=-1, keepdim=True)
-    # Rounded as they will be read, and a scale that rounding made too small would cut off the greatest.
-    least16 = least.to(torch.float16)
-    scale16 = ((wide.amax(dim=-1, keepdim=True) - least16.float()) / LEVELS).to(torch.float16)
+    if groups * quantized.group != C:  # the last value again: it changes neither the least nor the greatest
+        wide = torch.cat([wide, wide[..., -1:].expand(*outer, groups * quantized.group - C)], dim=-1)
+    wide = wide.reshape(*outer, groups, quantized.group)
+    # Rounded so that the steps reach from the least value to the greatest: in 8 bits a unit in the last place of a
+    # scale below 2^-14 is more than half a step, 255 times.
+    least16 = _rounded_down(wide.amin(dim=-1, keepdim=True))
+    scale16 = _rounded_up((wide.amax(dim=-1, keepdim=True) - least16.float()) / quantized.levels)
     steps = torch.where(scale16 == 0, 1.0, scale16.float())
-    codes = ((wide - least16.float()) / steps).round().clamp(0, LEVELS).to(torch.uint8)
-    codes = codes.reshape(*outer, groups * GROUP)[..., : 2 * _halves(C)]
-    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    codes = ((wide - least16.float()) / steps).round().clamp(0, quantized.levels).to(torch.uint8)
+    codes = codes.reshape(*outer, groups * quantized.group)[..., : each * _code_bytes(C, quantized)]
+    packed = codes[..., 0::each]
+    for i in range(1, each):
+        packed = packed | codes[..., i::each] << quantized.bits * i
     tails = [t.reshape(*outer, groups).contiguous().view(torch.uint8) for t in (scale16, least16)]
     return torch.cat([packed, *tails], dim=-1)
 
 
-def dequantize(coded: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
+def _rounded_up(numbers: Tensor) -> Tensor:
+    """Numbers from 0 up in f16, not smaller. As integers floats are in their own order, away from 0."""
+    import torch
+
+    near = numbers.to(torch.float16)
+    return torch.where(near.float() < numbers, (near.view(torch.int16) + 1).view(torch.float16), near)
+
+
+def _rounded_down(numbers: Tensor) -> Tensor:
+    """In f16, not greater. What is below 0 and rounds to it becomes -0, from which the next is below."""
+    import torch
+
+    near = numbers.to(torch.float16)
+    bits = near.view(torch.int16)
+    below = torch.where(near > 0, bits - 1, bits + 1).view(torch.float16)
+    return torch.where(near.float() > numbers, below, near)
+
+
+def dequantize(coded: Tensor, elements: int, dtype: torch.dtype, quantized: GroupQuantization = INT4) -> Tensor:
     """Rows [..., elements] of what `quantize` made of such."""
     import torch
 
     *outer, _ = coded.shape
-    groups, halves = math.ceil(elements / GROUP), _halves(elements)
-    packed = coded[..., :halves]
-    numbers = coded[..., halves:].contiguous().view(torch.float16).float()
+    groups, code_bytes = math.ceil(elements / quantized.group), _code_bytes(elements, quantized)
+    packed = coded[..., :code_bytes]
+    numbers = coded[..., code_bytes:].contiguous().view(torch.float16).float()
     scale, least = numbers[..., :groups, None], numbers[..., groups:, None]
-    codes = torch.stack([packed & LEVELS, packed >> 4], dim=-1).reshape(*outer, 2 * halves)
-    codes = torch.nn.functional.pad(codes, (0, groups * GROUP - 2 * halves)).reshape(*outer, groups, GROUP)
-    return (codes * scale + least).reshape(*outer, groups * GROUP)[..., :elements].to(dtype)
+    shifts = range(0, 8, quantized.bits)
+    codes = torch.stack([packed >> shift & quantized.levels for shift in shifts], dim=-1).reshape(*outer, -1)
+    codes = torch.nn.functional.pad(codes, (0, groups * quantized.group - codes.shape[-1]))
+    codes = codes.reshape(*outer, groups, quantized.group)
+    return (codes * scale + least).reshape(*outer, groups * quantized.group)[..., :elements].to(dtype)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How rows of `elements` numbers are kept: as they are, or in 4 bits."""
+    """How rows of `elements` numbers are kept: as they are, or `quantized`."""
 
     elements: int
     dtype: torch.dtype
-    in_4_bits: bool = False
+    quantized: GroupQuantization | None = None
 
     @property
     def width(self) -> int:
         """Extent of a row as it is kept."""
-        return quantized_bytes(self.elements) if self.in_4_bits else self.elements
+        return quantized_bytes(self.elements, self.quantized) if self.quantized else self.elements
 
     @property
     def kept_as(self) -> torch.dtype:
         import torch
 
-        return torch.uint8 if self.in_4_bits else self.dtype
+        return torch.uint8 if self.quantized else self.dtype
 
     @property
     def row_bytes(self) -> int:
         return self.width * self.kept_as.itemsize
 
     def encode(self, rows: Tensor) -> Tensor:
-        return quantize(rows) if self.in_4_bits else rows
+        return quantize(rows, self.quantized) if self.quantized else rows
 
     def decode(self, kept: Tensor) -> Tensor:
-        return dequantize(kept, self.elements, self.dtype) if self.in_4_bits else kept
+        return dequantize(kept, self.elements, self.dtype, self.quantized) if self.quantized else kept

@@ -1,4 +1,4 @@
-"""The file of a temporary folder for what of caches, hidden states and weights in 4 bits lies on disk."""
+"""The file of a temporary folder for what of caches, hidden states and quantized weights lies on disk."""
 
 from __future__ import annotations
 

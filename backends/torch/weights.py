@@ -1,7 +1,7 @@
 """Weights that lie on device, host and disk by shares of their rows, and the buffers through which layers are loaded.
 
 What lies on disk is read from the checkpoint itself, straight from the ranges of its files where they hold the rows as
-they are wanted; in 4 bits from the spill file, to which it is written once. Two buffers on the device, and two on the
+they are wanted; quantized from the spill file, to which it is written once. Two buffers on the device, and two on the
 host for what comes from disk, are allocated once and used in turn.
 """
 
@@ -18,6 +18,7 @@ from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.stages import Stage
 from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.backends.torch.tiers import Tiers
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.index_boxes import Index, box_shape, boxes
 from shardwright.ir.program import Value
 from shardwright.ir.types import TensorType, Tier
@@ -47,7 +48,7 @@ class Kept:
 
     `rows` are placed so; those in memories `at_hand` are one piece, the device's. `ranges` are where the rows on disk
     lie in files, None where they must be put together; `device` and `host` are [rows there, width], `spilled` where in
-    the spill file the rest is, in 4 bits.
+    the spill file the rest is, quantized.
     """
 
     value: Value
@@ -94,8 +95,8 @@ class Kept:
 class Weights:
     """The weights of a program's stages.
 
-    `order` gives, for a weight's name, how its tensors are stored; it is spread along their rows. With `in_4_bits`
-    matrices are quantized, with groups along the dimensions after the first.
+    `order` gives, for a weight's name, how its tensors are stored; it is spread along their rows. Where they are
+    `quantized`, matrices are, with groups along the dimensions after the first.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Weights:
         stages: Sequence[Stage],
         order: Mapping[str, RowOrder],
         *,
-        in_4_bits: bool = False,
+        quantized: GroupQuantization | None = None,
         parts: int = 1,
     ) -> None:
         self.tiers = tiers
@@ -122,7 +123,7 @@ class Weights:
                 layer = stage.layer if layer_dim in by_name[name].shape else None
                 if (name, layer) not in self._kept:
                     self._kept[name, layer] = _kept(
-                        by_name[name], layer, layer_dim, order.get(name), tiers.at_hand, in_4_bits
+                        by_name[name], layer, layer_dim, order.get(name), tiers.at_hand, quantized
                     )
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._slots: list[Tensor] = []
@@ -179,14 +180,14 @@ class Weights:
         needed = {tier: sum(k.bytes_on(tier) for k in kept) for tier in (Tier.DEVICE, Tier.HOST)}
         needed[Tier.DEVICE] += RING * slot
         needed[Tier.HOST] += RING * ring
-        needed[Tier.DISK] = sum(k.bytes_on(Tier.DISK) for k in kept if k.coding.in_4_bits)
+        needed[Tier.DISK] = sum(k.bytes_on(Tier.DISK) for k in kept if k.coding.quantized)
         return needed
 
     def first_beyond(self, tier: Tier, nbytes: int) -> str | None:
         """The first weight that does not fit into so many bytes of a memory after those before it; None where the
         weights do, and their buffers may not."""
         for kept in self._kept.values():
-            nbytes -= kept.bytes_on(tier) if tier is not Tier.DISK or kept.coding.in_4_bits else 0
+            nbytes -= kept.bytes_on(tier) if tier is not Tier.DISK or kept.coding.quantized else 0
             if nbytes < 0:
                 return kept.what
         return None
@@ -209,7 +210,7 @@ class Weights:
                 kept.device = self.tiers.on_device(kept.what, (here, width), dtype, kept.counted)
             if there:
                 kept.host = self.tiers.on_host(kept.what, (there, width), dtype)
-            if kept.coding.in_4_bits and kept.bytes_on(Tier.DISK):
+            if kept.coding.quantized and kept.bytes_on(Tier.DISK):
                 kept.spilled = self.tiers.spill.region(kept.what, kept.bytes_on(Tier.DISK))
         for i in range(RING):
             if slot:
@@ -221,7 +222,7 @@ class Weights:
         done = 0
         for kept in everything:
             for rows in kept.pieces:
-                if rows.tier is Tier.DISK and not kept.coding.in_4_bits:
+                if rows.tier is Tier.DISK and not kept.coding.quantized:
                     continue
                 target = {Tier.DEVICE: kept.device, Tier.HOST: kept.host}.get(rows.tier)
                 ranges = self._ranges(kept, rows) if target is not None and target.device.type == "cpu" else None
@@ -371,17 +372,23 @@ class Weights:
             whole = kept.coding.decode(tensor).reshape([sizes[name] for name in kept.order])
             names = [n for n in kept.value.shape.names if kept.layer is None or n != self.layer_dim]
             made[kept.value.name] = whole.permute([kept.order.index(n) for n in names])
-        if not any(kept.coding.in_4_bits for kept in self.of(stage)):
+        if not any(kept.coding.quantized for kept in self.of(stage)):
             self._views[key] = made
         return made
 
 
 def _kept(
-    value: Value, layer: int | None, layer_dim: str, order: RowOrder | None, at_hand: frozenset[Tier], in_4_bits: bool
+    value: Value,
+    layer: int | None,
+    layer_dim: str,
+    order: RowOrder | None,
+    at_hand: frozenset[Tier],
+    quantized: GroupQuantization | None,
 ) -> Kept:
     names = tuple(name for name in value.shape.names if layer is None or name != layer_dim)
     sizes = {dim.name: dim.size for dim in value.shape.dims}
-    quantized = in_4_bits and len(names) > 1 and value.shape.dtype.is_float
+    if len(names) < 2 or not value.shape.dtype.is_float:
+        quantized = None
     assert isinstance(value.type, TensorType)
     along = value.type.placement.along
     chosen = RowOrder(names) if quantized or order is None else order

@@ -14,7 +14,7 @@ from shardwright.cost.chips import Machine
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.runtimes import Runtime
-from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Sizes
+from shardwright.cost.offloading.sizes import Sizes
 
 _ATTENTION_BYTES = 4
 """Attention on the host is computed in f32."""
@@ -66,7 +66,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
     staged = sum(each.disk for each in layer)
 
     block, batch = policy.block, policy.gpu_batch
-    each = QUANTIZED_BYTES if policy.quantized_cache else sizes.cache_element_bytes
+    each = policy.quantized_cache.element_bytes if policy.quantized_cache else sizes.cache_element_bytes
     cached = sizes.cache_elements * sizes.context  # elements of one sequence in one layer
     cache = block * sizes.layers * cached * each
     prompt, token = sizes.prompt * sizes.hidden_bytes, sizes.hidden_bytes
@@ -91,7 +91,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
 
 
 def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
-    """Whether the host computes attention over its part of the cache; a cache in 4 bits is attended on the device."""
+    """Whether the host computes attention over its part of the cache; a cache in few bits is attended on the device."""
     return (
         policy.host_attention
         and runtime.host_attention != "none"
@@ -101,7 +101,7 @@ def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
 
 
 def _unpacked(sizes: Sizes, policy: Policy) -> float:
-    """Weights brought from 4 bits to 16 lie on the device while a part uses them."""
+    """Weights brought from 8 or 4 bits to 16 lie on the device while a part uses them."""
     if not policy.quantized_weights:
         return 0.0
     return max(sizes.attention.bytes, sizes.feedforward.bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.policy import Shares
 from shardwright.cost.offloading.runtimes import Runtime
 from shardwright.cost.offloading.sizes import Part
@@ -26,7 +27,7 @@ class Placed:
         return self.host + self.disk
 
 
-def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: bool) -> Placed:
+def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Placed:
     """The bytes of a part on each tier.
 
     FlexGen's runtime lays the tensors of a part end to end and takes a whole tensor to the tier in whose range its

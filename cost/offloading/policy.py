@@ -1,4 +1,4 @@
-"""A policy: batches, where weights, KV cache and hidden states lie, and what is kept in 4 bits."""
+"""A policy: batches, where weights, KV cache and hidden states lie, and what is kept in few bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 
 TIERS = ("device", "host", "disk")
@@ -30,15 +31,16 @@ class Shares:
 class Policy:
     """`n_gpu_batches` batches of `gpu_batch` sequences make a block, through which each layer's weights are used
     (Sheng et al. 2023, section 4.2). `host_attention` has the host compute attention, in decode, over the part of the
-    cache that is not on the device."""
+    cache that is not on the device. `quantized_weights` and `quantized_cache` say how matrices and cache are stored,
+    None as they are."""
 
     gpu_batch: int
     n_gpu_batches: int
     weights: Shares
     cache: Shares
     hidden: Shares
-    quantized_weights: bool = False
-    quantized_cache: bool = False
+    quantized_weights: GroupQuantization | None = None
+    quantized_cache: GroupQuantization | None = None
     host_attention: bool = True
 
     @property

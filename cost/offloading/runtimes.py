@@ -25,7 +25,8 @@ class Constants:
     `unpinned` of it from memory that is not, `host_attention` of the host memory's rate, counted in bytes of a cache in
     16 bits, `disk_read` of the disk's: of its limit for several readers where the operating system's page cache reads
     ahead, of its nominal rate where the page cache is off, when a step that uses files takes `uncached_step_s` more.
-    `quantization_bytes` of device memory traffic are spent on an element that is brought from 4 bits to 16 or back.
+    `quantization_bytes` of device memory traffic are spent on an element that is brought from 4 bits to 16 or back, or
+    from 8.
     `contention` is the part of the shorter of two streams through host memory, the attention there and copies to the
     device, that is not hidden behind the longer.
     """
@@ -55,7 +56,7 @@ class Runtime:
     not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk
     copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may
     leave the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep
-    weights and cache in 4 bits.
+    weights and cache quantized in groups.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
     device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how often

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count, product
 from math import ceil, floor
 
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.linear_program import Blocks, Relaxed, best_shares
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import Plan, Setting
@@ -22,6 +23,9 @@ GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 1
 
 BLOCKS = (*range(1, 21), 24, 28, 32, 40, 48, 64)
 """Batches of a block."""
+
+Compression = tuple[GroupQuantization | None, GroupQuantization | None]
+"""How weights and cache are stored."""
 
 _GAP = 0.005
 _MOST_LEAVES = 20
@@ -42,9 +46,9 @@ class Found:
     most_tokens_per_s: float
 
 
-def search(setting: Setting, compressions: Sequence[tuple[bool, bool]], latency: float | None = None) -> Found | None:
+def search(setting: Setting, compressions: Sequence[Compression], latency: float | None = None) -> Found | None:
     """The plan with the most tokens a second, with blocks of at most `latency` seconds where that is given; None where
-    nothing fits. `compressions` are the choices of (weights, cache) in 4 bits."""
+    nothing fits. `compressions` are the choices of how weights and cache are stored."""
     n_batches = BLOCKS if setting.runtime.blocks else BLOCKS[:1]
     tree = _Tree(setting, list(_kinds(setting, compressions)), latency, n_batches)
     for policy in tree.kinds:
@@ -52,7 +56,7 @@ def search(setting: Setting, compressions: Sequence[tuple[bool, bool]], latency:
     return tree.explored()
 
 
-def fastest(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Plan | None:
+def fastest(setting: Setting, compressions: Sequence[Compression]) -> Plan | None:
     """The block that takes the least time, one sequence; None where that does not fit."""
     return _fastest(setting, list(_kinds(setting, compressions)))
 
@@ -98,7 +102,7 @@ def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
     return best.policy if best else None
 
 
-def _kinds(setting: Setting, compressions: Sequence[tuple[bool, bool]]) -> Iterator[Policy]:
+def _kinds(setting: Setting, compressions: Sequence[Compression]) -> Iterator[Policy]:
     """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
         on_host = (True, False) if setting.runtime.host_attention != "none" and not cache else (False,)

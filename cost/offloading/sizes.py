@@ -12,17 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.memory import memory_of
+from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.work import Matmul, Work, work_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Alias, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
-
-GROUP = 64
-"""Elements that share a scale and a least value where they are quantized (Sheng et al. 2023, section 5)."""
-
-QUANTIZED_BYTES = 0.5 + 4 / GROUP
-"""Bytes of an element in 4 bits, its part of the two 16-bit numbers of its group included."""
-
 
 _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
 
@@ -36,8 +30,8 @@ class Tensor:
     bytes: int
     matrix: bool
 
-    def stored_bytes(self, quantized: bool) -> float:
-        return self.elements * QUANTIZED_BYTES if quantized and self.matrix else float(self.bytes)
+    def stored_bytes(self, quantized: GroupQuantization | None) -> float:
+        return self.elements * quantized.element_bytes if quantized and self.matrix else float(self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ class Part:
     def matrix_elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.matrix)
 
-    def stored_bytes(self, quantized: bool) -> float:
+    def stored_bytes(self, quantized: GroupQuantization | None) -> float:
         return sum(tensor.stored_bytes(quantized) for tensor in self.tensors)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardwright.cost.offloading.placement import Placed, place
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.runtimes import Rates, Runtime
-from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part, Sizes
+from shardwright.cost.offloading.sizes import Part, Sizes
 
 
 @dataclass(slots=True)  # not frozen: a search makes millions of them, and frozen ones take twice as long to make
@@ -241,7 +241,7 @@ class _Model:
     def _cache_bytes(self, positions: float) -> float:
         """Of one batch in one layer, as it is stored."""
         sizes = self.sizes
-        each = QUANTIZED_BYTES if self.policy.quantized_cache else sizes.cache_element_bytes
+        each = self.policy.quantized_cache.element_bytes if self.policy.quantized_cache else sizes.cache_element_bytes
         return self.policy.gpu_batch * positions * sizes.cache_elements * each
 
     def _on_host(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.offload_run import add_run
@@ -30,6 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--plan-only also a .shard program with placements that are left open",
     )
     add_planning(parser)
+    parser.check(_formats_are_one)
     parser.check(_plan_needs_machine)
     add_run(parser)
     add_json(parser)
@@ -50,6 +52,7 @@ def add_planning(parser: Parser) -> None:
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
+    add("--weights", choices=("int8", "int4"), help="keep the weights in so many bits, and the cache as it is")
     add(
         "--runtime",
         metavar="NAME",
@@ -84,6 +87,15 @@ def add_planning(parser: Parser) -> None:
     )
 
 
+def _formats_are_one(args: argparse.Namespace) -> str | None:
+    if args.compress is not None and args.weights is not None:
+        return (
+            f"--compress {args.compress} and --weights {args.weights} cannot be given together: the one is for the"
+            " cache and the weights, the other for the weights alone"
+        )
+    return None
+
+
 def _plan_needs_machine(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
         if args.model.endswith(".shard"):
@@ -92,7 +104,7 @@ def _plan_needs_machine(args: argparse.Namespace) -> str | None:
     if args.machine is None:
         return "--plan-only needs --machine NAME"
     if args.model.endswith(".shard"):
-        kept = ("frontier", "timeline", "latency", "compress")
+        kept = ("frontier", "timeline", "latency", "compress", "weights")
         given = next((name for name in kept if getattr(args, name) is not None), None)
         if given is not None or args.gpus > 1:
             return f"--{given or 'gpus'} is for models; of a program the placements that it leaves open are filled"
@@ -116,7 +128,13 @@ def execute(args: argparse.Namespace) -> int:
             with located(Source("offload", "")):
                 check_device(args.device)
         return _run(args)
-    from shardwright.cli.offload_program import execute_program, is_program, model_program_text, read_policies
+    from shardwright.cli.offload_program import (
+        asked_weights,
+        execute_program,
+        is_program,
+        model_program_text,
+        read_policies,
+    )
 
     if is_program(args.model):
         return execute_program(args)
@@ -139,13 +157,14 @@ def execute(args: argparse.Namespace) -> int:
             page_cache=not args.no_page_cache,
             devices=args.gpus,
         )
-        compress = args.compress is not None
+        compress, weights = args.compress is not None, asked_weights(args)
         if policies is None:
-            planned = best_plan(setting, compress=compress, latency=args.latency)
+            planned = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
             plan, most = planned.plan, planned.most_tokens_per_s
         else:
+            policies = [replace(each, quantized_weights=weights or each.quantized_weights) for each in policies]
             plan, most = best_priced(setting, policies, compress=compress), None
-        plans = frontier(setting, compress=compress) if args.frontier else []
+        plans = frontier(setting, compress=compress, weights=weights) if args.frontier else []
     except DiagnosticError as error:
         error.source = error.source or Source("offload", "")
         raise
@@ -206,6 +225,7 @@ def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, mode
 def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
     """The keys of the contract, and how the plan came about."""
     policy = plan.policy
+    compressed = {"weights": policy.quantized_weights, "cache": policy.quantized_cache}
     return {
         "policy": policy.as_json(),
         "tokens_per_s": plan.tokens_per_s,
@@ -217,12 +237,14 @@ def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
         "runtime": setting.runtime.name,
         "machine": setting.machine.name,
         "gpus": setting.devices,
-        "compressed": {"weights": policy.quantized_weights, "cache": policy.quantized_cache},
+        "compressed": {what: quantized is not None for what, quantized in compressed.items()},
+        "bits": {what: quantized.bits for what, quantized in compressed.items() if quantized is not None},
         "host_attention": policy.host_attention and not policy.quantized_cache,
     }
 
 
 def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
+    from shardwright.cli.offload_program import quantized_in
     from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.offloading.policy import TIERS
 
@@ -232,7 +254,6 @@ def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> s
          bytes_text(getattr(plan.peaks, tier)), bytes_text(setting.limits[tier]))
         for tier in TIERS
     ]  # fmt: skip
-    packed = [name for name, on in (("weights", policy.quantized_weights), ("cache", policy.quantized_cache)) if on]
     where = "host" if policy.host_attention and not policy.quantized_cache and policy.cache.elsewhere else "device"
     gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
     return "\n".join(
@@ -241,7 +262,7 @@ def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> s
             f" runtime {setting.runtime.name}",
             "",
             f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
-            *([f"in 4 bits        {' and '.join(packed)}"] if packed else []),
+            *(f"in {bits} bits        {' and '.join(what)}" for bits, what in quantized_in(policy).items()),
             f"attention        on the {where} over what of the cache is not on the device",
             "",
             *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),

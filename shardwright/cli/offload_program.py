@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
+    from shardwright.cost.offloading.group_quantization import GroupQuantization
     from shardwright.cost.offloading.policy import Policy
     from shardwright.cost.offloading.pricing import Plan, Setting
 
@@ -98,14 +99,33 @@ def model_program_text(args: argparse.Namespace, setting: Setting, plan: Plan, n
 
 def _comment(setting: Setting, plan: Plan, name: str) -> str:
     """What the program is, at its head."""
-    packed = [what for what, on in (("weights", plan.policy.quantized_weights), ("cache", plan.policy.quantized_cache))
-              if on]  # fmt: skip
+    policy = plan.policy
+    option = "--compress 4bit" if policy.quantized_cache else "--weights int{bits}"
     lines = [
-        f"{name} with the policy {plan.policy} on {setting.machine.name}: {plan.tokens_per_s:.4g} token/s.",
+        f"{name} with the policy {policy} on {setting.machine.name}: {plan.tokens_per_s:.4g} token/s.",
         "B are the rows of a block, M the batches in it.",
-        *([f"In 4 bits in memory: {' and '.join(packed)} (--compress 4bit)."] if packed else []),
+        *(
+            f"In {bits} bits in memory: {' and '.join(what)} ({option.format(bits=bits)})."
+            for bits, what in quantized_in(policy).items()
+        ),
     ]
     return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def quantized_in(policy: Policy) -> dict[int, list[str]]:
+    """What of a policy is quantized, by its bits."""
+    made: dict[int, list[str]] = {}
+    for what, quantized in (("weights", policy.quantized_weights), ("cache", policy.quantized_cache)):
+        if quantized is not None:
+            made.setdefault(quantized.bits, []).append(what)
+    return made
+
+
+def asked_weights(args: argparse.Namespace) -> GroupQuantization | None:
+    """What --weights asks for."""
+    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
+
+    return WEIGHT_FORMATS[args.weights] if args.weights else None
 
 
 def read_policy(text: str) -> Policy:
@@ -134,6 +154,7 @@ def _of_file(path: str) -> tuple[Policy, bool]:
     from dataclasses import replace
 
     from shardwright.cli.output import read_program
+    from shardwright.cost.offloading.group_quantization import INT4, INT8
     from shardwright.cost.offloading.policy import policy_of_json
     from shardwright.ir.diagnostics import fault, located
     from shardwright.ir.elaborate import elaborate
@@ -146,11 +167,12 @@ def _of_file(path: str) -> tuple[Policy, bool]:
             return policy_in(elaborate(parse(source))), False
         try:
             found: Any = json.loads(source.text)
-            policy, packed = policy_of_json(found["policy"]), found.get("compressed", {})
+            policy = policy_of_json(found["policy"])
+            packed, bits = found.get("compressed", {}), found.get("bits", {})
             policy = replace(
                 policy,
-                quantized_weights=packed.get("weights", False) is True,
-                quantized_cache=packed.get("cache", False) is True,
+                quantized_weights={4: INT4, 8: INT8}[bits.get("weights", 4)] if packed.get("weights") is True else None,
+                quantized_cache=INT4 if packed.get("cache") is True else None,
                 host_attention=found.get("host_attention", True) is True,
             )
             return policy, "host_attention" in found

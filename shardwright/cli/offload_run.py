@@ -47,7 +47,6 @@ def add_run(parser: Parser) -> None:
     )
     add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
-    add("--weights", choices=("int8", "int4"), help="keep weights in so many bits: int4; the cache as it is")
     for tier in ("device", "host", "disk"):
         add(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
     add("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
@@ -144,11 +143,6 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
             raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
-        if args.weights == "int8":
-            note = "--weights int4 takes half as much; generate --weights int8 has them"
-            raise fault(
-                "bad-setting", "weights that are offloaded are in 4 bits or as they are, not in 8", NOWHERE, note
-            )
         if gpus > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     config = read_config(args.model)
@@ -345,15 +339,17 @@ def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: R
 
 def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
     """Given in the paper's order, as a file of --plan-only, or the best for the machine."""
-    from shardwright.cli.offload_program import read_policy
+    from shardwright.cli.offload_program import asked_weights, read_policy
+    from shardwright.cost.offloading.group_quantization import INT4
 
     policy = _planned(args, prompts, gpus, room) if args.policy is None else read_policy(args.policy)
     if args.compress:
-        return replace(policy, quantized_weights=True, quantized_cache=True)
-    return replace(policy, quantized_weights=True) if args.weights else policy
+        return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
+    return replace(policy, quantized_weights=asked_weights(args) or policy.quantized_weights)
 
 
 def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
+    from shardwright.cli.offload_program import asked_weights
     from shardwright.offloading.room import RATES, Room
     from shardwright.prediction.offloading import best_plan
 
@@ -364,7 +360,8 @@ def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: R
             file=sys.stderr,
         )
     setting = _setting(args, prompts, gpus, room or Room())
-    return best_plan(setting, compress=args.compress is not None, latency=args.latency).plan.policy
+    compress, weights = args.compress is not None, asked_weights(args)
+    return best_plan(setting, compress=compress, weights=weights, latency=args.latency).plan.policy
 
 
 def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1, room: Room | None = None) -> Setting:

@@ -17,7 +17,7 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
     """The program with weights, keys and values, and the residual stream, where the policy has them.
 
     A weight is spread along the outermost dimension of its tensor in the checkpoint, so that a share on disk is one
-    range of a file; in 4 bits along its inner dimension, as groups lie along the outer one. The cache is spread along
+    range of a file; quantized along its inner dimension, as groups lie along the outer one. The cache is spread along
     its positions, hidden states along the batch.
     """
     weights = tuple(_weight(value, policy, mapping.entries[value.name]) for value in program.weights)

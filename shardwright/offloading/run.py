@@ -114,7 +114,7 @@ class OffloadedModel:
             program.weights,
             stages,
             orders,
-            in_4_bits=policy.quantized_weights,
+            quantized=policy.quantized_weights,
             parts=min(4, self._together),
         )
         pipeline = None

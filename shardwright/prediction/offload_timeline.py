@@ -27,7 +27,7 @@ from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import Setting
 from shardwright.cost.offloading.simulation import Span, simulate
-from shardwright.cost.offloading.sizes import QUANTIZED_BYTES, Part
+from shardwright.cost.offloading.sizes import Part
 from shardwright.cost.offloading.times import Step, computation, steps_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 
@@ -163,7 +163,7 @@ def traffic_of(setting: Setting, policy: Policy, turns: list[Turn]) -> tuple[Tra
     for parts in _stages(setting):
         placed = [place(part, policy.weights, setting.runtime, quantized=policy.quantized_weights) for part in parts]
         weights.append((round(sum(each.host for each in placed)), round(sum(each.disk for each in placed))))
-    each = QUANTIZED_BYTES if policy.quantized_cache else sizes.cache_element_bytes
+    each = policy.quantized_cache.element_bytes if policy.quantized_cache else sizes.cache_element_bytes
     position = batch * sizes.cache_elements * each
     token = batch * sizes.hidden_bytes
     new = {turn: 1 if turn.token else sizes.prompt for turn in turns}

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.chips import Machine
+from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import TIERS, Policy, shares
 from shardwright.cost.offloading.pricing import Plan, Setting
 from shardwright.cost.offloading.runtimes import Runtime, measured_on
-from shardwright.cost.offloading.search import Found, fastest, fitting_shares, search
+from shardwright.cost.offloading.search import Compression, Found, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.elaborate import elaborate
@@ -22,6 +23,8 @@ from shardwright.models.forward import Request, model_program
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
+
+_AS_THEY_ARE: Compression = (None, None)
 
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
 
@@ -73,20 +76,28 @@ def setting_of(
     return Setting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype))
 
 
-def best_plan(setting: Setting, *, compress: bool = False, latency: float | None = None) -> Planned:
-    """The policy with the most tokens a second, its block within `latency` seconds where that is given.
+def best_plan(
+    setting: Setting,
+    *,
+    compress: bool = False,
+    weights: GroupQuantization | None = None,
+    latency: float | None = None,
+) -> Planned:
+    """The policy with the most tokens a second, its block within `latency` seconds where that is given. With `compress`
+    the cache is in 4 bits, and the weights where that is faster; else weights are as `weights` says, None as they are.
 
     Raises where nothing fits, with the tier, by how much, and what would make it fit.
     """
-    found = search(setting, _compressions(setting, compress), latency)
+    choices = _compressions(setting, compress, weights)
+    found = search(setting, choices, latency)
     if found is None:
-        raise _nothing_fits(setting, compress, latency)
+        raise _nothing_fits(setting, choices, latency)
     return Planned(found.plan, found.most_tokens_per_s)
 
 
 def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
     """The price of a policy. With `compress` the cache is in 4 bits, and the weights where that is faster, or where
-    they would not fit otherwise; a policy that says itself what is in 4 bits is kept.
+    they would not fit otherwise; a policy that says itself what is quantized is kept.
 
     Raises where the policy does not fit, with every tier that is exceeded.
     """
@@ -105,23 +116,26 @@ def best_priced(setting: Setting, policies: Sequence[Policy], *, compress: bool 
 
 
 def _in_formats(setting: Setting, policy: Policy, compress: bool) -> list[Policy]:
-    """The policy with each choice of what is in 4 bits."""
-    chosen = _compressions(setting, compress or policy.quantized_weights or policy.quantized_cache)
+    """The policy with each choice of what is quantized."""
     if policy.quantized_weights or policy.quantized_cache:
+        _check_quantizes(setting.runtime)
         return [policy]
+    chosen = _compressions(setting, compress)
     return [replace(policy, quantized_weights=weights, quantized_cache=cache) for weights, cache in chosen]
 
 
-def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> list[Plan]:
+def frontier(
+    setting: Setting, *, compress: bool = False, weights: GroupQuantization | None = None, points: int = 8
+) -> list[Plan]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
     Each is the best within a bound, from that of the best throughput down by equal ratios, until there are so many
     `points`; the last is the block that takes the least time.
     """
-    compressions = _compressions(setting, compress)
+    compressions = _compressions(setting, compress, weights)
     best, least = search(setting, compressions), fastest(setting, compressions)
     if best is None or least is None:
-        raise _nothing_fits(setting, compress, None)
+        raise _nothing_fits(setting, compressions, None)
     made: list[Plan] = [best.plan]
     while len(made) < points - 1 and made[-1].seconds / _BETWEEN > least.seconds:
         found: Found | None = search(setting, compressions, made[-1].seconds / _BETWEEN)
@@ -139,14 +153,21 @@ def frontier(setting: Setting, *, compress: bool = False, points: int = 8) -> li
     ]
 
 
-def _compressions(setting: Setting, compress: bool) -> Sequence[tuple[bool, bool]]:
-    if not compress:
-        return ((False, False),)
-    if not setting.runtime.quantizes:
+def _compressions(setting: Setting, compress: bool, weights: GroupQuantization | None = None) -> Sequence[Compression]:
+    if not compress and weights is None:
+        return (_AS_THEY_ARE,)
+    _check_quantizes(setting.runtime)
+    return ((None, INT4), (INT4, INT4)) if compress else ((weights, None),)
+
+
+def _check_quantizes(runtime: Runtime) -> None:
+    if not runtime.quantizes:
         raise fault(
-            "no-compression", f"{setting.runtime.name} keeps nothing in 4 bits", NOWHERE, "leave --compress out"
+            "no-compression",
+            f"{runtime.name} keeps nothing in 4 bits, or 8",
+            NOWHERE,
+            "leave --compress and --weights out, or give --runtime flexgen or ours",
         )
-    return ((False, True), (True, True))
 
 
 def _check_behaviour(runtime: Runtime, policy: Policy) -> None:
@@ -197,8 +218,8 @@ def _alternatives(setting: Setting, policy: Policy, compress: bool) -> Iterator[
         if not setting.excess(replace(policy, gpu_batch=batch)):
             yield f"with batches of {batch} it fits"
             break
-    if not compress and setting.runtime.quantizes:
-        packed = replace(policy, quantized_weights=True, quantized_cache=True)
+    if not (compress or policy.quantized_weights) and setting.runtime.quantizes:
+        packed = replace(policy, quantized_weights=INT4, quantized_cache=INT4)
         if not setting.excess(packed):
             yield "with --compress 4bit it fits"
     for batches in dict.fromkeys(((policy.gpu_batch, policy.n_gpu_batches), (policy.gpu_batch, 1), (1, 1))):
@@ -209,31 +230,32 @@ def _alternatives(setting: Setting, policy: Policy, compress: bool) -> Iterator[
             return
 
 
-def _nothing_fits(setting: Setting, compress: bool, latency: float | None) -> DiagnosticError:
+def _nothing_fits(setting: Setting, choices: Sequence[Compression], latency: float | None) -> DiagnosticError:
     if latency is not None:
-        return _too_slow(setting, compress, latency)
+        return _too_slow(setting, choices, latency)
     lowest = shares(0, 0) if setting.machine.disk is not None else shares(0, 100)
     rest = lowest if setting.runtime.offloads_cache else shares(100, 0)
-    smallest = Policy(1, 1, lowest, rest, rest, compress, compress)
+    smallest = Policy(1, 1, lowest, rest, rest, *choices[-1])
     over, limits = setting.excess(smallest), setting.limits
     needs = [
         f"{_gib(limits[tier] + nbytes)} {_IN[tier]}, {_gib(nbytes)} more than {setting.machine.name} has"
         for tier, nbytes in over.items()
     ]
+    as_they_are = choices[-1] == _AS_THEY_ARE
     return fault(
         "does-not-fit",
         f"nothing fits: with one sequence, and everything as low as it goes, it still takes {'; and '.join(needs)}",
         NOWHERE,
-        *([] if compress or not setting.runtime.quantizes else ["--compress 4bit takes less than a third"]),
+        *(["--compress 4bit takes less than a third"] if as_they_are and setting.runtime.quantizes else []),
         *(["a shorter --prompt-len takes less of the device"] if "device" in over else []),
         "--gpus N divides the layers over machines",
     )
 
 
-def _too_slow(setting: Setting, compress: bool, latency: float) -> DiagnosticError:
-    best = fastest(setting, _compressions(setting, compress))
+def _too_slow(setting: Setting, choices: Sequence[Compression], latency: float) -> DiagnosticError:
+    best = fastest(setting, choices)
     if best is None:
-        return _nothing_fits(setting, compress, None)
+        return _nothing_fits(setting, choices, None)
     return fault(
         "too-slow",
         f"no block takes {latency:g} s or less",

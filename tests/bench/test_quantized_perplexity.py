@@ -1,4 +1,4 @@
-"""What 4 bits change, on a small model trained here, is bounded by what a group of 64 loses; f32 loses nothing."""
+"""What 8 and 4 bits change, on a small model trained here, is bounded by what a group loses; f32 loses nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_a_value_is_known_once_its_key_has_occurred() -> None:
 def test_what_4_bits_and_fewer_positions_change(trained: tuple[Path, np.ndarray]) -> None:
     """A group of 64 has a range of about 4.7 of its deviations, so that a fifteenth of it rounds by 0.09 of one in the
     mean: a matrix adds so much of its product, seven matrices in two layers and the last no more than sqrt(15) times
-    that, 35 %, if nothing averaged out. Keys and values of the cache alone are two products of attention, 13 %."""
+    that, 35 %, if nothing averaged out; 8 bits have 255 steps for 15, a seventeenth of it. Keys and values of the cache
+    alone are two products of attention, 13 %."""
     folder, texts = trained
     rows, found = measure(folder, texts, PROMPT)
     by = {row.name: row for row in rows}
@@ -45,6 +46,9 @@ def test_what_4_bits_and_fewer_positions_change(trained: tuple[Path, np.ndarray]
     np.testing.assert_allclose(found["f32"], wanted, atol=2e-4)
     assert by["f32"].rms == 0
     assert 0.001 < by["weights in 4 bits"].rms < 0.35
+    assert 0 < by["weights in 8 bits"].rms < 0.35 / 17
+    assert by["weights in 8 bits"].rms == pytest.approx(by["weights in 4 bits"].rms / 17, rel=0.3)
+    assert by["weights in 8 bits"].perplexity == pytest.approx(by["f32"].perplexity, rel=0.003)
     assert 0 < by["cache in 4 bits"].rms < 0.13
     for name in ("weights in 4 bits", "cache in 4 bits", "both in 4 bits"):
         assert by[name].perplexity == pytest.approx(by["f32"].perplexity, rel=0.05)

@@ -10,6 +10,7 @@ import pytest
 
 from shardwright.cost.chips import load_machine
 from shardwright.cost.offloading.calibration import Measurement, calibrate
+from shardwright.cost.offloading.group_quantization import INT4, INT8
 from shardwright.cost.offloading.linear_program import Blocks, best_shares
 from shardwright.cost.offloading.memory import attends_on_host, peaks_of
 from shardwright.cost.offloading.placement import place
@@ -114,19 +115,20 @@ def test_policies_that_do_not_add_up(text: str, message: str, note: str) -> None
 def test_whole_tensors_make_20_percent_8() -> None:
     """wo is the last quarter of attention; the middle of w_down is at 75 %."""
     sizes = small()
-    placed = [place(part, shares(20, 80), FLEXGEN, quantized=False) for part in (sizes.attention, sizes.feedforward)]
+    placed = [place(part, shares(20, 80), FLEXGEN, quantized=None) for part in (sizes.attention, sizes.feedforward)]
     assert [each.device for each in placed] == [2 * E * E, 0]
     assert sum(each.device for each in placed) / LAYER == pytest.approx(1 / 12)
-    assert place(sizes.attention, shares(20, 80), OURS, quantized=False).device == pytest.approx(0.2 * 8 * E * E)
+    assert place(sizes.attention, shares(20, 80), OURS, quantized=None).device == pytest.approx(0.2 * 8 * E * E)
 
 
 def test_the_disk_comes_first() -> None:
-    placed = place(small().attention, shares(0, 50), FLEXGEN, quantized=False)
+    placed = place(small().attention, shares(0, 50), FLEXGEN, quantized=None)
     assert (placed.disk, placed.host, placed.device) == (4 * E * E, 4 * E * E, 0)
 
 
 def test_an_element_in_4_bits_takes_its_part_of_scale_and_least_value() -> None:
-    assert place(small().attention, shares(100, 0), OURS, quantized=True).device == 4 * E * E * (0.5 + 4 / 64)
+    assert place(small().attention, shares(100, 0), OURS, quantized=INT4).device == 4 * E * E * (0.5 + 4 / 64)
+    assert place(small().attention, shares(100, 0), OURS, quantized=INT8).device == 4 * E * E * (1 + 4 / 64)
 
 
 # ---------------------------------------------------------------- memory
@@ -156,7 +158,7 @@ def test_memory_is_that_of_the_five_constraints() -> None:
 def test_a_cache_in_4_bits_is_attended_on_the_device() -> None:
     policy = parse_policy("4,2,0,100,0,100,0,100")
     assert attends_on_host(policy, FLEXGEN)
-    assert not attends_on_host(replace(policy, quantized_cache=True), FLEXGEN)
+    assert not attends_on_host(replace(policy, quantized_cache=INT4), FLEXGEN)
     assert not attends_on_host(policy, load_runtime("accelerate"))
 
 
@@ -266,7 +268,8 @@ def tight(runtime: str = "flexgen") -> Setting:
 def test_no_policy_beats_the_bound_of_the_linear_program(runtime: str) -> None:
     setting, draw = tight(runtime), random.Random(7)
     whole = shares(100, 0)
-    kinds = [Policy(1, 1, whole, whole, whole, False, *choice) for choice in product((False, True), repeat=2)]
+    choices = product((None, INT8), (None, INT4), (False, True))
+    kinds = [Policy(1, 1, whole, whole, whole, *choice) for choice in choices]
     bounds = {kind: best_shares(setting, Blocks((2, 1), (12, 5)), kind) for kind in kinds}
     seen = 0
     for _ in range(400):
@@ -288,7 +291,7 @@ def drawn(draw: random.Random) -> Shares:
 
 def test_what_is_found_fits_and_cannot_be_improved() -> None:
     setting = tight("ours")
-    found = search(setting, ((False, False),))
+    found = search(setting, ((None, None),))
     assert found is not None
     plan = found.plan
     assert not setting.excess(plan.policy)
@@ -301,13 +304,13 @@ def test_what_is_found_fits_and_cannot_be_improved() -> None:
 
 def test_a_bound_on_the_time_of_a_block_is_kept() -> None:
     setting = tight()
-    free = search(setting, ((False, False),))
+    free = search(setting, ((None, None),))
     assert free is not None
-    bounded = search(setting, ((False, False),), 0.9 * free.plan.seconds)
+    bounded = search(setting, ((None, None),), 0.9 * free.plan.seconds)
     assert bounded is not None
     assert bounded.plan.seconds <= 0.9 * free.plan.seconds
     assert bounded.plan.tokens_per_s <= free.plan.tokens_per_s
-    assert search(setting, ((False, False),), 1e-6) is None
+    assert search(setting, ((None, None),), 1e-6) is None
 
 
 # ---------------------------------------------------------------- runtimes and calibration

@@ -18,6 +18,7 @@ from typing import Any
 from shardwright.backends.torch.links import Links
 from shardwright.backends.torch.tensors import Named
 from shardwright.backends.torch.world import World, joined
+from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
@@ -32,7 +33,7 @@ def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]
     """What one process gives."""
     policy = parse_policy(case["policy"])
     if case.get("quantized"):
-        policy = replace(policy, quantized_weights=True, quantized_cache=True)
+        policy = replace(policy, quantized_weights=INT4, quantized_cache=INT4)
     settings = dict(case["settings"])
     settings["stop_tokens"] = frozenset(settings.get("stop_tokens", ()))
     request = Request(policy, case["schedule"], DType.F32)

@@ -14,6 +14,7 @@ from models.greedy_generation import STEPS, Truth, truth
 
 from shardwright.backends.torch.quantization import dequantize, quantize
 from shardwright.backends.torch.schedule import Timed
+from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
@@ -162,7 +163,7 @@ def test_rows_in_4_bits_take_no_more_than_their_numbers(elements: int, outer: tu
 
 
 def quantized(policy: str) -> Policy:
-    return replace(parse_policy(policy), quantized_weights=True, quantized_cache=True)
+    return replace(parse_policy(policy), quantized_weights=INT4, quantized_cache=INT4)
 
 
 def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Path]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from shardwright.cost.chips import load_machine
 from shardwright.cost.offloading.calibration import calibrate
+from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.search import fastest
@@ -166,7 +167,7 @@ def test_whole_tensors_that_round_far_still_fit() -> None:
     """Llama 3 70B on 24 and 125 GiB: the linear program has nothing on disk, and its shares in whole tensors exceed the
     host by 6 GiB."""
     setting = setting_of(built_in("llama-3-70b").model, load_machine("rtx-3090"), FLEXGEN, 256, 32)
-    plan = fastest(setting, ((False, False),))
+    plan = fastest(setting, ((None, None),))
     assert plan is not None
     assert plan.policy.block == 1
     assert not setting.excess(plan.policy)
@@ -276,7 +277,7 @@ def test_the_best_block_is_tried_in_every_format() -> None:
     """With weights in 4 bits, too, where the search found it with the cache alone in 4 bits."""
     setting = setting_of(built_in("opt-13b").model, load_machine("rtx-3090"), FLEXGEN, 1024, 128)
     plan = best_plan(setting, compress=True).plan
-    for packed in (True, False):
+    for packed in (INT4, None):
         other = replace(plan.policy, quantized_weights=packed)
         assert setting.excess(other) or setting.price(other).tokens_per_s <= plan.tokens_per_s
 
