@@ -6,7 +6,8 @@ The rule, a small part of what XLA does (`XLA: Operation Fusion`), the same on e
 - A pointwise operation is computed within the kernels that read its result, as often as there are such kernels,
   save where a collective, a loop, the state or the caller wants the result in memory, or where a contraction
   would read more bytes for it than the result has. Widening int8 weights is so part of the contraction.
-- A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader.
+- A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader, up to
+  a slice over chips: a chip writes what it has multiplied, and reads its slice of it.
 - A reduction takes the pointwise operations before it; its result goes to memory.
 - Everything else, collectives among them, is a kernel of its own.
 """
@@ -200,6 +201,8 @@ class _Fuser:
             readers = self.readers.get(chain[-1], [])
             if chain[-1] in self.demanded or len(readers) != 1 or not pointwise(readers[0]):
                 return chain
+            if isinstance(readers[0].operation, Slice):  # of the product: written whole
+                return chain
             following = readers[0].result.name
             if following in taken:
                 return chain
@@ -252,6 +255,8 @@ class _Fuser:
 
     def _leaves(self, statement: Let, inline: set[str], limit: float = math.inf) -> Iterator[tuple[str, int]]:
         own = self.elements[statement.results[0].name]
+        if not pointwise(statement):
+            limit = math.inf  # of a product every element counts, whichever of its results are read
         for position, operand in enumerate(statement.operands):
             if not isinstance(operand, str):
                 continue

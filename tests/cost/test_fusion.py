@@ -57,6 +57,37 @@ func f(a: BE, w: EF_x, u: EF_x) -> BF_x {
     ]
 
 
+def test_a_product_is_written_whole_and_its_slice_read() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BE, w: EF, w2: FE) -> B_xE {
+  h: BF = a @ w
+  h_sliced: B_xF = slice[x -> B](h)
+  g: B_xF = gelu(h_sliced)
+  y: B_xE = g @ w2
+  return y
+}
+"""
+    assert kernels(text) == [
+        ("h", [], [("a", 32), ("w", 128)]),
+        ("y", ["h_sliced", "g"], [("h", 32), ("w2", 128)]),
+    ]
+
+
+def test_a_product_of_which_some_columns_are_taken_reads_its_operands_whole() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16 N=4
+func f(a: NBE_x, w: E_xF) -> BF(partialsum-x) {
+  h: NBF(partialsum-x) = a @ w
+  y: BF(partialsum-x) = take[N, 1](h)
+  return y
+}
+"""
+    assert kernels(text) == [("y", ["h"], [("a", 64), ("w", 64)])]
+
+
 def test_int8_weights_widen_within_the_product() -> None:
     text = """
 mesh x=2
