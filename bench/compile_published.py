@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardwright.prediction import palm_frontiers, programs
+from shardwright.prediction import palm_frontiers, phases, programs
 from shardwright.prediction.figures import FIGURES
 from shardwright.prediction.programs import SHIPPED, Deployment, Phase, Wanted, heading
 from shardwright.prediction.reproduction import reproduce
@@ -39,7 +39,7 @@ def recorded() -> Generator[dict[str, Wanted], None, None]:
 
 def asked_for() -> dict[str, Wanted]:
     """The programs that all tables and figures ask for, by the names of their files."""
-    for known in (palm_frontiers.sweep, palm_frontiers.short_prefills):
+    for known in (palm_frontiers.sweep, palm_frontiers.short_prefills, phases.phase_kernels):
         known.cache_clear()  # what was priced before would not be asked for
     with recorded() as asked:
         reproduce("all")

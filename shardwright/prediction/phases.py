@@ -146,7 +146,7 @@ def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:
 def _calls(
     deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int
 ) -> Iterator[tuple[float, Demand]]:
-    works, made = _kernels(deployment, chip, phase, batch, length, context)
+    works, made = phase_kernels(deployment, chip, phase, batch, length, context)
     times = [times_of(demand, constants) for demand in made]
     for work, demand, exposed in zip(works, made, exposed_shares(works, times), strict=True):
         if exposed:
@@ -154,9 +154,10 @@ def _calls(
 
 
 @lru_cache(maxsize=1024)
-def _kernels(
+def phase_kernels(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
 ) -> tuple[Sequence[Work], Sequence[Demand]]:
+    """The kernels of one phase, and what each demands of the chip."""
     program = phase_program(deployment, phase, batch, length, context)
     topology = topology_of(chip, program.mesh)
     works = work_of(program, program.func(phase))

@@ -90,7 +90,7 @@ def test_batches_are_padded_to_the_axes_that_they_are_large_enough_for() -> None
     assert batches_of(palm(64), 96) == [96, 128]
     assert batches_of(palm(64), 65) == [65, 68, 80, 128]
     assert batches_of(palm(64), 2) == [2]
-    assert batches_of(palm(64, attention="head"), 65) == [65]
+    assert batches_of(palm(64, attention="head"), 65) == [65, 68, 80, 128]
 
 
 def test_micro_batches_of_a_pipeline() -> None:
