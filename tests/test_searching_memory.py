@@ -201,7 +201,7 @@ CASES: dict[str, tuple[tuple[str, str, Choices], float]] = {
     ),
     "weights": (of_products({**ONE, "B": 128, "E": 512, "F": 512, "x": "B_xE", "y": "BE"}), 1.0),
     "state": (of_products({**ONE, "B": 256, "E": 512, "F": 1024, "y": "BE_x"}, "state"), 10.0),
-    "loop": (of_loop({**ONE, "B": 64, "E": 4096, "F": 2048, "y": "BE_x"}), 1.0),
+    "loop": (of_loop({**ONE, "B": 256, "E": 1024, "F": 2048, "x": "BE_x", "y": "B_xE"}), 10.0),
     "prefill and decode": (
         of_shared({**ONE, "B": 1024, "B2": 16, "E": 512, "F": 1024, "x": "B_xE", "y": "BF"}),
         10.0,
