@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BROKEN_PIPE
         except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
             return leaving.code if isinstance(leaving.code, int) else OK
-        except Exception:
+        except Exception:  # an interrupted import may raise anything
             if interrupted.yes:
                 return INTERRUPTED
             raise

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardwright.backends.torch.placed import Home  # noqa: E402
-from shardwright.backends.torch.tiers import open_tiers  # noqa: E402
-from shardwright.ir.types import Placement, Tier  # noqa: E402
+from shardwright.backends.torch.placed import Home
+from shardwright.backends.torch.tiers import open_tiers
+from shardwright.ir.types import Placement, Tier
 
 PLACEMENT = Placement(((Tier.DEVICE, 25.0), (Tier.HOST, 50.0), (Tier.DISK, 25.0)), "N")
 ALL = slice(None)
