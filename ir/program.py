@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 from shardwright.ir.diagnostics import NOWHERE, Span
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.operation import Number, Operand, Operation
+from shardwright.ir.operation import Operand, Operation
 from shardwright.ir.types import DType, OpenType, Shape, TensorType, ValueType
 
 
@@ -64,6 +64,11 @@ class SetState:
     operand: str
     span: Span = field(default=NOWHERE, compare=False, repr=False)
 
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """It gives no name to a value."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Free:
@@ -74,7 +79,7 @@ class Free:
 
     @property
     def results(self) -> tuple[Value, ...]:
-        """It defines nothing."""
+        """It gives no name to a value."""
         return ()
 
 
@@ -227,28 +232,6 @@ def index_value(loop: Loop) -> Value:
     return Value(loop.index or "", TensorType(DType.INT32, (), ()), Marking.UNWRITTEN)
 
 
-def names_of(func: Func) -> set[str]:
-    """Every name that the function defines or mentions."""
-    names = {value.name for value in func.params} | set(func.returns)
-    for statement, _ in func.walk():
-        match statement:
-            case Let():
-                names.update(value.name for value in statement.results)
-                names.update(o for o in statement.operands if isinstance(o, str))
-            case SetState():
-                names.update((statement.state, statement.operand))
-            case Free():
-                names.update(statement.names)
-            case Loop():
-                names.update(value.name for value in statement.results)
-                names.update(carry.value.name for carry in statement.carries)
-                names.update(carry.initial for carry in statement.carries)
-                names.update(statement.following)
-                if statement.index:
-                    names.add(statement.index)
-    return names
-
-
 class Namer:
     """Gives names that are not taken."""
 
@@ -263,56 +246,3 @@ class Namer:
             name = f"{wish}_{count}"
         self.taken.add(name)
         return name
-
-
-def map_bodies(func: Func, rewrite: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Func:
-    """The function with every block rewritten, inner loops first."""
-
-    def visit(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        inner = tuple(replace(s, body=visit(s.body)) if isinstance(s, Loop) else s for s in body)
-        return rewrite(inner)
-
-    return replace(func, body=visit(func.body))
-
-
-def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """The statement with operands renamed, also those inside a loop. State that is `set` keeps its name."""
-
-    def new(operand: Operand) -> Operand:
-        return operand if isinstance(operand, Number) else names.get(operand, operand)
-
-    match statement:
-        case Let():
-            return replace(statement, operands=tuple(new(o) for o in statement.operands))
-        case SetState():
-            return replace(statement, operand=names.get(statement.operand, statement.operand))
-        case Free():
-            return replace(statement, names=tuple(names.get(name, name) for name in statement.names))
-        case Loop():
-            return replace(
-                statement,
-                carries=tuple(replace(c, initial=names.get(c.initial, c.initial)) for c in statement.carries),
-                body=tuple(rename_operands(inner, names) for inner in statement.body),
-                following=tuple(names.get(n, n) for n in statement.following),
-            )
-
-
-def map_scoped(program: Program, func: Func, rewrite: Callable[[Statement, Scope], tuple[Statement, ...]]) -> Func:
-    """The function with every statement replaced by what `rewrite` gives for it and the scope before it.
-
-    The body of a loop is rewritten before the loop itself.
-    """
-
-    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
-        made: list[Statement] = []
-        for statement in body:
-            inner = statement
-            if isinstance(statement, Loop):
-                inner = replace(statement, body=visit(statement.body, scope.inside(statement)))
-            made.extend(rewrite(inner, scope))
-            if not isinstance(statement, SetState):
-                for value in statement.results:
-                    scope.define(value)
-        return tuple(made)
-
-    return replace(func, body=visit(func.body, Scope.of(program, func)))

@@ -6,20 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import (
-    Carry,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Namer,
-    Program,
-    Statement,
-    Value,
-    map_bodies,
-    names_of,
-)
+from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Namer, Program, Statement, Value
 from shardwright.ir.types import Axes, State, TensorType, ValueType, is_split
+from shardwright.ir.walk import map_bodies, names_of
 from shardwright.passes.attention_pattern import Attention, attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.projections import Dataflow, axes_named, require_divisible, require_surface, with_room

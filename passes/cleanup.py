@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.lifetimes import has_lifetimes
-from shardwright.ir.operation import Number, Operand, Operation
+from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Alias, Fetch, Movement, Roll, Start, Wait
-from shardwright.ir.program import (
-    Free,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Program,
-    Scope,
-    SetState,
-    Statement,
-    map_bodies,
-    rename_operands,
-)
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
+from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values
 from shardwright.passes.base import Pass
 
 
@@ -62,28 +51,8 @@ class Cleanup(Pass):
         return replace(program, funcs=tuple(funcs))
 
 
-def _uses(func: Func) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    names: list[Operand] = list(func.returns)
-    for statement, _ in func.walk():
-        match statement:
-            case Let():
-                names.extend(statement.operands)
-            case SetState():
-                names.append(statement.operand)
-            case Free():
-                pass
-            case Loop():
-                names.extend(carry.initial for carry in statement.carries)
-                names.extend(statement.following)
-    for name in names:
-        if isinstance(name, str):
-            counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
 def _without_dead_code(func: Func) -> Func:
-    uses = _uses(func)
+    uses = use_counts(func)
 
     def sweep(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return tuple(s for s in body if not _is_dead(s, uses))
@@ -91,24 +60,11 @@ def _without_dead_code(func: Func) -> Func:
     return map_bodies(func, sweep)
 
 
-def _is_dead(statement: Statement, uses: dict[str, int]) -> bool:
-    match statement:
-        case Let():
-            return all(value.name not in uses for value in statement.results)
-        case Loop():
-            sets = any(isinstance(inner, SetState) for inner in _deep(statement.body))
-            return not sets and all(value.name not in uses for value in statement.results)
-        case SetState() | Free():
-            return False
-
-
-def _deep(body: tuple[Statement, ...]) -> list[Statement]:
-    found: list[Statement] = []
-    for statement in body:
-        found.append(statement)
-        if isinstance(statement, Loop):
-            found.extend(_deep(statement.body))
-    return found
+def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
+    """Whether nothing comes of a statement: nobody reads what it gives, and it sets and frees nothing."""
+    if isinstance(statement, Free) or states_set((statement,)):
+        return False
+    return all(value.name not in uses for value in statement.results)
 
 
 @dataclass(frozen=True)
@@ -174,7 +130,7 @@ def _without_repeats(program: Program, func: Func) -> Func:
             if all(loop.dim not in kind.names for kind in e.types) and not e.mentions(states)
         }
         body = visit(loop.body, scope.inside(loop), same)
-        for name in {s.state for s in _deep(body) if isinstance(s, SetState)}:
+        for name in states_set(body):
             versions[name] = versions.get(name, 0) + 1
         for value in loop.results:
             scope.define(value)
@@ -185,7 +141,7 @@ def _without_repeats(program: Program, func: Func) -> Func:
 
 
 def _with_merged_movements(program: Program, func: Func) -> Func:
-    uses = _uses(func)
+    uses = use_counts(func)
     orders = orders_in(program, func)
     mesh = program.mesh
 
@@ -213,11 +169,7 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
         return tuple(made)
 
     kinds: dict[str, object] = {v.name: v.type for v in func.params}
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            kinds.update((value.name, value.type) for value in statement.results)
-        if isinstance(statement, Loop):
-            kinds.update((carry.value.name, carry.value.type) for carry in statement.carries)
+    kinds.update((value.name, value.type) for value in values(func.body))
     return map_bodies(func, rewrite)
 
 
@@ -232,7 +184,7 @@ def _move(statement: Let) -> Movement:
     return statement.operation
 
 
-def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: dict[str, int]) -> int | None:
+def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: Mapping[str, int]) -> int | None:
     """Where the movement stands whose result this movement alone uses, in the same block; a roll is none such."""
     if not isinstance(statement, Let) or not _retypes(statement.operation):
         return None

@@ -9,20 +9,9 @@ from typing import ClassVar
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
-from shardwright.ir.program import (
-    DimInfo,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    Statement,
-    Value,
-    names_of,
-)
+from shardwright.ir.program import DimInfo, Func, Let, Loop, Marking, Namer, Program, Scope, Statement, Value
 from shardwright.ir.types import DType, OpenType, Shape
+from shardwright.ir.walk import names_of
 from shardwright.passes.base import Pass
 
 

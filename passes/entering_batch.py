@@ -26,10 +26,9 @@ from shardwright.ir.program import (
     SetState,
     Statement,
     Value,
-    names_of,
-    rename_operands,
 )
 from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
+from shardwright.ir.walk import names_of, rename_operands
 from shardwright.passes.block_copies import forwarded, reads
 from shardwright.passes.hidden_states import over_layers
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim, unschedulable

@@ -8,21 +8,9 @@ from typing import ClassVar
 
 from shardwright.ir.operation import Arg, Context, Number, Operand
 from shardwright.ir.ops import Add, Concat, Contract, Convert, Merge, Rename, Split, Take
-from shardwright.ir.program import (
-    Free,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    SetState,
-    Statement,
-    Value,
-    names_of,
-)
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, Scope, SetState, Statement, Value
 from shardwright.ir.types import Dim, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.walk import names_of, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import Gathers, with_gathers
@@ -36,7 +24,7 @@ from shardwright.passes.packing import (
     stored_weights,
     with_supposed_layouts,
 )
-from shardwright.passes.patterns import sites, use_counts
+from shardwright.passes.patterns import sites
 from shardwright.passes.projections import axes_named
 from shardwright.passes.supposed_layouts import WeightKey, open_weights, retyped
 

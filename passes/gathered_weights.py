@@ -6,21 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import (
-    Func,
-    Let,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    Statement,
-    Value,
-    map_bodies,
-    map_scoped,
-    names_of,
-    rename_operands,
-)
+from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value
 from shardwright.ir.types import Axes, OpenType, TensorType, axis_set
+from shardwright.ir.walk import map_bodies, map_scoped, names_of, rename_operands
 from shardwright.passes.attention_pattern import is_demanded_alias
 from shardwright.passes.projections import Dataflow
 

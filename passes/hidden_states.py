@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Namer, Program, Value, names_of
+from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Namer, Program, Value
 from shardwright.ir.types import Dim
+from shardwright.ir.walk import names_of
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim
 
 

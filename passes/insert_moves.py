@@ -10,9 +10,10 @@ from shardwright.cost.resharding import plan
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value, map_scoped, names_of
+from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value
 from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.ir.verifier import Level
+from shardwright.ir.walk import map_scoped, names_of
 from shardwright.passes.base import Pass
 from shardwright.passes.place import change_word
 

@@ -12,12 +12,12 @@ from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import AllGather, ReduceScatter
-from shardwright.ir.program import Func, Let, Loop, Namer, Program, Scope, Statement, names_of
+from shardwright.ir.program import Func, Let, Loop, Namer, Program, Scope, Statement
 from shardwright.ir.types import Axes, TensorType
 from shardwright.ir.verifier import Level
+from shardwright.ir.walk import names_of, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
-from shardwright.passes.patterns import use_counts
 from shardwright.passes.projections import axes_named, functions_named
 from shardwright.passes.ring_gathers import GatherLoop
 from shardwright.passes.ring_scatters import ScatterLoop

@@ -9,9 +9,10 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, did_you_m
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
-from shardwright.ir.program import Carry, DimInfo, Let, Loop, Program, Scope, Statement, Value, map_scoped
+from shardwright.ir.program import Carry, DimInfo, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.types import Axes, Dim, OpenType, ValueType
 from shardwright.ir.unparse import statement_syntax
+from shardwright.ir.walk import map_scoped
 
 
 @dataclass(frozen=True)

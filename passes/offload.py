@@ -20,9 +20,9 @@ from shardwright.ir.program import (
     SetState,
     Statement,
     Value,
-    names_of,
 )
 from shardwright.ir.types import ON_DEVICE, Placement, ValueType
+from shardwright.ir.walk import names_of
 from shardwright.passes.base import Pass
 
 

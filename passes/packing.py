@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Add, Contract, Convert
-from shardwright.ir.program import DimInfo, Func, Let, Namer, Program, Scope, Value, names_of
+from shardwright.ir.program import DimInfo, Func, Let, Namer, Program, Scope, Value
 from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
+from shardwright.ir.walk import names_of, use_counts
 from shardwright.passes.gathered_weights import Gathers, gathers_of, without_gathers
 from shardwright.passes.packed_weights import Packed, Packing, Part
-from shardwright.passes.patterns import Site, sites, use_counts, weights_of
+from shardwright.passes.patterns import Site, sites, weights_of
 from shardwright.passes.projections import axes_named
 from shardwright.passes.supposed_layouts import open_weights, retyped, split_along, whole
 

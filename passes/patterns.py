@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.ir.operation import Number
 from shardwright.ir.ops import Alias, Contract, Convert
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Program, Scope, Statement, Value
+from shardwright.ir.walk import reads, scoped
 
 
 @dataclass(frozen=True)
@@ -25,42 +25,8 @@ class Site:
 
 def sites(program: Program, func: Func) -> Iterator[Site]:
     """Every statement of a function, a loop before its body, with its scope at that point."""
-    yield from _sites(func, func.body, Scope.of(program, func))
-
-
-def _sites(func: Func, body: tuple[Statement, ...], scope: Scope) -> Iterator[Site]:
-    for statement in body:
+    for statement, scope in scoped(program, func):
         yield Site(func, statement, Scope(dict(scope.values), scope.loops))
-        if isinstance(statement, Loop):
-            yield from _sites(func, statement.body, scope.inside(statement))
-        if isinstance(statement, Let | Loop):
-            for value in statement.results:
-                scope.define(value)
-
-
-def use_counts(func: Func) -> dict[str, int]:
-    """How often each name is used in a function."""
-    counts: dict[str, int] = {}
-
-    def count(name: str) -> None:
-        counts[name] = counts.get(name, 0) + 1
-
-    for name in func.returns:
-        count(name)
-    for statement, _ in func.walk():
-        match statement:
-            case Let():
-                for operand in statement.operands:
-                    if not isinstance(operand, Number):
-                        count(operand)
-            case SetState():
-                count(statement.operand)
-            case Free():
-                pass
-            case Loop():
-                for name in (*(carry.initial for carry in statement.carries), *statement.following):
-                    count(name)
-    return counts
 
 
 def weights_of(program: Program, func: Func) -> dict[str, Value]:
@@ -84,15 +50,7 @@ def weights_of(program: Program, func: Func) -> dict[str, Value]:
                 shared = set(site.scope.type_of(left).names) & set(site.scope.type_of(right).names)
                 if shared != set(operation.dims):
                     found.pop(source.get(right, right), None)
-            case Let() as let:
-                for operand in let.operands:
-                    if isinstance(operand, str):
-                        found.pop(source.get(operand, operand), None)
-            case SetState() as statement:
-                found.pop(source.get(statement.operand, statement.operand), None)
-            case Free():
-                pass
-            case Loop() as loop:
-                for name in (*(carry.initial for carry in loop.carries), *loop.following):
+            case statement:
+                for name in reads(statement):
                     found.pop(source.get(name, name), None)
     return found

@@ -14,9 +14,10 @@ from shardwright.cost.placement import OUT_OF_TIME, Node, Placement, PlacementOp
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value, names_of
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
+from shardwright.ir.walk import names_of
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
 

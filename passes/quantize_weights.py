@@ -11,23 +11,12 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
 from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
-from shardwright.ir.program import (
-    DimInfo,
-    Func,
-    Let,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    Statement,
-    Value,
-    map_scoped,
-    names_of,
-)
+from shardwright.ir.program import DimInfo, Func, Let, Marking, Namer, Program, Scope, Statement, Value
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.walk import map_scoped, names_of, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
-from shardwright.passes.patterns import sites, use_counts, weights_of
+from shardwright.passes.patterns import sites, weights_of
 from shardwright.passes.quantized_weights import Quantization, Quantized, QuantizedWeights
 from shardwright.passes.supposed_layouts import fitting_axes
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value, map_bodies
+from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value
 from shardwright.ir.types import Axes, TensorType, ValueType, axis_set
+from shardwright.ir.walk import map_bodies
 from shardwright.passes.attention_pattern import attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import with_gathers, without_gathers

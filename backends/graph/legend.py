@@ -78,7 +78,8 @@ def _wrapped(words: Iterable[str]) -> list[str]:
 
 def _dims_of(program: Program, funcs: Sequence[Func]) -> set[str]:
     """The dimensions that the values of these functions have."""
-    from shardwright.ir.program import Let, Loop, names_of
+    from shardwright.ir.program import Let, Loop
+    from shardwright.ir.walk import names_of
 
     used: set[str] = set()
     for func in funcs:

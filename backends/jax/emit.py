@@ -31,8 +31,9 @@ from shardwright.backends.jax.terms import Lowering
 from shardwright.ir import ops
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Movement
-from shardwright.ir.program import Func, Program, names_of
+from shardwright.ir.program import Func, Program
 from shardwright.ir.types import Reduction, TensorType
+from shardwright.ir.walk import names_of
 
 
 def emit(program: Program, header: Sequence[str] = ()) -> str:

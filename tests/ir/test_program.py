@@ -8,17 +8,7 @@ import pytest
 from program_text import program
 
 from shardwright.ir.diagnostics import Span
-from shardwright.ir.program import (
-    Let,
-    Loop,
-    Namer,
-    Scope,
-    Statement,
-    map_bodies,
-    map_scoped,
-    names_of,
-    rename_operands,
-)
+from shardwright.ir.program import Let, Loop, Namer, Scope
 
 LAYERS = """
     mesh x=2
@@ -81,46 +71,6 @@ def test_inside_a_loop_captured_values_are_seen_without_its_dimension() -> None:
     assert "h" not in scope.values
 
 
-def test_all_names_of_a_function() -> None:
-    assert names_of(program(LAYERS).funcs[0]) == {
-        "v", "a", "y", "i", "h", "k", "k_new", "g", "g_mul", "w",
-    }  # fmt: skip
-
-
 def test_fresh_names() -> None:
     namer = Namer({"h", "h_2"})
     assert [namer.fresh("h"), namer.fresh("h"), namer.fresh("q"), namer.fresh("q")] == ["h_3", "h_4", "q", "q_2"]
-
-
-def test_operands_are_renamed_inside_loops_too() -> None:
-    loop = next(s for s in program(LAYERS).funcs[0].body if isinstance(s, Loop))
-    renamed = rename_operands(loop, {"a": "b", "k": "other"})
-    assert isinstance(renamed, Loop)
-    assert renamed.carries[0].initial == "b"
-    assert [s.operands for s in renamed.body if isinstance(s, Let)][-1] == ("g_mul", "b")
-
-
-def test_bodies_are_rewritten_inner_ones_first() -> None:
-    seen: list[int] = []
-
-    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        seen.append(len(body))
-        return body
-
-    func = program(LAYERS).funcs[0]
-    assert map_bodies(func, rewrite) == func
-    assert seen == [4, 2]
-
-
-def test_a_rewrite_sees_what_is_in_scope() -> None:
-    made = program(LAYERS)
-    seen: dict[str, set[str]] = {}
-
-    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
-        if isinstance(statement, Let):
-            seen[statement.result.name] = set(scope.values)
-        return (statement,)
-
-    assert map_scoped(made, made.funcs[0], rewrite) == made.funcs[0]
-    assert seen["a"] == {"w", "k", "v"}
-    assert seen["g"] >= {"h", "i", "a", "g_mul"}

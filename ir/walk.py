@@ -1,0 +1,254 @@
+"""What statements read, define, set and free, said once, and the walks and rewrites that follow from it.
+
+Each kind of statement is described in the first section alone: all else, here and in passes, prices and backends, is
+made of these descriptions. A loop reads what it begins with and what it hands on; what its body reads is the body's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from shardwright.ir.operation import Number, Operand
+from shardwright.ir.program import Carry, Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.types import ValueType
+
+# ---------------------------------------------------------------- one statement
+
+
+def operand_names(operands: Iterable[Operand]) -> tuple[str, ...]:
+    """The operands that are values."""
+    return tuple(operand for operand in operands if isinstance(operand, str))
+
+
+def reads(statement: Statement) -> tuple[str, ...]:
+    """The names that a statement reads itself, one that it reads twice twice. Freeing is no reading."""
+    match statement:
+        case Let():
+            return operand_names(statement.operands)
+        case SetState():
+            return (statement.operand,)
+        case Free():
+            return ()
+        case Loop():
+            return (*(carry.initial for carry in statement.carries), *statement.following)
+
+
+def defined(statement: Statement) -> tuple[Value, ...]:
+    """The values that a statement gives names to: what a loop's body sees carried, then the results."""
+    if isinstance(statement, Loop):
+        return (*(carry.value for carry in statement.carries), *statement.results)
+    return statement.results
+
+
+def body_of(statement: Statement) -> tuple[Statement, ...]:
+    """The statements inside."""
+    return statement.body if isinstance(statement, Loop) else ()
+
+
+def with_body(statement: Statement, change: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Statement:
+    """The statement around its body changed; itself where it has none."""
+    return replace(statement, body=change(statement.body)) if isinstance(statement, Loop) else statement
+
+
+def with_values(statement: Statement, change: Callable[[Value], Value]) -> Statement:
+    """The statement with each value that it defines changed, those inside a loop too."""
+    match statement:
+        case Let():
+            results = _changed(statement.results, change)
+            return statement if results is statement.results else replace(statement, results=results)
+        case SetState() | Free():
+            return statement
+        case Loop():
+            carries = tuple(Carry(change(carry.value), carry.initial) for carry in statement.carries)
+            body = map_values(statement.body, change)
+            return replace(statement, carries=carries, body=body, results=_changed(statement.results, change))
+
+
+def _changed(values: tuple[Value, ...], change: Callable[[Value], Value]) -> tuple[Value, ...]:
+    made = tuple(map(change, values))
+    return values if all(a is b for a, b in zip(made, values, strict=True)) else made
+
+
+def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with operands renamed, also those inside a loop. State that is `set` keeps its name."""
+
+    def new(operand: Operand) -> Operand:
+        return operand if isinstance(operand, Number) else names.get(operand, operand)
+
+    match statement:
+        case Let():
+            return replace(statement, operands=tuple(new(o) for o in statement.operands))
+        case SetState():
+            return replace(statement, operand=names.get(statement.operand, statement.operand))
+        case Free():
+            return replace(statement, names=tuple(names.get(name, name) for name in statement.names))
+        case Loop():
+            return replace(
+                statement,
+                carries=tuple(replace(c, initial=names.get(c.initial, c.initial)) for c in statement.carries),
+                body=tuple(rename_operands(inner, names) for inner in statement.body),
+                following=tuple(names.get(n, n) for n in statement.following),
+            )
+
+
+# ---------------------------------------------------------------- blocks, inner ones included
+
+
+def statements(body: Iterable[Statement]) -> Iterator[Statement]:
+    """Every statement, a loop before its body."""
+    for statement in body:
+        yield statement
+        yield from statements(body_of(statement))
+
+
+def lets(body: Iterable[Statement]) -> Iterator[Let]:
+    """Every operation."""
+    return (statement for statement in statements(body) if isinstance(statement, Let))
+
+
+def values(body: Iterable[Statement]) -> Iterator[Value]:
+    """Every value that statements define."""
+    return (value for statement in statements(body) for value in defined(statement))
+
+
+def names_read(body: Iterable[Statement]) -> list[str]:
+    """The names that statements read, each once, in order of appearance."""
+    found: dict[str, None] = {}
+    for statement in body:
+        names = reads(statement)
+        if isinstance(statement, Loop):  # what it hands on is read after its body
+            begun = len(statement.carries)
+            names = (*names[:begun], *names_read(statement.body), *names[begun:])
+        found.update(dict.fromkeys(names))
+    return list(found)
+
+
+def names_defined(body: Iterable[Statement]) -> set[str]:
+    """The names that statements give to values, the indices of loops among them."""
+    indices = {s.index for s in statements(body) if isinstance(s, Loop) and s.index is not None}
+    return indices | {value.name for value in values(body)}
+
+
+def names_freed(body: Iterable[Statement]) -> set[str]:
+    """The names whose values statements free."""
+    return {name for statement in statements(body) if isinstance(statement, Free) for name in statement.names}
+
+
+def states_set(body: Iterable[Statement]) -> list[str]:
+    """The state that statements make new versions of, each once, in order of appearance."""
+    return list(dict.fromkeys(s.state for s in statements(body) if isinstance(s, SetState)))
+
+
+def captured(loop: Loop) -> list[str]:
+    """The names that a loop reads of what stands around it, each once, in order of appearance."""
+    own = names_defined((loop,)) - {value.name for value in loop.results}
+    return [name for name in names_read((loop,)) if name not in own]
+
+
+def last_reads(body: Sequence[Statement], root: Callable[[str], str] = lambda name: name) -> dict[str, int]:
+    """For each name that is read, the number of the last statement that reads it, perhaps inside.
+
+    `root` gives the name under which a use counts, where several names stand for one value.
+    """
+    return {root(name): number for number, statement in enumerate(body) for name in names_read((statement,))}
+
+
+def map_values(body: Iterable[Statement], change: Callable[[Value], Value]) -> tuple[Statement, ...]:
+    """The statements with each value that they define changed."""
+    return tuple(with_values(statement, change) for statement in body)
+
+
+# ---------------------------------------------------------------- functions and programs
+
+
+def names_of(func: Func) -> set[str]:
+    """Every name that the function defines or mentions."""
+    names = {value.name for value in func.params} | set(func.returns) | names_defined(func.body)
+    return names.union(names_read(func.body), names_freed(func.body), states_set(func.body))
+
+
+def use_counts(func: Func) -> Counter[str]:
+    """How often each name is read in a function; its caller reads what it returns."""
+    return Counter([*func.returns, *(name for statement in statements(func.body) for name in reads(statement))])
+
+
+def scoped(program: Program, func: Func) -> Iterator[tuple[Statement, Scope]]:
+    """Every statement of a function, a loop before its body, with the scope before it.
+
+    The scope goes on with the walk: whoever keeps it keeps a copy.
+    """
+    return _scoped(func.body, Scope.of(program, func))
+
+
+def _scoped(body: Iterable[Statement], scope: Scope) -> Iterator[tuple[Statement, Scope]]:
+    for statement in body:
+        yield statement, scope
+        if isinstance(statement, Loop):
+            yield from _scoped(statement.body, scope.inside(statement))
+        for value in statement.results:
+            scope.define(value)
+
+
+def program_values(program: Program) -> Iterator[tuple[Func | None, Value]]:
+    """Every value of a program, with the function that has it: weights and state, then parameters and what is made."""
+    yield from ((None, value) for value in (*program.weights, *program.state))
+    for func in program.funcs:
+        yield from ((func, value) for value in (*func.params, *values(func.body)))
+
+
+def map_bodies(func: Func, rewrite: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Func:
+    """The function with every block rewritten, inner loops first."""
+
+    def visit(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return rewrite(tuple(with_body(statement, visit) for statement in body))
+
+    return replace(func, body=visit(func.body))
+
+
+def map_scoped(program: Program, func: Func, rewrite: Callable[[Statement, Scope], tuple[Statement, ...]]) -> Func:
+    """The function with every statement replaced by what `rewrite` gives for it and the scope before it.
+
+    The body of a loop is rewritten before the loop itself.
+    """
+
+    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for statement in body:
+            inside = scope.inside(statement) if isinstance(statement, Loop) else scope
+            made.extend(rewrite(with_body(statement, lambda body, at=inside: visit(body, at)), scope))
+            for value in statement.results:
+                scope.define(value)
+        return tuple(made)
+
+    return replace(func, body=visit(func.body, Scope.of(program, func)))
+
+
+def map_func_values(
+    func: Func, change: Callable[[Value], Value], result: Callable[[ValueType], ValueType] = lambda kind: kind
+) -> Func:
+    """The function with each parameter and each value that it makes changed, and the type of each result."""
+    return replace(
+        func,
+        params=_changed(func.params, change),
+        body=map_values(func.body, change),
+        results=tuple(map(result, func.results)),
+    )
+
+
+def map_program_values(
+    program: Program,
+    change: Callable[[Func | None, Value], Value],
+    result: Callable[[Func, ValueType], ValueType] = lambda _func, kind: kind,
+) -> Program:
+    """The program with each value changed, given with the function that has it (None for weights and state)."""
+
+    def inside(func: Func) -> Func:
+        return map_func_values(func, lambda value: change(func, value), lambda kind: result(func, kind))
+
+    def around(declared: tuple[Value, ...]) -> tuple[Value, ...]:
+        return _changed(declared, lambda value: change(None, value))
+
+    funcs = tuple(map(inside, program.funcs))
+    return replace(program, weights=around(program.weights), state=around(program.state), funcs=funcs)
