@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
@@ -29,10 +29,18 @@ class AxisRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal operand; it takes the number format of the values that it meets. `size_of` is the D of `size[D]`."""
+    """A literal operand; it takes the number format of the values that it meets.
+
+    `size_of` is the D of `size[D]`; `sizes_of` has every dimension whose size the author computed it from.
+    """
 
     text: str
     size_of: str | None = None
+    folded: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def sizes_of(self) -> tuple[str, ...]:
+        return self.folded if self.size_of is None else (self.size_of,)
 
     @property
     def value(self) -> int | float:

@@ -9,6 +9,7 @@ from shardwright.ir.declarations import product_text
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
 from shardwright.ir.digits import Order
+from shardwright.ir.extents import check_extents
 from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take, Topk
@@ -37,6 +38,7 @@ def verify(program: Program, level: Level) -> None:
         checker.block(func.body, Scope.of(program, func))
         diagnostics.extend(checker.diagnostics)
         if not checker.diagnostics:
+            diagnostics.extend(check_extents(program, func))
             diagnostics.extend(check_lifetimes(program, func))
     if diagnostics:
         raise DiagnosticError(diagnostics)

@@ -31,19 +31,6 @@ def check_fits(found: Shape, declared: ValueType, what: str, span: Span, where: 
         )
 
 
-def check_extents(found: Shape, declared: ValueType, what: str, span: Span) -> None:
-    """Raises where a value that leaves the function, or comes round again, has another extent than declared."""
-    for have, want in zip(found.dims, declared.dims, strict=True):
-        if have.size != want.size:
-            name = have.name
-            raise fault(
-                "size-mismatch",
-                f"{what} {have.size} of {name}, where {name}={want.size} is declared",
-                span,
-                f"give the part a dimension of its own: dim {name}2={have.size} and rename[{name} -> {name}2](...)",
-            )
-
-
 def check_divides(kind: ValueType, name: str, mesh: Mesh, sizes: Mapping[str, int], span: Span) -> None:
     """Raises where the chips do not divide the extent that an operation gave, which may be a part of the size."""
     for dim, axes in zip(kind.dims, kind.splits, strict=True):

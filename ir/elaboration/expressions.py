@@ -79,14 +79,15 @@ class Expressions:
                 return Number(expr.text)
             case syntax.NegExpr():
                 inner = self.number(expr.operand)
-                return None if inner is None else Number(_number_text(-inner.value))
+                return None if inner is None else Number(_number_text(-inner.value), folded=inner.sizes_of)
             case syntax.CallExpr(name="size"):
                 return self.size_of(expr)
             case syntax.BinaryExpr():
                 left, right = self.number(expr.left), self.number(expr.right)
                 if left is None or right is None:
                     return None
-                return Number(_number_text(_folded(expr, left.value, right.value)))
+                text = _number_text(_folded(expr, left.value, right.value))
+                return Number(text, folded=tuple(dict.fromkeys((*left.sizes_of, *right.sizes_of))))
             case _:
                 return None
 

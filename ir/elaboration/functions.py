@@ -8,9 +8,10 @@ from dataclasses import replace
 from shardwright.ir import ops, syntax
 from shardwright.ir.declarations import Declarations, unknown_dimension
 from shardwright.ir.diagnostics import Diagnostic, Span, fault
-from shardwright.ir.elaboration.demands import check_divides, check_extents, check_fits, count
+from shardwright.ir.elaboration.demands import check_divides, check_fits, count
 from shardwright.ir.elaboration.expressions import Expressions, unwritten
 from shardwright.ir.elaboration.names import Names, PoisonedError, head_span
+from shardwright.ir.extents import require_extents
 from shardwright.ir.program import Carry, Free, Func, Let, Loop, Marking, Scope, SetState, Statement, Value
 from shardwright.ir.types import OpenType, ValueType
 
@@ -94,7 +95,7 @@ class _FuncBuilder:
                 )
                 if kind is not None:
                     check_fits(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
-                    check_extents(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
+                    require_extents(scope.type_of(name).shape, kind, f"{self.item.name} returns", expr.span)
                 names.append(name)
         return tuple(names)
 
@@ -205,7 +206,7 @@ class _FuncBuilder:
         operand = self.expressions.expression(statement.value, kind.shape, wish, scope, out, kind)
         name = self.expressions.value_name(operand, kind.shape, statement.value, wish, scope, out)
         check_fits(scope.type_of(name).shape, kind, f"{statement.name} is set to", statement.value.span)
-        check_extents(scope.type_of(name).shape, kind, f"{statement.name} is set to", statement.value.span)
+        require_extents(scope.type_of(name).shape, kind, f"{statement.name} is set to", statement.value.span)
         out.append(SetState(statement.name, name, statement.span))
         self.names.set_state(statement.name, statement.span)
 
@@ -275,7 +276,7 @@ class _FuncBuilder:
                     entry = f"and {carry.value.name} is {shape} on entry"
                     given = inside.type_of(name).shape
                     check_fits(given, carry.value.type, "next gives", expr.span, entry)
-                    check_extents(given, carry.value.type, "next gives", expr.span)
+                    require_extents(given, carry.value.type, "next gives", expr.span)
                     names.append(name)
             following = tuple(names)
         self.names.leave_loop(outer_defined)
