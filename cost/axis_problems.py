@@ -18,6 +18,7 @@ from shardwright.cost.layout_problem import (
     Equal,
     LayoutProblem,
     MadeTree,
+    NotPartial,
     PlacementOptions,
     Slice,
     Table,
@@ -84,7 +85,7 @@ def entries_of(problem: LayoutProblem) -> list[list[int]]:
     made: list[list[int]] = [[] for _ in problem.variables]
     for i, entry in enumerate(problem.entries):
         match entry:
-            case Table() | Equal():
+            case Table() | Equal() | NotPartial():
                 variables = entry.variables
             case Slice():
                 variables = [entry.outer, entry.view.home]
@@ -106,6 +107,9 @@ def _rows(entry: Entry, coding: Coding) -> Rows | None:
         case Equal():
             states = np.arange(coding.radix, dtype=np.int64)
             return list(entry.variables), np.repeat(states[:, None], len(entry.variables), axis=1)
+        case NotPartial():
+            states = np.arange(coding.radix, dtype=np.int64)
+            return list(entry.variables), states[~coding.partial(states)][:, None]
         case Slice():
             dim = coding.number_of_dim(entry.view.loops[-1].dim)
             states = np.delete(np.arange(coding.radix, dtype=np.int64), dim)

@@ -110,7 +110,19 @@ class Slice:
     outer: int
 
 
-Entry = Table | Equal | MadeTree | UsesTree | Slice
+@dataclass
+class NotPartial:
+    """A value at an edge of the program, of which no type demands that it be partial."""
+
+    node: Node
+    variable: int
+
+    @property
+    def variables(self) -> list[int]:
+        return [self.variable]
+
+
+Entry = Table | Equal | NotPartial | MadeTree | UsesTree | Slice
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Coding:
         powers = self.radix ** np.arange(len(self.mesh), dtype=np.int64)
         return codes[:, None] // powers[None, :] % self.radix
 
+    def partial(self, codes: Codes) -> NDArray[np.bool_]:
+        """Which layouts are partial over an axis."""
+        digits = self.digits(codes)
+        return ((digits == SUM) | (digits == MAX)).any(axis=1)
+
     def combine(self, per_axis: Sequence[NDArray[np.int64]]) -> Codes:
         """All combinations of one choice per axis, given the state numbers that each choice has."""
         codes = np.zeros(1, np.int64)

@@ -22,6 +22,7 @@ from shardwright.cost.layout_problem import (
     LayoutProblem,
     MadeTree,
     Node,
+    NotPartial,
     PlacementOptions,
     Slice,
     Table,
@@ -227,6 +228,9 @@ class Solver:
                 indices = np.arange(len(entry.node.group.root().codes), dtype=np.int64)
                 rows = np.repeat(indices[:, None], len(entry.variables), axis=1)
                 return entry.variables, rows, np.zeros(len(indices))
+            case NotPartial():
+                indices = np.flatnonzero(~self.coding.partial(entry.node.group.root().codes))
+                return entry.variables, indices[:, None].astype(np.int64), np.zeros(len(indices))
             case Slice():
                 inner, outer = entry.view.group.root().codes, self.problem.variables[entry.outer].group.root().codes
                 shared = np.intersect1d(inner, outer)

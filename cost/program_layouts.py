@@ -19,6 +19,7 @@ from shardwright.cost.layout_problem import (
     LayoutProblem,
     MadeTree,
     Node,
+    NotPartial,
     PlacementOptions,
     Slice,
     Table,
@@ -178,7 +179,7 @@ class _Builder:
     def settle(self, node: Node, value: Value, *, rigid: bool) -> None:
         """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
         self.exclude(node, value)
-        if isinstance(value.type, OpenType) and value.type.open and not _demands_partial(value.type):
+        if isinstance(value.type, OpenType) and value.type.open and not _restricts_partial(value.type):
             node.home = node.made
             self.restrict(node, node.home, value.type)
             self.problem.entries.append(UsesTree(node))
@@ -355,7 +356,10 @@ class _Builder:
             code = np.array([self.coding.encode(kind)], np.int64)
             node.group.root().found.append(code)
             self.problem.entries.append(Table([node], [variable], [code]))
-        elif not kind.open or _demands_partial(kind) or any(axes is not None for axes in kind.splits):
+        elif kind.open and kind.partial is None and not any(kind.splits):
+            node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
+            self.problem.entries.append(NotPartial(node, variable))
+        elif not kind.open or _restricts_partial(kind) or any(axes is not None for axes in kind.splits):
             codes = self.every_layout(node.shape)
             admitted = np.array(
                 [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
@@ -448,5 +452,5 @@ def _sets_in(body: tuple[Statement, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _demands_partial(kind: OpenType) -> bool:
+def _restricts_partial(kind: OpenType) -> bool:
     return not (isinstance(kind.partial, AnyPartial) and kind.partial.kind is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
@@ -104,8 +104,19 @@ class Declarations:
             raise fault("axis-twice", f"axis {twice} is named twice", span, f"write {twice} once")
         return axis_set(names)
 
+    def edge_type(self, written: syntax.TypeExpr, sizes: Mapping[str, int]) -> ValueType:
+        """The type of a parameter, a result, a weight or a state value: partial only where `(partial...)` is written.
+
+        Its `?` leaves the splits open and no more, for partial values at the edges of a program are addends that its
+        caller would have to make or to add up.
+        """
+        kind = self.type(written, sizes)
+        if not isinstance(kind, OpenType) or written.partial is not None:
+            return kind
+        return replace(kind, partial=None)
+
     def type(self, written: syntax.TypeExpr, sizes: Mapping[str, int]) -> ValueType:
-        """The type that is written, with the extents of `sizes`."""
+        """The type that is written for a value inside a function, with the extents of `sizes`."""
         dtype = DType(written.dtype) if written.dtype else DEFAULT_DTYPE
         row = written.row
         dims: list[Dim] = []
@@ -234,7 +245,7 @@ def resolve_declarations(
                             Note("the first declaration is here", seen[decl.name]),
                         )
                     seen[decl.name] = decl.span
-                    value = Value(decl.name, bare.type(decl.type, sizes), Marking.DEMANDED, decl.span)
+                    value = Value(decl.name, bare.edge_type(decl.type, sizes), Marking.DEMANDED, decl.span)
                     (weights if isinstance(item, syntax.WeightsItem) else state).append(value)
                 except DiagnosticError as error:
                     faults.extend(error.diagnostics)

@@ -320,8 +320,8 @@ class AnyPartial:
 class OpenType:
     """A type with holes. `splits` holds None for `_?`; `placement` is None for `on ?`.
 
-    `open` is the `?` after the row, which leaves every split to the compiler, and the partial values too
-    unless `partial` says more.
+    `open` is the `?` after the row, which leaves every split to the compiler. `partial` is what is demanded of partial
+    values; inside a function `?` leaves these open too, as `AnyPartial()`.
     """
 
     dtype: DType
@@ -336,6 +336,11 @@ class OpenType:
     def anything(shape: Shape) -> OpenType:
         """The type of a value of which nothing was written."""
         return OpenType(shape.dtype, shape.dims, (None,) * len(shape.dims), AnyPartial(), open=True)
+
+    @staticmethod
+    def any_split(shape: Shape) -> OpenType:
+        """The type `BLE?` of a weight, a parameter or a result, which are partial only where that is written."""
+        return OpenType(shape.dtype, shape.dims, (None,) * len(shape.dims), open=True)
 
     @property
     def shape(self) -> Shape:

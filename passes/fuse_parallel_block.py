@@ -97,7 +97,7 @@ def _reopened(made: Program, before: Program, groups: Sequence[PackedGroup]) -> 
     types: dict[WeightKey, ValueType] = {**open_weights(before)}
     for group in groups:
         if (group.recipe.func, group.recipe.parts[0].weight) in types:
-            types[group.recipe.func, group.recipe.name] = OpenType.anything(group.type.shape)
+            types[group.recipe.func, group.recipe.name] = OpenType.any_split(group.type.shape)
     return retyped(made, types)
 
 

@@ -19,7 +19,7 @@ def open_weights(program: Program) -> dict[WeightKey, OpenType]:
     found: dict[WeightKey, OpenType] = {}
     for func in program.funcs:
         for name, value in weights_of(program, func).items():
-            if isinstance(value.type, OpenType) and value.type == OpenType.anything(value.shape):
+            if isinstance(value.type, OpenType) and value.type == OpenType.any_split(value.shape):
                 found[None if program.weights else func.name, name] = value.type
     return found
 

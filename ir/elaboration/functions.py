@@ -63,13 +63,13 @@ class _FuncBuilder:
     def parameter(self, decl: syntax.Decl) -> Value | None:
         with self.names.recording():
             self.names.define(decl.name, decl.span)
-            return Value(decl.name, self.declarations.type(decl.type, self.sizes), Marking.DEMANDED, decl.span)
+            return Value(decl.name, self.declarations.edge_type(decl.type, self.sizes), Marking.DEMANDED, decl.span)
         self.names.poisoned.add(decl.name)
         return None
 
     def result(self, written: syntax.TypeExpr) -> ValueType | None:
         with self.names.recording():
-            return self.declarations.type(written, self.sizes)
+            return self.declarations.edge_type(written, self.sizes)
         return None
 
     def returned(

@@ -17,6 +17,7 @@ from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import strategies
 from shardwright.ir.types import OpenType, Shape, TensorType
+from shardwright.passes.place import Place
 
 # ---------------------------------------------------------------- enumeration
 
@@ -238,6 +239,43 @@ def test_open_types_admit_only_what_they_say() -> None:
     (home,) = [placement.kinds[n.home] for n in placement.nodes if n.name == "h"]
     assert home.split("B") == ()
     assert home.partial is None
+
+
+EDGES = """mesh x=2 y=2
+dim B=8 E=16 F=32
+weights { w1: EF? }
+state { s: BE? }
+func mlp(x: BE?, w2: FE_y?) -> (BE?, BE?(partialsum-?), BE_y?) {
+  h = gelu(x @ w1)
+  y = h @[F] w2
+  set s = y
+  return y, y, y
+}
+"""
+
+
+@pytest.mark.parametrize("axiswise", [False, True])
+def test_values_at_the_edges_are_partial_only_where_their_types_say_so(axiswise: bool) -> None:
+    read = program(EDGES)
+    assert read.weights[0].type == OpenType.any_split(read.weights[0].shape)
+    filled = Place(axiswise=axiswise).run(read)
+    (func,) = filled.funcs
+    edges = [
+        *(value.type for value in (*filled.weights, *filled.state, *func.params)),
+        func.results[0],
+        func.results[2],
+    ]
+    assert not [str(kind) for kind in edges if kind.partial]
+    # Where it is written, it is kept.
+    within = program(EDGES.replace("BE_y?)", "BE_y?(partialsum-x))").replace("BE?(partialsum-?)", "BE(partialsum-x)"))
+    (func,) = Place(axiswise=axiswise).run(within).funcs
+    assert [str(kind.partial or "") for kind in func.results] == ["", "(partialsum-x)", "(partialsum-x)"]
+
+
+def test_a_value_that_is_only_partial_is_reduced_for_an_open_result() -> None:
+    read = program("mesh x=2\ndim A=4\nfunc f(a: A) -> A? {\n  b = as_partial[x](a)\n  return b\n}\n")
+    (func,) = Place().run(read).funcs
+    assert str(func.results[0]) == "bf16 A"
 
 
 def test_sizes_that_cannot_hold_all_digits_are_branched_on() -> None:
