@@ -212,6 +212,10 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
     assert shape is not None
     greatest = rewriter.emit(ops.Max((operation.dim,)), [values], f"{name}_max")
     reaches = rewriter.emit(ops.Equal(), [values, greatest], f"{name}_reaches")
+    if shape.dtype.is_float:  # NaN is the greatest of all and equals nothing, itself included
+        number = rewriter.emit(ops.Equal(), [values, values], f"{name}_number")
+        nan = rewriter.emit(ops.LogicalNot(), [number], f"{name}_nan")
+        reaches = rewriter.emit(ops.LogicalOr(), [reaches, nan], f"{name}_reaches_or_nan")
     index = rewriter.index(operation.dim, values, f"{name}_index")
     negative = rewriter.emit(ops.Neg(), [index], f"{name}_negative")
     chosen = rewriter.emit(ops.Where(), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen")

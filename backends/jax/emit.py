@@ -144,7 +144,7 @@ class _Module:
         whole = TensorType(kind.dtype, kind.dims, kind.splits)
         if kind.partial.kind is Reduction.MAX:
             return f"lax.pcast({code}, {bare_or_tuple([repr(a) for a in kind.partial.axes])}, to='varying')"
-        return lower_movement(ops.AsPartial(kind.partial.axes), code, whole, kind, digits)
+        return lower_movement(ops.AsPartial(kind.partial.axes), code, whole, kind, digits, self.helpers.add)
 
     def left(self, code: str, edge: Edge) -> str:
         """A value as it leaves: partial ones reduced, strided ones with one dimension per digit."""
@@ -152,7 +152,9 @@ class _Module:
         if kind.partial is not None:
             reduce: Movement = ops.AllReduce(kind.partial.axes)
             digits = Digits(self.program.mesh, {})
-            code = lower_movement(reduce, code, kind, TensorType(kind.dtype, kind.dims, kind.splits), digits)
+            code = lower_movement(
+                reduce, code, kind, TensorType(kind.dtype, kind.dims, kind.splits), digits, self.helpers.add
+            )
         return f"{code}.reshape({', '.join(map(str, edge.local))})" if edge.is_strided else code
 
     def donates(self, results: Sequence[Edge]) -> bool:

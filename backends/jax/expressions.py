@@ -28,7 +28,8 @@ def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lower
     `result` is the type of the first result. Raises `unsupported` where JAX has no such thing.
     """
     if isinstance(operation, ops.Movement):
-        return lower_movement(operation, terms[0].code, terms[0].tensor, result, lowering.digits)
+        source = terms[0]
+        return lower_movement(operation, source.code, source.tensor, result, lowering.digits, lowering.use_helper)
     lowered = LOWERINGS.get(type(operation))
     if lowered is None:
         raise fault("unsupported", f"there is no JAX source for {operation.keyword}", NOWHERE)

@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 HELPERS: dict[str, str] = {
+    "all_reduce_max": '''
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def all_reduce_max(x, axes):
+    """The greatest over the chips along these axes, NaN where one of them has NaN.
+
+    Compared as integers in the order of the floats, with NaN above infinity: comparisons of floats may pass over NaN.
+    """
+    width = 8 * x.dtype.itemsize
+    integers = jnp.dtype(f'int{width}')
+
+    def swapped(bits):  # between the bits of a float and an integer of its rank
+        return bits ^ ((bits >> (width - 1)) & jnp.iinfo(integers).max)
+
+    rank = swapped(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), integers))
+    return lax.bitcast_convert_type(swapped(lax.pmax(rank, axes)), x.dtype)
+
+
+@all_reduce_max.defjvp
+def _all_reduce_max_jvp(axes, primals, tangents):
+    """The tangents of the chips that hold the maximum, in equal shares where several do."""
+    (x,), (tangent,) = primals, tangents
+    y = all_reduce_max(x, axes)
+    holds = x == y
+    holders = lax.psum(holds.astype(x.dtype), axes)
+    return y, lax.psum(jnp.where(holds, tangent, 0), axes) / holders
+''',
     "global_index": '''
 def global_index(digits):
     """The global indices along a dimension that this chip holds, in the order of its array.

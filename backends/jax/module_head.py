@@ -49,7 +49,8 @@ def signature(program: Program, func: Func) -> list[str]:
 def import_lines(body: Iterable[str]) -> list[str]:
     """The imports that the rest of the module uses."""
     text = "\n".join(body)
-    lines = ["import jax"]
+    lines = ["import functools", ""] if "functools." in text else []
+    lines.append("import jax")
     if "jnp." in text:
         lines.append("import jax.numpy as jnp")
     if "np." in text.replace("jnp.", ""):

@@ -17,6 +17,9 @@ from shardwright.ir.types import DType, Reduction, TensorType, Tier
 Combine = Callable[[str], str]
 """From the array's code to that of a collective on it."""
 
+UseHelper = Callable[[str], None]
+"""Asks for one of the functions that a module defines for itself (`backends.jax.helpers`)."""
+
 
 def reshaped(code: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
     """The array in the wanted shape; the code itself where it has that shape."""
@@ -28,14 +31,16 @@ def transposed(code: str, order: Sequence[int]) -> str:
     return code if list(order) == sorted(order) else f"{code}.transpose({', '.join(map(str, order))})"
 
 
-def lower_movement(operation: Movement, code: str, before: TensorType, after: TensorType, digits: Digits) -> str:
-    """The expression of a movement of the array that `code` names."""
+def lower_movement(
+    operation: Movement, code: str, before: TensorType, after: TensorType, digits: Digits, use_helper: UseHelper
+) -> str:
+    """The expression of a movement of the array that `code` names; `use_helper` is told the module's helpers in it."""
     operation = operation.moves  # XLA finds itself what may run beside a copy or a collective
     match operation:
         case ops.Wait():
             return code
         case ops.AllReduce():
-            return _all_reduce(operation, code, before)
+            return _all_reduce(operation, code, before, use_helper)
         case ops.AllGather():
             return _Plan(digits, before, after).all_gather(code, operation.axes)
         case ops.ReduceScatter():
@@ -86,8 +91,12 @@ def _roll(operation: ops.Roll, code: str, before: TensorType, digits: Digits) ->
     return f"lax.ppermute({code}, {axes_text(axes)}, {pairs})"
 
 
-def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType) -> str:
-    function = "lax.pmax" if before.partial and before.partial.kind is Reduction.MAX else "lax.psum"
+def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType, use_helper: UseHelper) -> str:
+    function = "lax.psum"
+    if before.partial and before.partial.kind is Reduction.MAX:
+        function = "all_reduce_max" if before.dtype.is_float else "lax.pmax"
+        if before.dtype.is_float:
+            use_helper(function)
     return _through_integers(before.dtype, code, lambda c: f"{function}({c}, {axes_text(operation.axes)})")
 
 

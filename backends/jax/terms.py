@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.digit_factors import Digits
-from shardwright.backends.jax.movements import transposed
+from shardwright.backends.jax.movements import UseHelper, transposed
 from shardwright.backends.jax.source_text import JAX_DTYPES, block_start, number_text
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
@@ -37,7 +37,7 @@ class Lowering:
     """Where expressions are lowered: the mesh and digits, and a way to ask for one of the module's helpers."""
 
     digits: Digits
-    use_helper: Callable[[str], None]
+    use_helper: UseHelper
 
     @property
     def mesh(self) -> Mesh:

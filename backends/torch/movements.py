@@ -67,12 +67,17 @@ class Collectives:
         return received.view(tensor.dtype).reshape(tensor.shape)
 
     def combined(self, tensor: Tensor, axes: Sequence[str], kind: Reduction) -> Tensor:
-        """The sum, or the greatest, over these."""
+        """The sum, or the greatest, over these; NaN where one of them has NaN."""
         dist = torch_distributed()
-        if self.chip.digits.mesh.product(axes) > 1:
-            tensor = tensor.clone()
-            operation = dist.ReduceOp.MAX if kind is Reduction.MAX else dist.ReduceOp.SUM
-            dist.all_reduce(tensor, operation, group=self._group(axes, tensor))
+        if self.chip.digits.mesh.product(axes) == 1:
+            return tensor
+        if kind is Reduction.MAX and tensor.is_floating_point():
+            ranks = rank(tensor)
+            dist.all_reduce(ranks, dist.ReduceOp.MAX, group=self._group(axes, tensor))
+            return of_rank(ranks).to(tensor.dtype)
+        operation = dist.ReduceOp.MAX if kind is Reduction.MAX else dist.ReduceOp.SUM
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, operation, group=self._group(axes, tensor))
         return tensor
 
     def passed_on(self, tensor: Tensor, to: int, source: int) -> Tensor:
@@ -95,6 +100,26 @@ def _bytes(tensor: Tensor) -> Tensor:
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def rank(tensor: Tensor) -> Tensor:
+    """Integers in the order of the floats, with NaN above infinity: a maximum of floats may pass over NaN."""
+    import torch
+
+    wide = tensor.float()
+    return _swapped(torch.where(wide.isnan(), torch.nan, wide).view(torch.int32))
+
+
+def of_rank(rank: Tensor) -> Tensor:
+    """The floats of these ranks, in f32."""
+    import torch
+
+    return _swapped(rank).view(torch.float32)
+
+
+def _swapped(bits: Tensor) -> Tensor:
+    """Between the bits of f32 and their rank: those of negative numbers count downwards."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: Held, after: Held) -> Tensor:

@@ -26,7 +26,7 @@ MOVES = {
     "gather two dimensions": ("A_xzB_y", "all_gather[xy]", "A_zB", None),
     "reduce": ("A_xB(partialsum-yz)", "all_reduce[yz]", "A_xB", "lax.psum(v, ('y', 'z'))"),
     "reduce one axis": ("A_xB(partialsum-yz)", "all_reduce[y]", "A_xB(partialsum-z)", "lax.psum(v, 'y')"),
-    "reduce maxima": ("A_xB(partialmax-yz)", "all_reduce[yz]", "A_xB", "lax.pmax(v, ('y', 'z'))"),
+    "reduce maxima": ("A_xB(partialmax-yz)", "all_reduce[yz]", "A_xB", "all_reduce_max(v, ('y', 'z'))"),
     "scatter": ("A_xB(partialsum-yz)", "reduce_scatter[yz -> A]", "A_xyzB",
                 "lax.psum_scatter(v, ('y', 'z'), scatter_dimension=0, tiled=True)"),
     "scatter on two": ("AB(partialsum-xyz)", "reduce_scatter[x -> A, y -> B]", "A_xB_y(partialsum-z)", None),

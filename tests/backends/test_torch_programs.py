@@ -83,3 +83,16 @@ def test_random_numbers_are_the_same_bits() -> None:
     of = program("dim B=3 V=50\nfunc f(key: uint32 B, at: int32 B) -> f32 BV {\n  return uniform[V](key, at)\n}")
     for _, wanted, found in run(of, "f", 0):
         assert (found == wanted).all()
+
+
+def test_ranks_of_floats_are_in_their_order() -> None:
+    """What chips compare for a maximum: integers, with NaN of either sign above infinity."""
+    import torch
+
+    from shardwright.backends.torch.movements import of_rank, rank
+
+    ordered = torch.tensor([-torch.inf, -2.0, -1e-45, -0.0, 0.0, 1e-45, 2.0, torch.inf, torch.nan])
+    ranks = rank(ordered)
+    assert (ranks.diff() > 0).all()
+    assert torch.equal(of_rank(ranks).nan_to_num(9.0), ordered.nan_to_num(9.0))
+    assert rank(-torch.tensor(torch.nan)) == ranks[-1]

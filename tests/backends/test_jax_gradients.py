@@ -1,0 +1,244 @@
+"""Gradients through emitted modules: of every operation that has one, over split dimensions, and of the examples."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles import example_programs
+from oracles.gradients import Differentiated
+from program_text import program
+from programs import random_program
+
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.session import run_program
+from shardwright.ir.builders import BUILDERS
+from shardwright.passes.pipelines import explicit
+
+ONE = "a: f32 B_xE_y"
+TWO = "a: f32 B_xE_y, b: f32 B_xE_y"
+
+CASES: dict[str, tuple[str, str, str]] = {
+    # operation: parameters, expression, result
+    "+": (TWO, "a + b", "f32 B_xE_y"),
+    "-": (TWO, "a - b", "f32 B_xE_y"),
+    "*": (TWO, "a * b", "f32 B_xE_y"),
+    "/": (TWO, "a / b", "f32 B_xE_y"),
+    "neg": (ONE, "-a", "f32 B_xE_y"),
+    "@": ("a: f32 B_xE_y, w: f32 E_yF", "a @ w", "f32 BF_x"),
+    "@ batched": ("a: f32 B_xE_y, w: f32 B_xE_yF", "a @[E] w", "f32 B_xF_y"),
+    "abs": (ONE, "abs(a)", "f32 B_xE_y"),
+    "convert": (ONE, "convert[f32](a)", "f32 B_xE_y"),
+    "cos": (ONE, "cos(a)", "f32 B_xE_y"),
+    "exp": (ONE, "exp(a)", "f32 B_xE_y"),
+    "gelu": (ONE, "gelu(a)", "f32 B_xE_y"),
+    "gelu tanh": (ONE, "gelu[form=tanh](a)", "f32 B_xE_y"),
+    "log": (ONE, "log(a)", "f32 B_xE_y"),
+    "log1p": (ONE, "log1p(exp(a))", "f32 B_xE_y"),
+    "maximum": (TWO, "maximum(a, b)", "f32 B_xE_y"),
+    "minimum": (TWO, "minimum(a, b)", "f32 B_xE_y"),
+    "relu": (ONE, "relu(a)", "f32 B_xE_y"),
+    "rsqrt": (ONE, "rsqrt(a)", "f32 B_xE_y"),
+    "sigmoid": (ONE, "sigmoid(a)", "f32 B_xE_y"),
+    "silu": (ONE, "silu(a)", "f32 B_xE_y"),
+    "sin": (ONE, "sin(a)", "f32 B_xE_y"),
+    "sqrt": (ONE, "sqrt(a)", "f32 B_xE_y"),
+    "tanh": (ONE, "tanh(a)", "f32 B_xE_y"),
+    "where": (f"m: bool B_xE_y, {TWO}", "where(m, a, b)", "f32 B_xE_y"),
+    "sum": (ONE, "sum[BE](a)", "f32"),
+    "max": (ONE, "max[E](a)", "f32 B_x"),
+    "max of all": (ONE, "max[BE](a)", "f32"),
+    "max behind a function": (ONE, "exp(max[E](a))", "f32 B"),
+    "cumsum": (ONE, "cumsum[E](a)", "f32 B_xE_y"),
+    "softmax": (ONE, "softmax[E](a)", "f32 B_xE_y"),
+    "softmax causal": (ONE, "softmax[E, causal=B](a)", "f32 B_xE_y"),
+    "layernorm": (f"{ONE}, g: f32 E_y, o: f32 E", "layernorm[E](a, g, o)", "f32 B_xE_y"),
+    "rmsnorm": (f"{ONE}, g: f32 E_y", "rmsnorm[E](a, g)", "f32 B_xE_y"),
+    "lookup": ("t: f32 V_xE_y, i: int32 B", "lookup[V](t, i)", "f32 BE_y"),
+    "rotary": ("a: f32 B_xLD_y", "rotary[D](a, 3)", "f32 B_xLD_y"),
+    "update": ("c: f32 BT_xE_y, n: f32 BLE_y, p: int32", "update[T](c, n, p)", "f32 BT_xE_y"),
+    "take": ("a: f32 B_xE_y", "rename[E -> F](take[E 2:6](a))", "f32 B_xF"),
+    "concat": (TWO, "take[E 4:12](concat[E](a, b))", "f32 B_xE"),
+    "rename": ("a: f32 B_xE_y", "rename[E -> D](a)", "f32 B_xD_y"),
+    "split": ("a: f32 B_xH_y", "split[H -> KG](a)", "f32 B_xK_yG"),
+    "merge": ("a: f32 B_xK_yG", "merge[KG -> H](a)", "f32 B_xH_y"),
+    "topk": ("a: f32 BV_y", "sum[C](topk_values)", "f32 B"),
+    "all_gather": (ONE, "a * a", "f32 BE"),
+    "all_to_all": ("a: f32 B_xE", "a * a", "f32 BE_x"),
+    "slice": ("a: f32 BE", "a * a", "f32 B_xE_y"),
+    "reduce_scatter": ("a: f32 B_xE_y, w: f32 E_yF", "a @ w", "f32 B_xF_y"),
+}
+
+NO_GRADIENT = {
+    "argmax", "bitcast", "equal", "full", "iota", "less", "less_equal", "logical_and", "logical_not", "logical_or",
+    "uniform",
+}  # fmt: skip
+"""Operations with integer or boolean results, or without a float operand."""
+
+ELSEWHERE = {"all_reduce", "as_partial", "roll", "fetch", "prefetch", "store", "wait"}
+"""Movements that the passes insert: those of `sum` and of the cases below."""
+
+HEAD = "mesh x=2 y=2\ndim B=4 E=8 F=4 L=2 D=8 T=8 V=8 H=8 K=4 G=2 C=2\n"
+
+
+def of(case: str) -> str:
+    params, expression, result = CASES[case]
+    before = "  topk_values, ids = topk[V -> C, k=2](a)\n" if case == "topk" else ""
+    return f"{HEAD}func f({params}) -> {result} {{\n{before}  y: {result} = {expression}\n  return y\n}}\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_operations(case: str) -> None:
+    parsed = program(of(case))
+    Differentiated(parsed, parsed.func("f")).check()
+
+
+def test_every_operation_is_tried_or_has_none() -> None:
+    tried = {case.split()[0] for case in CASES}
+    assert tried | NO_GRADIENT | ELSEWHERE >= set(BUILDERS)
+    assert not tried & NO_GRADIENT
+
+
+OTHERS = {
+    "a ring": """
+        mesh x=2
+        dim B=4 E=8
+        func f(a: f32 B_xE, b: f32 B_xE) -> f32 B_xE {
+          c: f32 B_xE = roll[x, over=B](a)
+          return c * b
+        }""",
+    "a loop over layers with state": """
+        mesh x=2 y=2
+        dim N=3 B=4 T=4 E=8 F=8
+        weights {
+          w: f32 NE_xF_y
+          v: f32 NF_yE_x
+        }
+        state {
+          k: f32 NB_yTE_x
+          pos: int32
+        }
+        func f(h0: f32 BE_x) -> f32 BE_x {
+          y: f32 BE_x = loop[N](h: f32 BE_x = h0) {
+            set k = update[T](k, h, pos)
+            p = softmax[T](h @[E] k)
+            next h + (p @[T] k) + tanh(h @ w) @[F] v
+          }
+          return y
+        }""",
+    "a partial maximum that is scattered": """
+        mesh x=2 y=2
+        dim B=4 E=8
+        func f(a: f32 BE_xy) -> f32 B_xy { return tanh(max[E](a)) }
+        """,
+    "weights on the host": """
+        mesh x=2
+        dim N=2 B=4 E=8
+        weights { w: f32 NE_xE2 on host }
+        dim E2=8
+        func f(h0: f32 BE_x) -> f32 BE_x {
+          y: f32 BE_x = loop[N](h: f32 BE_x = h0) { next rename[E2 -> E](tanh(h @ w)) }
+          return y
+        }""",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_gradients_of_programs(case: str) -> None:
+    parsed = program(OTHERS[case])
+    Differentiated(parsed, parsed.func("f")).check()
+
+
+SMALL = [name for name in example_programs.NAMES if "--mesh" in example_programs.text(name)]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_of_examples(name: str) -> None:
+    small = example_programs.in_format(example_programs.load(name, example_programs.small(name)), "f32")
+    for func in small.funcs:
+        Differentiated(small, func).check()
+
+
+@pytest.mark.parametrize("seed", [0, 2, 10, 13, 17, 21])
+def test_gradients_of_random_programs(seed: int) -> None:
+    parsed = program(re.sub(r"\b(bf16|f16)\b", "f32", random_program(seed)))
+    for func in parsed.funcs:
+        Differentiated(parsed, func, seed).check()
+
+
+def test_equal_maxima_share_the_gradient() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    module = load_module(emit(explicit(program("mesh x=4\ndim E=4\nfunc f(a: f32 E_x) -> f32 { return max[E](a) }"))))
+    f = module.build_f(module.make_mesh())
+    assert jax.grad(f)(jnp.asarray([1.0, 3.0, 3.0, 2.0])).tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+TRANSFORMED = """
+mesh x=2 y=2
+dim B=4 E=8 F=8
+func f(a: f32 B_xE, w: f32 EF_y, v: f32 F_yE) -> f32 B_xE { return softmax[E](tanh(a @ w) @ v) }
+"""
+
+
+def test_transformations_of_jax() -> None:
+    """jit, vmap, remat, forward mode and second derivatives, of a built function beside plain jax.numpy."""
+    import jax
+    import jax.numpy as jnp
+
+    module = load_module(emit(explicit(program(TRANSFORMED))))
+    f = module.build_f(module.make_mesh())
+    rng = np.random.default_rng(0)
+    a, w, v = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((4, 8), (8, 8), (8, 8)))
+    both = jnp.stack([a, 2 * a])
+
+    def plain(a: Any, w: Any, v: Any) -> Any:
+        return jax.nn.softmax(jnp.tanh(a @ w) @ v)
+
+    def uses(f: Any) -> list[Any]:
+        def square(w: Any) -> Any:
+            return (f(a, w, v) ** 2).sum()
+
+        return [
+            jax.jit(lambda a: 2 * f(a, w, v))(a),
+            jax.vmap(f, (0, None, None))(both, w, v),
+            jax.vmap(jax.grad(lambda a: (f(a, w, v) ** 2).sum()))(both),
+            jax.grad(lambda w: (jax.checkpoint(f)(a, w, v) ** 2).sum())(w),
+            jax.jvp(lambda w: f(a, w, v), (w,), (w,))[1],
+            jax.grad(lambda w: (jax.grad(square)(w) ** 2).sum())(w),
+        ]
+
+    for found, wanted in zip(uses(f), uses(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+NAN = {
+    "max over a split dimension": ("f32", "max[E](a)", "f32 B"),
+    "max in bf16": ("bf16", "max[E](a)", "bf16 B"),
+    "argmax over a split dimension": ("f32", "argmax[E](a)", "int32 B"),
+    "softmax over a split dimension": ("f32", "softmax[E](a)", "f32 BE_x"),
+}
+
+
+@pytest.mark.parametrize("case", NAN)
+def test_nan_and_infinities(case: str) -> None:
+    """NaN is the greatest of all, as in numpy, whichever chip holds it; its first place is where it is greatest."""
+    dtype, expression, result = NAN[case]
+    text = f"mesh x=4\ndim B=8 E=8\nfunc f(a: {dtype} BE_x) -> {result} {{ return {expression} }}"
+    a = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    a[0, 0] = a[1, 3] = a[2, 7] = a[3, 2] = a[3, 5] = np.nan
+    a[4, 6], a[5, 1], a[6] = np.inf, -np.inf, -np.inf
+    a[3, 0], a[7, 2], a[7, 5] = np.inf, 0.0, -0.0
+    a[7] = -np.abs(a[7])
+    (found,), _ = run_program(explicit(program(text)), "f", {"a": a})
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(a - a.max(1, keepdims=True))
+    wanted = {"max": a.max(1), "argmax": a.argmax(1), "softmax": weights / weights.sum(1, keepdims=True)}
+    tolerance = 1e-2 if dtype == "bf16" else 1e-6
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), wanted[re.split(r"\W", expression)[0]], rtol=tolerance, atol=0
+    )
