@@ -164,14 +164,17 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     import os
     import sys
     import time
+    from contextlib import nullcontext
 
     from shardwright.cli.generation_progress import GenerationProgress
     from shardwright.cli.output import print_json
+    from shardwright.generation.bad_logits import explained
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.outputs import LineWriter, completion_keys, in_order
     from shardwright.generation.planning import default_new_tokens, make_plan
     from shardwright.generation.stopping import asked_for, stop_tokens
+    from shardwright.models.importing import checkpoint_dtype
 
     config, model = _model(args.checkpoint)
     own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
@@ -187,6 +190,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     texts = len(prompts) * settings.samples
     with (
         exhaustion(args.checkpoint),
+        explained(args.checkpoint, plan.dtype or checkpoint_dtype(config)) if writes else nullcontext(),
         LineWriter(args.output if writes else os.devnull) as writer,
         GenerationProgress(texts, writes) as progress,
     ):

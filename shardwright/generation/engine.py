@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.generation.bad_logits import check_scores, check_token
 from shardwright.generation.prefix import shared_prefix
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
@@ -231,11 +232,13 @@ class _Run:
     def scored(self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int) -> Any:
         from shardwright.backends.jax.session import fetch
 
-        logits, found = self.session.run("score", {"ids": ids, "length": length, "target": target})
-        scores = fetch(found)
+        logits, given = self.session.run("score", {"ids": ids, "length": length, "target": target})
+        scores = fetch(given)
         for row, prompt in prompts.items():
             n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at))
-            self.scores[row] += [float(score) for score in scores[row, :n]]
+            found = [float(score) for score in scores[row, :n]]
+            check_scores(prompt, 0, found, at + 2, new=False)
+            self.scores[row] += found
         return logits
 
     # ------------------------------------------------------------ choosing tokens
@@ -250,16 +253,13 @@ class _Run:
         if settings.max_new_tokens:
             tokens = self.sampled(logits)
             for row, text in texts.items():
-                if not 0 <= tokens[row] < self.engine.vocab:  # what sampling gives where no logit is the greatest
-                    raise text.prompt.fault(
-                        "not-numbers",
-                        f"the logits after {text.position} tokens are not numbers",
-                        "weights or activations overflow: give --dtype bf16 or f32",
-                    )
+                check_token(text.prompt, text.sample, len(text.new) + 1, int(tokens[row]), self.engine.vocab)
             if settings.logprobs:
                 (found,) = self.session.call("logprob", {"logits": logits, "token": tokens})
                 for row, text in texts.items():
-                    text.logprobs.append(float(found[row]))
+                    score = float(found[row])
+                    check_scores(text.prompt, text.sample, [score], len(text.new) + 1, new=True)
+                    text.logprobs.append(score)
             for row, text in texts.items():
                 token = int(tokens[row])
                 text.new.append(token)

@@ -12,7 +12,7 @@ from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
-from shardwright.models.importing import DTYPES
+from shardwright.models.importing import DTYPES, checkpoint_dtype
 
 if TYPE_CHECKING:
     from shardwright.generation.engine import Completion, Observe
@@ -53,6 +53,7 @@ def generate(
     `()` goes on to `max_new_tokens`, which None makes 64, or as many as there is room for. `mesh` None is all devices
     at hand. Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
     """
+    from shardwright.generation.bad_logits import explained
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
@@ -88,7 +89,7 @@ def generate(
         max_new_tokens = default_new_tokens(model, made, options)
     settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
     plan = make_plan(model, made, settings, options, str(checkpoint))
-    with exhaustion(str(checkpoint)):
+    with exhaustion(str(checkpoint)), explained(checkpoint, plan.dtype or checkpoint_dtype(config)):
         done = list(load_engine(checkpoint, config.keys, plan).run(made, settings, observe))
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
 

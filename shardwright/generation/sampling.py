@@ -9,6 +9,9 @@ from shardwright.ir.types import row_text
 MASS_BITS = 31
 """The probabilities of a row are counted in units of 2^-31."""
 
+NOT_DRAWN = {-1: "all -inf", -2: "infinite", -3: "NaN"}
+"""What `greedy` and `sample` give in place of a token, and what that says of a row's logits."""
+
 
 def sampling_functions(
     logits: str,
@@ -39,6 +42,9 @@ def sampling_functions(
     row's token depends neither on the batch nor on the mesh. Raises a `DiagnosticError` for a type that is not f32,
     has no V, or has holes.
 
+    A row with a logit that is NaN or +inf, or with none above -inf, gets a negative number in place of a token
+    (`NOT_DRAWN`), whatever its mesh; a logit of -inf is a token that is never chosen. Of such a row `logprob` is NaN.
+
     Thresholds are found by bisection on the bits of the logits, in 32 trips whose collectives carry one number for
     each row: so a chip receives O(B) bytes, whatever the vocabulary. They are counts and whole multiples of
     2^-31, whose sums do not depend on the order of addition.
@@ -59,7 +65,8 @@ def sampling_functions(
     columns = columns or vocab
     tokens = _TOKENS.format(vocab=vocab, **types) if columns > vocab else ""
     bits = min(15, MASS_BITS - (columns - 1).bit_length())
-    names = {"suffix": suffix, "tokens": tokens, "given": "tokens" if tokens else "logits"}
+    given = "tokens" if tokens else "logits"
+    names = {"suffix": suffix, "tokens": tokens, "given": given, "sound": _SOUND.format(given=given, **types)}
     units = {"half": 2**bits, "whole": 4**bits, "unit": 2 ** (MASS_BITS + bits), "unit_bits": MASS_BITS}
     masks = [name for name, asked in (("k_left", top_k), ("p_left", top_p)) if asked]
     texts = {
@@ -76,9 +83,17 @@ def sampling_functions(
 _TOKENS = """
   tokens: {logits} = where(less(iota[V](), {vocab}), logits, -inf)"""
 
+_SOUND = """
+
+  # The worst logit of a row: 0 where all are -inf, 1 where they are numbers, 2 for +inf, 3 for NaN.
+  strange: {counts} = 3 - convert[int32](equal({given}, {given}))
+  level: {counts} = where(less({given}, inf), convert[int32](less(-inf, {given})), strange)
+  worst: {int32} = max[V](level)
+  token: {int32} = where(equal(worst, 1), chosen, -maximum(worst, 1))"""
+
 _GREEDY = """
 func greedy{suffix}(logits: {logits}) -> {int32} {{{tokens}
-  token: {int32} = argmax[V]({given})
+  chosen: {int32} = argmax[V]({given}){sound}
   return token
 }}
 """
@@ -143,7 +158,7 @@ _DRAW = """
   noise: {logits} = -log(-log1p(-uniform[V](key, position)))
   noisy: {logits} = {drawn}
   drawn: {logits} = where(cold, scores, noisy)
-  token: {int32} = argmax[V](drawn)
+  chosen: {int32} = argmax[V](drawn){sound}
   return token
 }}
 """

@@ -133,12 +133,15 @@ class CheckpointSource:
 
     def _copy(self, target: NDArray[Any], tensor: str, runs: Sequence[_Run], local: Sequence[tuple[int, ...]]) -> None:
         """One range of each dimension. `local` are the extents of the items of `target`, by dimension."""
+        import numpy as np
+
         piece = self._files[tensor].read(tensor, tuple(slice(start, stop) for _, start, stop in runs))
         self.bytes_read[tensor] += piece.nbytes
         placed = [list(_places(shape, *run)) for shape, run in zip(local, runs, strict=True)]
         for items in itertools.product(*placed):
             place = tuple(part for _, parts in items for part in parts)
-            target[place] = piece[tuple(where for where, _ in items)].reshape(box_shape(place))
+            with np.errstate(over="ignore"):  # what becomes infinite shows itself in the logits, which are looked at
+                target[place] = piece[tuple(where for where, _ in items)].reshape(box_shape(place))
 
 
 def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> dict[str, NDArray[np.generic]]:

@@ -12,7 +12,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
 from shardwright.models.config import config_path, read_config
-from shardwright.models.importing import Imported, import_model
+from shardwright.models.importing import Imported, checkpoint_dtype, import_model
 from shardwright.models.weight_map import WeightMap
 from shardwright.offloading.placing import placed
 from shardwright.offloading.request import Request
@@ -28,6 +28,7 @@ class Programs:
         self.request = request
         self.settings = settings
         self.config = read_config(checkpoint)
+        self.dtype = request.dtype or checkpoint_dtype(self.config)
         self._made: dict[tuple[int, int, int], Program] = {}
         imported = self._imported(1, 1, 1)
         self.vocab = imported.model.vocab

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.pipeline import Order, Place, diagonal_order, n_groups, part_of, zigzag_order
+from shardwright.generation.bad_logits import explained
 from shardwright.generation.engine import Completion
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
@@ -211,12 +212,13 @@ class OffloadedModel:
     # ------------------------------------------------------------ the run
 
     def completions(self) -> Iterator[Completion]:
-        """The completions, in the order in which batches end."""
+        """The completions, in the order in which batches end. Raises a `BadLogitsError` where logits are no numbers."""
         began = time.perf_counter()
-        for block in self._blocks():
-            yield from self._block(block)
-            self.report.seconds = time.perf_counter() - began
-            self._measured()
+        with explained(self.folder, self.programs.dtype):
+            for block in self._blocks():
+                yield from self._block(block)
+                self.report.seconds = time.perf_counter() - began
+                self._measured()
 
     def used(self) -> dict[str, float]:
         """Bytes of each memory that are taken now, those of the computation at hand included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.generation.bad_logits import check_scores, check_token
 from shardwright.generation.engine import Completion, row_key
 from shardwright.generation.settings import Settings
 from shardwright.offloading.buckets import Bucket
@@ -38,22 +39,25 @@ class Texts:
         if not token:
             report.prompt_tokens += sum(batch.lengths)
             report.padded_tokens += len(batch.lengths) * self.bucket.length
-        self.logprobs = batch.logprobs if settings.logprobs else None
+        if settings.logprobs:
+            self.logprobs = batch.logprobs
+            for prompt, scores in zip(self.bucket.prompts if not token else (), batch.logprobs, strict=False):
+                check_scores(prompt, 0, scores[: len(prompt.tokens) - 1], 2, new=False)
         if not settings.max_new_tokens:
             return None
         report.padded_tokens += len(drawn)
         for row, chosen in enumerate(drawn):
             if self.ended[row]:
                 continue
-            if not 0 <= chosen < self.vocab:
-                raise self.bucket.prompts[row].fault(
-                    "not-numbers", f"the logits after {batch.lengths[row] + token} tokens are not numbers"
-                )
+            check_token(self.bucket.prompts[row], 0, token + 1, chosen, self.vocab)
+            if self.logprobs is not None:
+                check_scores(self.bucket.prompts[row], 0, self.logprobs[row][-1:], token + 1, new=True)
             self.new[row].append(chosen)
             report.new_tokens += 1
             report.decode_tokens += bool(token)
             self.ended[row] = chosen in settings.stop_tokens or len(self.new[row]) >= settings.max_new_tokens
-        return None if all(self.ended) else [[chosen] for chosen in drawn]
+        # A row that has ended goes on as padding: what came out of it may be no token.
+        return None if all(self.ended) else [[max(chosen, 0)] for chosen in drawn]
 
     def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
         """The next token of every row; of those that are only read, whichever."""

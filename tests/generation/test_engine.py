@@ -151,6 +151,6 @@ def test_logits_that_are_not_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DiagnosticError) as caught:
         run(ToySession(2, 4), PROMPTS, Settings(max_new_tokens=2))
     assert caught.value.render() == (
-        "prompt 1: error: the logits after 3 tokens are not numbers [not-numbers]\n"
-        "note: weights or activations overflow: give --dtype bf16 or f32"
+        "prompt 1: error: new token 1 of the prompt with index 0 cannot be chosen: its logits are not numbers"
+        " [not-numbers]"
     )

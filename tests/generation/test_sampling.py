@@ -241,23 +241,70 @@ def test_a_single_token_may_be_sampled_without_a_batch() -> None:
     assert alone == sampled(program(CASES[1], 1, 60), logits, temperature=0.8)[0]
 
 
+# ---------------------------------------------------------------- logits that are no numbers
+
+
+def strange_logits() -> Array:
+    """Rows with NaN, with +inf, with all -inf; then with one -inf, and with numbers alone."""
+    logits = random_logits(16, 120)
+    logits[0, 3], logits[1, 119], logits[2, 60] = np.nan, np.nan, np.inf
+    logits[3, [5, 100]] = np.inf, np.nan
+    logits[4], logits[5], logits[6] = -np.inf, np.nan, np.inf
+    logits[7, 0] = -np.inf
+    return logits
+
+
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 4, 7)], ids=str)
+def test_a_row_that_has_no_next_token_says_so_on_every_mesh(case: Case) -> None:
+    """In the simulator, under JAX and, on one chip, under PyTorch; rows beside it are drawn as ever."""
+    from shardwright.backends.jax.session import Session
+
+    logits, given, wanted = strange_logits(), rows(16, top_p=0.9), [-3, -3, -2, -3, -1, -3, -2]
+    made = program(case, 16, 120)
+    session = Session(made, {})
+    found = [sampled(made, logits, **given), session.call("sample", {"logits": logits, **given})[0]]
+    greedy = [run(made, "greedy", logits=logits).results[0], session.call("greedy", {"logits": logits})[0]]
+    if not case.mesh:
+        from shardwright.backends.torch.session import run_program
+        from shardwright.backends.torch.world import alone
+
+        for name, more, tokens in (("sample", given, found), ("greedy", {}, greedy)):
+            tokens.append(run_program(made, name, {"logits": logits, **more}, world=alone())[0][0])
+    usual = sampled(made, random_logits(16, 120), **given)
+    for tokens in (*found, *greedy):
+        assert tokens[:7].tolist() == wanted
+        assert tokens[7] > 0
+    for tokens in found:
+        np.testing.assert_array_equal(tokens[8:], usual[8:])
+    for tokens in greedy:
+        np.testing.assert_array_equal(tokens[8:], logits[8:].argmax(1))
+    scores = session.call("logprob", {"logits": logits, "token": np.arange(16) % 3 + 1})[0]
+    assert np.isnan(scores).tolist() == [True] * 7 + [False] * 9
+
+
+def test_filler_columns_may_hold_anything() -> None:
+    logits = np.concatenate([random_logits(4, 61), np.full((4, 3), np.nan, np.float32)], 1)
+    made = program(CASES[5], 4, 61, 64)
+    assert run(made, "greedy", logits=logits).results[0].tolist() == logits[:, :61].argmax(1).tolist()
+
+
 # ---------------------------------------------------------------- what it costs
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bytes_received(case: Case) -> None:
-    """Each collective is an all-reduce of one number of 4 bytes per row: 2 for greedy, 70 for sample, 3 for logprob."""
+    """Each collective is an all-reduce of one number of 4 bytes per row: 3 for greedy, 71 for sample, 3 for logprob."""
     batch, vocab = 16, 120
     made = program(case, batch, vocab)
     kind = made.func("greedy").params[0].concrete
     here, chips = batch // made.mesh.product(kind.split("B")), made.mesh.product(kind.split("V"))
     logits = random_logits(batch, vocab)
     token = np.zeros(batch, np.int32)
-    for numbers, name, more in ((2, "greedy", {}), (70, "sample", rows(batch)), (3, "logprob", {"token": token})):
+    for numbers, name, more in ((3, "greedy", {}), (71, "sample", rows(batch)), (3, "logprob", {"token": token})):
         assert run(made, name, logits=logits, **more).total == numbers * 2 * (4 * here * (chips - 1) / chips)
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "numbers"), [(False, False, 3), (True, False, 35), (False, True, 38)])
+@pytest.mark.parametrize(("top_k", "top_p", "numbers"), [(False, False, 4), (True, False, 36), (False, True, 39)])
 def test_what_is_not_asked_for_costs_nothing(top_k: bool, top_p: bool, numbers: int) -> None:
     """And draws the same as a program that can do more."""
     logits, given = random_logits(16, 120), rows(16, temperature=np.array([0, 0.5, 1, 2] * 4))
