@@ -27,8 +27,9 @@ from shardwright.cost.layout_problem import (
 from shardwright.cost.layouts import Coding
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.program import Func, Let, Program, Value
 from shardwright.ir.types import OpenType, Partial, ValueType
+from shardwright.ir.walk import map_program_values
 
 Bools = NDArray[np.bool_]
 
@@ -175,35 +176,8 @@ def _alone(program: Program, axis: str, name: str) -> Program:
             return replace(before, splits=splits, partial=partial)
         return replace(before, splits=splits, partial=partial)
 
-    def value(before: Value) -> Value:
+    def value(_func: Func | None, before: Value) -> Value:
         return replace(before, type=kind(before.type))
 
-    def statement(before: Statement) -> Statement:
-        match before:
-            case Let():
-                return replace(before, results=tuple(map(value, before.results)))
-            case Loop():
-                return replace(
-                    before,
-                    results=tuple(map(value, before.results)),
-                    carries=tuple(replace(carry, value=value(carry.value)) for carry in before.carries),
-                    body=tuple(map(statement, before.body)),
-                )
-            case _:
-                return before
-
-    def func(before: Func) -> Func:
-        return replace(
-            before,
-            params=tuple(map(value, before.params)),
-            body=tuple(map(statement, before.body)),
-            results=tuple(map(kind, before.results)),
-        )
-
-    return replace(
-        program,
-        mesh=Mesh(((name, 1),)),
-        weights=tuple(map(value, program.weights)),
-        state=tuple(map(value, program.state)),
-        funcs=tuple(map(func, program.funcs)),
-    )
+    made = map_program_values(program, value, lambda _func, before: kind(before))
+    return replace(made, mesh=Mesh(((name, 1),)))

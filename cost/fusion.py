@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.ir.operation import Operand
 from shardwright.ir.ops import (
     Alias,
     AsPartial,
@@ -41,6 +40,7 @@ from shardwright.ir.ops import (
 )
 from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
+from shardwright.ir.walk import names_read, operand_names
 
 _VIEWS = (Alias, Rename, Split, Merge, Wait)
 _POINTWISE = (Elementwise, Rotary, Iota, Full, Uniform, Take, Concat, Slice, AsPartial)
@@ -157,7 +157,7 @@ class _Fuser:
             case Free():
                 return
             case Loop():
-                self.demanded.update(self.source(name) for name in mentioned(statement))
+                self.demanded.update(self.source(name) for name in names_read((statement,)))
             case Let():
                 names = [self.source(name) for name in operand_names(statement.operands)]
                 if is_view(statement, self.mesh):
@@ -275,27 +275,6 @@ class _Fuser:
 def pointwise(statement: Let) -> bool:
     """Whether each element of the result comes from one element of each operand."""
     return isinstance(statement.operation, _POINTWISE)
-
-
-def operand_names(operands: Sequence[Operand]) -> list[str]:
-    """The operands that are values."""
-    return [operand for operand in operands if isinstance(operand, str)]
-
-
-def mentioned(loop: Loop) -> set[str]:
-    """Every name that a loop takes from outside, and some of its own."""
-    names = {carry.initial for carry in loop.carries} | set(loop.following)
-    for statement in loop.body:
-        match statement:
-            case Let():
-                names.update(operand_names(statement.operands))
-            case SetState():
-                names.add(statement.operand)
-            case Free():
-                pass
-            case Loop():
-                names |= mentioned(statement)
-    return names
 
 
 def _bytes(read: Read) -> int:

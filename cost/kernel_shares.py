@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.cost.fusion import Block, Kernel, fused, operand_names
+from shardwright.cost.fusion import Block, Kernel, fused
 from shardwright.cost.work import widens
 from shardwright.ir.ops import Lookup, Slice, Take, Update
-from shardwright.ir.program import Carry, Free, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import ON_DEVICE, TensorType, ValueType
+from shardwright.ir.walk import map_program_values, operand_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Structure:
 
 def structure_of(program: Program) -> Structure:
     """The kernels of a surface program without norms and softmax (`decompose`)."""
-    whole = _whole(program)
+    whole = map_program_values(program, lambda _func, value: replace(value, type=_whole_type(value.type)))
     kernels: dict[int, Shares] = {}
     before: set[tuple[str, str]] = set()
     after: set[tuple[str, str]] = set()
@@ -174,46 +175,6 @@ def _traffic(slot: int, nbytes: float, kind: TensorType, heavy: Let, block: Bloc
 
 
 # ---------------------------------------------------------------- every value whole
-
-
-def _whole(program: Program) -> Program:
-    return replace(
-        program,
-        weights=tuple(map(_whole_value, program.weights)),
-        state=tuple(map(_whole_value, program.state)),
-        funcs=tuple(
-            replace(func, params=tuple(map(_whole_value, func.params)), body=_body(func.body)) for func in program.funcs
-        ),
-    )
-
-
-def _body(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    made: list[Statement] = []
-    for statement in body:
-        match statement:
-            case Let():
-                made.append(replace(statement, results=tuple(map(_whole_value, statement.results))))
-            case SetState() | Free():
-                made.append(replace(statement))
-            case Loop():
-                carries = tuple(_whole_carry(carry) for carry in statement.carries)
-                made.append(
-                    replace(
-                        statement,
-                        carries=carries,
-                        body=_body(statement.body),
-                        results=tuple(map(_whole_value, statement.results)),
-                    )
-                )
-    return tuple(made)
-
-
-def _whole_carry(carry: Carry) -> Carry:
-    return replace(carry, value=_whole_value(carry.value))
-
-
-def _whole_value(value: Value) -> Value:
-    return replace(value, type=_whole_type(value.type))
 
 
 def _whole_type(kind: ValueType) -> TensorType:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.fusion import Block, Kernel, fused, mentioned, operand_names, pointwise
+from shardwright.cost.fusion import Block, Kernel, fused, pointwise
 from shardwright.ir.ops import Store, Update
 from shardwright.ir.program import Free, Func, Loop, Program, Scope, SetState, Value
 from shardwright.ir.types import TensorType, Tier
+from shardwright.ir.walk import names_freed, names_read, operand_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class _Liveness:
                     return self._source(step.operand) == name
                 case Kernel() if state in self._names(step):
                     return False
-                case Loop() if state in mentioned(step):
+                case Loop() if state in names_read((step,)):
                     return False
                 case _:
                     pass
@@ -183,15 +184,7 @@ class _Liveness:
         """For each value that has bytes, the number of the last step that reads it."""
         last: dict[str, int] = {}
         for number, step in enumerate(self.block.steps):
-            match step:
-                case Kernel():
-                    names = self._names(step)
-                case Loop():
-                    names = mentioned(step)
-                case SetState():
-                    names = {step.operand}
-                case Free():
-                    names = set(step.names)
+            names = self._names(step) if isinstance(step, Kernel) else {*names_read((step,)), *names_freed((step,))}
             last.update((self._source(name), number) for name in names)
         return last
 

@@ -33,6 +33,7 @@ from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Shape, TensorType, ValueType
+from shardwright.ir.walk import states_set
 
 
 def layout_problem(program: Program, options: PlacementOptions) -> LayoutProblem:
@@ -86,7 +87,7 @@ class _Frame:
 
     loop: Loop | None
     names: dict[str, Node]
-    sets: frozenset[str]
+    sets: Sequence[str]
 
 
 class _Builder:
@@ -122,7 +123,7 @@ class _Builder:
         return self.problem
 
     def function(self, func: Func) -> None:
-        top = _Frame(None, {}, _sets_in(func.body))
+        top = _Frame(None, {}, states_set(func.body))
         self.frames = [top]
         for name, node in self.globals.items():
             local = self.node(name, node.type, 1.0, ())
@@ -211,7 +212,7 @@ class _Builder:
         for i, carry in enumerate(statement.carries):
             entries.append(self.use(self.resolve(carry.initial), (id(statement), i), rigid=False))
         sources = [self.resolve(carry.initial) for carry in statement.carries]
-        frame = _Frame(statement, {}, _sets_in(statement.body))
+        frame = _Frame(statement, {}, states_set(statement.body))
         self.frames.append(frame)
         if statement.index is not None:
             counter = self.define(index_value(statement), statement)
@@ -440,16 +441,6 @@ def reshaped_dims(operation: Operation) -> tuple[str, ...]:
             return (operation.target, *operation.parts)
         case _:
             return ()
-
-
-def _sets_in(body: tuple[Statement, ...]) -> frozenset[str]:
-    found: set[str] = set()
-    for statement in body:
-        if isinstance(statement, SetState):
-            found.add(statement.state)
-        elif isinstance(statement, Loop):
-            found |= _sets_in(statement.body)
-    return frozenset(found)
 
 
 def _restricts_partial(kind: OpenType) -> bool:

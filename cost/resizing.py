@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import Dim, TensorType, ValueType
+from shardwright.ir.walk import map_func_values, program_values
 
 
 def resized(program: Program, sizes: Mapping[str, int]) -> Program:
@@ -32,7 +33,7 @@ def on_mesh(program: Program, mesh: Mesh, sizes: Mapping[str, int]) -> Program:
     Raises where a dimension does not divide over the axes that split it.
     """
     moved = resized(replace(program, mesh=mesh), sizes)
-    for value in _values(moved):
+    for _, value in program_values(moved):
         if isinstance(value.type, TensorType):
             check_divides(value.type, mesh)
     return moved
@@ -51,25 +52,9 @@ def check_divides(kind: TensorType, mesh: Mapping[str, int]) -> None:
             )
 
 
-def _values(program: Program) -> Iterator[Value]:
-    yield from (*program.weights, *program.state)
-    for func in program.funcs:
-        yield from func.params
-        for statement, _ in func.walk():
-            if isinstance(statement, Let | Loop):
-                yield from statement.results
-            if isinstance(statement, Loop):
-                yield from (carry.value for carry in statement.carries)
-
-
 def _func(program: Program, func: Func, sizes: Mapping[str, tuple[int, int]]) -> Func:
     inner = _Resizer(program, {**sizes, **{name: (size, size) for name, size in func.overrides}})
-    return replace(
-        func,
-        params=tuple(inner.value(value) for value in func.params),
-        body=inner.body(func.body),
-        results=tuple(inner.kind(kind) for kind in func.results),
-    )
+    return map_func_values(func, inner.value, inner.kind)
 
 
 class _Resizer:
@@ -98,21 +83,3 @@ class _Resizer:
     def value(self, value: Value) -> Value:
         made = self.kind(value.type)
         return value if made is value.type else replace(value, type=made)
-
-    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(self.statement(statement) for statement in body)
-
-    def statement(self, statement: Statement) -> Statement:
-        match statement:
-            case Let():
-                results = tuple(self.value(value) for value in statement.results)
-                return statement if results == statement.results else replace(statement, results=results)
-            case Loop():
-                return replace(
-                    statement,
-                    results=tuple(self.value(value) for value in statement.results),
-                    carries=tuple(Carry(self.value(carry.value), carry.initial) for carry in statement.carries),
-                    body=self.body(statement.body),
-                )
-            case _:
-                return statement

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.cost.movements import communicates, received_bytes
 from shardwright.ir.ops import Movement
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.walk import scoped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,13 @@ def bytes_received(program: Program, func: Func) -> Traffic:
     Raises TypeError where a moved value's type still has holes.
     """
     sizes = program.sizes(func)
-    return Traffic(tuple(_moved(program, func.body, Scope.of(program, func), sizes)))
-
-
-def _moved(program: Program, body: tuple[Statement, ...], scope: Scope, sizes: dict[str, int]) -> Iterator[Received]:
-    for statement in body:
-        match statement:
-            case Let(operation=Movement() as operation):
-                yield _received(program, statement, operation, scope, sizes)
-            case Loop():
-                yield from _moved(program, statement.body, scope.inside(statement), sizes)
-            case Let() | SetState() | Free():
-                pass
-        if not isinstance(statement, SetState):
-            for value in statement.results:
-                scope.define(value)
+    return Traffic(
+        tuple(
+            _received(program, statement, statement.operation, scope, sizes)
+            for statement, scope in scoped(program, func)
+            if isinstance(statement, Let) and isinstance(statement.operation, Movement)
+        )
+    )
 
 
 def _received(program: Program, statement: Let, operation: Movement, scope: Scope, sizes: dict[str, int]) -> Received:

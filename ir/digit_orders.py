@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from shardwright.ir.diagnostics import Span
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Func, Let, Loop, Program
+from shardwright.ir.program import Func, Program
 from shardwright.ir.types import ValueType
+from shardwright.ir.walk import values_in
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,8 @@ class Use:
 
 def typed_values(program: Program, func: Func) -> Iterator[Use]:
     """Every value that the function sees or makes, weights and state included, with its type."""
-    for value in (*program.weights, *program.state, *func.params):
+    for value in (*program.weights, *program.state, *func.params, *values_in(func.body)):
         yield Use(value.name, value.type, value.span)
-    for statement, _ in func.walk():
-        match statement:
-            case Let():
-                for value in statement.results:
-                    yield Use(value.name, value.type, value.span)
-            case Loop():
-                for value in (*(carry.value for carry in statement.carries), *statement.results):
-                    yield Use(value.name, value.type, value.span)
-            case _:
-                pass
     for kind in func.results:
         yield Use(f"the result of {func.name}", kind, func.span)
 

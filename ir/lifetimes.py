@@ -92,7 +92,7 @@ class _Checker:
                     self.free(statement, scope, at)
                 case Loop():
                     self.loop(statement, scope, at)
-            for value in () if isinstance(statement, SetState) else statement.results:
+            for value in statement.results:
                 scope.define(value)
                 at.defines(value)
         for name in ending:

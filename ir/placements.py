@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.ir.program import Carry, Let, Loop, Marking, Program, Statement, Value
 from shardwright.ir.types import ON_DEVICE, AnyPartial, Placement, TensorType, ValueType
+from shardwright.ir.walk import program_values
 
 Placing = Callable[[str, ValueType], Placement]
 """From a name (of a carried value with its function's and a dot before it) and its type to its placement."""
@@ -35,7 +36,8 @@ def on_device(program: Program) -> Program:
 
 def off_device(program: Program) -> bool:
     """Whether a value lies elsewhere than on the device, or may."""
-    return any(kind.placement != ON_DEVICE for kind in _types(program))
+    kinds = [value.type for _, value in program_values(program)]
+    return any(kind.placement != ON_DEVICE for kind in (*kinds, *(kind for f in program.funcs for kind in f.results)))
 
 
 def _statement(statement: Statement, func: str, place: Placing) -> Statement:
@@ -73,15 +75,3 @@ def _lying(kind: ValueType, placement: Placement) -> ValueType:
     if made.open or len(splits) < len(made.splits) or isinstance(made.partial, AnyPartial):
         return made
     return TensorType(made.dtype, made.dims, tuple(splits), made.partial, placement, made.in_flight)
-
-
-def _types(program: Program) -> Iterator[ValueType]:
-    for value in (*program.weights, *program.state, *(value for func in program.funcs for value in func.params)):
-        yield value.type
-    for func in program.funcs:
-        yield from func.results
-        for statement, _ in func.walk():
-            if isinstance(statement, Loop):
-                yield from (carry.value.type for carry in statement.carries)
-            if isinstance(statement, Let | Loop):
-                yield from (value.type for value in statement.results)

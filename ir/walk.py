@@ -53,7 +53,7 @@ def with_body(statement: Statement, change: Callable[[tuple[Statement, ...]], tu
 
 
 def with_values(statement: Statement, change: Callable[[Value], Value]) -> Statement:
-    """The statement with each value that it defines changed, those inside a loop too."""
+    """The statement with each value that it defines itself changed."""
     match statement:
         case Let():
             results = _changed(statement.results, change)
@@ -62,8 +62,7 @@ def with_values(statement: Statement, change: Callable[[Value], Value]) -> State
             return statement
         case Loop():
             carries = tuple(Carry(change(carry.value), carry.initial) for carry in statement.carries)
-            body = map_values(statement.body, change)
-            return replace(statement, carries=carries, body=body, results=_changed(statement.results, change))
+            return replace(statement, carries=carries, results=_changed(statement.results, change))
 
 
 def _changed(values: tuple[Value, ...], change: Callable[[Value], Value]) -> tuple[Value, ...]:
@@ -103,12 +102,12 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
         yield from statements(body_of(statement))
 
 
-def lets(body: Iterable[Statement]) -> Iterator[Let]:
+def lets_in(body: Iterable[Statement]) -> Iterator[Let]:
     """Every operation."""
     return (statement for statement in statements(body) if isinstance(statement, Let))
 
 
-def values(body: Iterable[Statement]) -> Iterator[Value]:
+def values_in(body: Iterable[Statement]) -> Iterator[Value]:
     """Every value that statements define."""
     return (value for statement in statements(body) for value in defined(statement))
 
@@ -128,7 +127,7 @@ def names_read(body: Iterable[Statement]) -> list[str]:
 def names_defined(body: Iterable[Statement]) -> set[str]:
     """The names that statements give to values, the indices of loops among them."""
     indices = {s.index for s in statements(body) if isinstance(s, Loop) and s.index is not None}
-    return indices | {value.name for value in values(body)}
+    return indices | {value.name for value in values_in(body)}
 
 
 def names_freed(body: Iterable[Statement]) -> set[str]:
@@ -156,8 +155,8 @@ def last_reads(body: Sequence[Statement], root: Callable[[str], str] = lambda na
 
 
 def map_values(body: Iterable[Statement], change: Callable[[Value], Value]) -> tuple[Statement, ...]:
-    """The statements with each value that they define changed."""
-    return tuple(with_values(statement, change) for statement in body)
+    """The statements with each value that they define changed, inside loops too."""
+    return tuple(with_body(with_values(s, change), lambda inner: map_values(inner, change)) for s in body)
 
 
 # ---------------------------------------------------------------- functions and programs
@@ -195,7 +194,7 @@ def program_values(program: Program) -> Iterator[tuple[Func | None, Value]]:
     """Every value of a program, with the function that has it: weights and state, then parameters and what is made."""
     yield from ((None, value) for value in (*program.weights, *program.state))
     for func in program.funcs:
-        yield from ((func, value) for value in (*func.params, *values(func.body)))
+        yield from ((func, value) for value in (*func.params, *values_in(func.body)))
 
 
 def map_bodies(func: Func, rewrite: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Func:

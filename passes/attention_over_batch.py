@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Namer, Program, Statement, Value
+from shardwright.ir.program import Func, Let, Marking, Namer, Program, Statement, Value
 from shardwright.ir.types import Axes, State, TensorType, ValueType, is_split
-from shardwright.ir.walk import map_bodies, names_of
+from shardwright.ir.walk import map_bodies, names_of, with_values
 from shardwright.passes.attention_pattern import Attention, attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.projections import Dataflow, axes_named, require_divisible, require_surface, with_room
@@ -162,14 +162,7 @@ class _Rewriter:
     def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         made: list[Statement] = []
         for statement in body:
-            match statement:
-                case Let():
-                    made.extend(self.let(statement))
-                case Loop():
-                    carries = tuple(Carry(self.value(carry.value), carry.initial) for carry in statement.carries)
-                    made.append(replace(statement, carries=carries, results=tuple(map(self.value, statement.results))))
-                case _:
-                    made.append(statement)
+            made.extend(self.let(statement) if isinstance(statement, Let) else [with_values(statement, self.value)])
         return tuple(made)
 
     def let(self, statement: Let) -> list[Statement]:

@@ -13,7 +13,7 @@ from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Alias, Fetch, Movement, Roll, Start, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
-from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values
+from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values_in
 from shardwright.passes.base import Pass
 
 
@@ -169,7 +169,7 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
         return tuple(made)
 
     kinds: dict[str, object] = {v.name: v.type for v in func.params}
-    kinds.update((value.name, value.type) for value in values(func.body))
+    kinds.update((value.name, value.type) for value in values_in(func.body))
     return map_bodies(func, rewrite)
 
 

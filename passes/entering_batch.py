@@ -245,7 +245,7 @@ class EnteringBatch:
         """A trip over the layers, and what it hands on."""
         inside = self.scope.inside(self.loop)
         for statement in self.loop.body:
-            for value in () if isinstance(statement, SetState) else statement.results:
+            for value in statement.results:
                 inside.define(value)
         body, names = forwarded(self.loop.body, inside)
         outer, self.versions = self.versions, dict(self.versions)

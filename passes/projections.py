@@ -27,6 +27,7 @@ from shardwright.ir.ops import (
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import Axes, ValueType, is_short_axis
 from shardwright.ir.verifier import check_divisibility
+from shardwright.ir.walk import lets_in, reads, statements, values_in
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,9 @@ class Dataflow:
     def lets(self) -> dict[str, list[Let]]:
         """The statements that define each name."""
         found: dict[str, list[Let]] = {}
-        for statement, _ in self.func.walk():
-            if isinstance(statement, Let):
-                for value in statement.results:
-                    found.setdefault(value.name, []).append(statement)
+        for let in lets_in(self.func.body):
+            for value in let.results:
+                found.setdefault(value.name, []).append(let)
         return found
 
     @cached_property
@@ -71,7 +71,7 @@ class Dataflow:
             match statement:
                 case Let():
                     for value in statement.results:
-                        found.setdefault(value.name, set()).update(o for o in statement.operands if isinstance(o, str))
+                        found.setdefault(value.name, set()).update(reads(statement))
                 case SetState():
                     found.setdefault(statement.state, set()).add(statement.operand)
                 case Free():
@@ -88,17 +88,8 @@ class Dataflow:
     def users(self) -> dict[str, list[Statement]]:
         """The statements that use each name."""
         found: dict[str, list[Statement]] = {}
-        for statement, _ in self.func.walk():
-            match statement:
-                case Let():
-                    names = {o for o in statement.operands if isinstance(o, str)}
-                case SetState():
-                    names = {statement.operand}
-                case Free():
-                    names = set(statement.names)
-                case Loop():
-                    names = {*(carry.initial for carry in statement.carries), *statement.following}
-            for name in names:
+        for statement in statements(self.func.body):
+            for name in {*reads(statement), *(statement.names if isinstance(statement, Free) else ())}:
                 found.setdefault(name, []).append(statement)
         return found
 
@@ -106,11 +97,7 @@ class Dataflow:
     def values(self) -> dict[str, Value]:
         """The values by name: weights, state and parameters, and what the statements define."""
         found = {value.name: value for value in (*self.program.weights, *self.program.state, *self.func.params)}
-        for statement, _ in self.func.walk():
-            if isinstance(statement, Let | Loop):
-                found.update((value.name, value) for value in statement.results)
-            if isinstance(statement, Loop):
-                found.update((carry.value.name, carry.value) for carry in statement.carries)
+        found.update((value.name, value) for value in values_in(self.func.body))
         return found
 
     @cached_property
@@ -143,24 +130,22 @@ class Dataflow:
     def made_of_weights(self) -> frozenset[str]:
         """Weights, and values computed from weights and numbers alone."""
         found = set(self.weights)
-        for statement, _ in self.func.walk():
-            if isinstance(statement, Let) and statement.operands:
-                names = [o for o in statement.operands if isinstance(o, str)]
-                if names and all(name in found for name in names):
-                    found.update(value.name for value in statement.results)
+        for let in lets_in(self.func.body):
+            names = reads(let)
+            if names and all(name in found for name in names):
+                found.update(value.name for value in let.results)
         return frozenset(found)
 
     @cached_property
     def projections(self) -> tuple[Projection, ...]:
         """Contractions of an activation with what is made of weights, in the order of the function."""
         found: list[Projection] = []
-        for statement, _ in self.func.walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Contract):
-                for i in range(2):
-                    weight, other = str(statement.operands[i]), str(statement.operands[1 - i])
-                    if weight in self.made_of_weights and self.is_activation(other):
-                        found.append(Projection(statement, 1 - i, i))
-                        break
+        for let in lets_in(self.func.body):
+            for i in range(2) if isinstance(let.operation, Contract) else ():
+                weight, other = str(let.operands[i]), str(let.operands[1 - i])
+                if weight in self.made_of_weights and self.is_activation(other):
+                    found.append(Projection(let, 1 - i, i))
+                    break
         return tuple(found)
 
     def weight_path(self, name: str) -> Iterator[tuple[Let, int]]:
@@ -252,13 +237,12 @@ def functions_named(option: str, text: str, program: Program) -> tuple[Func, ...
 
 def require_surface(what: str, func: Func) -> None:
     """Raises where a movement is written in the function, which a new layout would make wrong."""
-    for statement, _ in func.walk():
-        if isinstance(statement, Let) and isinstance(statement.operation, Movement):
+    for let in lets_in(func.body):
+        if isinstance(let.operation, Movement):
             raise fault(
                 "explicit-movement",
-                f"{what} demands other layouts, and {func.name} has the movement"
-                f" {statement.operation.keyword} written in it",
-                statement.span,
+                f"{what} demands other layouts, and {func.name} has the movement {let.operation.keyword} written in it",
+                let.span,
                 "run it before insert-moves, or leave the movement to the compiler",
             )
 

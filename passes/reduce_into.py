@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.placement import Placement, place_layouts
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, Statement, Value
+from shardwright.ir.program import Func, Loop, Marking, Program, Value
 from shardwright.ir.strategies import divides
 from shardwright.ir.types import Axes, OpenType, TensorType, ValueType, axis_set
 from shardwright.ir.verifier import check_divisibility
+from shardwright.ir.walk import map_program_values, values_in
 from shardwright.passes.base import Pass
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
@@ -113,7 +114,7 @@ def _changes(program: Program, placement: Placement, word: str) -> list[_Change]
     """
     loops = frozenset(s.dim for func in program.funcs for s, _ in func.walk() if isinstance(s, Loop))
     hidden = {dim for kind in _matrices(program) for dim in kind.names} - loops
-    named = {(func.name, value.name): value for func in program.funcs for value in _values(func)}
+    named = {(func.name, value.name): value for func in program.funcs for value in values_in(func.body)}
     demanded = {kind.layout_text for kind in _demands(program)}
     together: list[_Change] = []
     single: list[_Change] = []
@@ -140,7 +141,7 @@ def _changes(program: Program, placement: Placement, word: str) -> list[_Change]
 def _demands(program: Program) -> Iterator[TensorType]:
     """The types without holes of values and results."""
     for func in program.funcs:
-        for kind in (*(value.type for value in (*func.params, *_values(func))), *func.results):
+        for kind in (*(value.type for value in (*func.params, *values_in(func.body))), *func.results):
             if isinstance(kind, TensorType):
                 yield kind
 
@@ -151,14 +152,6 @@ def _matrices(program: Program) -> Iterator[TensorType]:
         for value in weights_of(program, func).values():
             if isinstance(value.type, TensorType):
                 yield value.type
-
-
-def _values(func: Func) -> Iterator[Value]:
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            yield from statement.results
-        if isinstance(statement, Loop):
-            yield from (carry.value for carry in statement.carries)
 
 
 def _target(kind: TensorType, scattered: Axes, hidden: set[str], word: str) -> TensorType | None:
@@ -187,40 +180,11 @@ Retype = Callable[[Func | None, Value | None, ValueType], ValueType]
 def _retyped(program: Program, retype: Retype) -> Program:
     """The program with every type passed through `retype`, which gets no value for a function's result."""
 
-    def value(func: Func | None, of: Value) -> Value:
+    def changed(func: Func | None, of: Value) -> Value:
         kind = retype(func, of, of.type)
         if kind == of.type:
             return of
         marking = of.marking if isinstance(of.type, TensorType) else Marking.FOUND
         return replace(of, type=kind, marking=marking)
 
-    def block(func: Func, body: Sequence[Statement]) -> tuple[Statement, ...]:
-        made: list[Statement] = []
-        for statement in body:
-            match statement:
-                case Let():
-                    made.append(replace(statement, results=tuple(value(func, v) for v in statement.results)))
-                case Loop():
-                    carries = tuple(replace(c, value=value(func, c.value)) for c in statement.carries)
-                    results = tuple(value(func, v) for v in statement.results)
-                    inner = block(func, statement.body)
-                    made.append(replace(statement, carries=carries, results=results, body=inner))
-                case _:
-                    made.append(statement)
-        return tuple(made)
-
-    funcs = tuple(
-        replace(
-            func,
-            params=tuple(value(func, v) for v in func.params),
-            results=tuple(retype(func, None, kind) for kind in func.results),
-            body=block(func, func.body),
-        )
-        for func in program.funcs
-    )
-    return replace(
-        program,
-        weights=tuple(value(None, v) for v in program.weights),
-        state=tuple(value(None, v) for v in program.state),
-        funcs=funcs,
-    )
+    return map_program_values(program, changed, lambda func, kind: retype(func, None, kind))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shardwright.ir.program import Carry, Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.program import Func, Loop, Program, Value
 from shardwright.ir.types import Axes, TensorType, ValueType, axis_set
-from shardwright.ir.walk import map_bodies
+from shardwright.ir.walk import map_func_values
 from shardwright.passes.attention_pattern import attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import with_gathers, without_gathers
@@ -163,21 +163,7 @@ class _Layouts:
             kind if name in self.kept else self.moved(kind)
             for name, kind in zip(func.returns, func.results, strict=True)
         )
-        made = replace(func, params=tuple(self.value(value) for value in func.params), results=results)
-        return map_bodies(made, self.block)
-
-    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        made: list[Statement] = []
-        for statement in body:
-            match statement:
-                case Let():
-                    made.append(replace(statement, results=tuple(map(self.value, statement.results))))
-                case Loop():
-                    carries = tuple(Carry(self.value(carry.value), carry.initial) for carry in statement.carries)
-                    made.append(replace(statement, carries=carries, results=tuple(map(self.value, statement.results))))
-                case _:
-                    made.append(statement)
-        return tuple(made)
+        return replace(map_func_values(func, self.value), results=results)
 
 
 def _split_axes(kind: ValueType) -> set[str]:

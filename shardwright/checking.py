@@ -6,8 +6,9 @@ from typing import TypedDict
 
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import is_contiguous
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, Value
+from shardwright.ir.program import Func, Let, Marking, Program, Value
 from shardwright.ir.types import TensorType
+from shardwright.ir.walk import defined, statements, values_in
 
 
 class CheckedValue(TypedDict):
@@ -51,7 +52,7 @@ def check(program: Program, *, explicit: bool = False) -> list[CheckedFunction]:
 
 def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
     done = typed.func(func.name)
-    types = {value.name: value for value in _defined(done)}
+    types = {value.name: value for value in (*done.params, *values_in(done.body))}
     types.update(typed.globals)
     orders = orders_in(typed, done)
 
@@ -67,26 +68,10 @@ def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
     values = [entry(value, "weight", edge=True) for value in program.weights]
     values += [entry(value, "state", edge=True) for value in program.state]
     values += [entry(value, "parameter", edge=True) for value in func.params]
-    for statement, _ in func.walk():
-        match statement:
-            case Let():
-                values += [entry(value, statement.operation.keyword or "alias") for value in statement.results]
-            case Loop():
-                values += [entry(carry.value, "loop") for carry in statement.carries]
-                values += [entry(value, "loop") for value in statement.results]
-            case _:
-                pass
+    for statement in statements(func.body):
+        op = (statement.operation.keyword or "alias") if isinstance(statement, Let) else "loop"
+        values += [entry(value, op) for value in defined(statement)]
     return {"name": func.name, "values": values}
-
-
-def _defined(func: Func) -> list[Value]:
-    values = list(func.params)
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            values.extend(statement.results)
-        if isinstance(statement, Loop):
-            values.extend(carry.value for carry in statement.carries)
-    return values
 
 
 def listing(functions: list[CheckedFunction]) -> str:

@@ -154,10 +154,10 @@ class _Search:
 
     def gathered_weights(self, func: Func) -> list[str]:
         """The weights that a function's loops take."""
-        from shardwright.cost.fusion import mentioned
         from shardwright.ir.program import Loop
+        from shardwright.ir.walk import names_read
 
-        names = set[str]().union(*(mentioned(s) for s in func.body if isinstance(s, Loop)))
+        names = names_read(s for s in func.body if isinstance(s, Loop))
         return [value.name for value in self.program.weights if value.name in names]
 
     def stationary(self) -> Iterator[Mapping[tuple[str, str], bool]]:

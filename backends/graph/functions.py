@@ -56,6 +56,7 @@ from shardwright.ir.program import (
     index_value,
 )
 from shardwright.ir.types import Partial, TensorType, ValueType
+from shardwright.ir.walk import reads
 
 _FAR_SOURCE, _FAR = 14, 60
 """Nodes between two uses of an input or weight, and of a computed value, from which its node is repeated.
@@ -109,7 +110,7 @@ class FunctionDrawer:
         self.mesh = picture.program.mesh
         self.origins: dict[str, _Origin] = {}
         self.drawn: set[tuple[str, str, str]] = set()
-        self.used = {*func.returns, *(name for statement, _ in func.walk() for name in _operands(statement))}
+        self.used = {*func.returns, *(name for statement, _ in func.walk() for name in reads(statement))}
         self.clusters: list[Any] = []
         self.homes: dict[str, tuple[Any, ...]] = {}
 
@@ -139,9 +140,8 @@ class FunctionDrawer:
                     pass  # the picture shows values, which end where no edge goes on
                 case Loop():
                     self.loop(statement, scope, trips)
-            if not isinstance(statement, SetState):
-                for value in statement.results:
-                    scope.define(value)
+            for value in statement.results:
+                scope.define(value)
             if isinstance(statement, Let):
                 self.ends(statement, scope)
 
@@ -390,15 +390,3 @@ def _definition_type(drawer: FunctionDrawer, name: str, scope: Scope) -> ValueTy
     """The type that a value's own node shows: a new version of a state inside a loop shows the slice."""
     shown_inside = name in drawer.program.state_names and drawer.origins[name].definition
     return scope.type_of(name) if shown_inside else scope.values[name][0]
-
-
-def _operands(statement: Statement) -> list[str]:
-    match statement:
-        case Let():
-            return [operand for operand in statement.operands if isinstance(operand, str)]
-        case SetState():
-            return [statement.operand]
-        case Free():
-            return []
-        case Loop():
-            return [*(carry.initial for carry in statement.carries), *statement.following]

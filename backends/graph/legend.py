@@ -78,19 +78,16 @@ def _wrapped(words: Iterable[str]) -> list[str]:
 
 def _dims_of(program: Program, funcs: Sequence[Func]) -> set[str]:
     """The dimensions that the values of these functions have."""
-    from shardwright.ir.program import Let, Loop
-    from shardwright.ir.walk import names_of
+    from shardwright.ir.program import Loop
+    from shardwright.ir.walk import lets_in, names_of, statements
 
     used: set[str] = set()
     for func in funcs:
         mentioned = names_of(func)
         used.update(name for name, value in program.globals.items() if name in mentioned for name in value.type.names)
         used.update(name for value in func.params for name in value.type.names)
-        for statement, _ in func.walk():
-            if isinstance(statement, Let):
-                used.update(name for value in statement.results for name in value.type.names)
-            elif isinstance(statement, Loop):
-                used.add(statement.dim)
+        used.update(name for let in lets_in(func.body) for value in let.results for name in value.type.names)
+        used.update(loop.dim for loop in statements(func.body) if isinstance(loop, Loop))
     return used
 
 

@@ -12,7 +12,7 @@ from shardwright.ir.walk import (
     captured,
     defined,
     last_reads,
-    lets,
+    lets_in,
     map_bodies,
     map_program_values,
     map_scoped,
@@ -91,7 +91,7 @@ def test_a_block_reads_and_defines_what_its_loops_do_in_order() -> None:
     assert names_read((loop,)) == ["a", "k", "h", "k_new", "w", "g_mul", "g"]
     assert names_defined((loop,)) == {"y", "h", "i", "k_new", "g_mul", "g"}
     assert captured(loop) == ["a", "k", "w"]
-    assert [let.result.name for let in lets((loop,))] == ["k_new", "g_mul", "g"]
+    assert [let.result.name for let in lets_in((loop,))] == ["k_new", "g_mul", "g"]
 
 
 def test_what_is_read_inside_a_loop_is_read_until_the_loop_ends() -> None:
