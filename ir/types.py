@@ -288,9 +288,6 @@ class TensorType:
         """Bytes that one chip holds, rounded up to whole bytes (int4 packs two elements in one)."""
         return -(-self.local_elements(mesh) * self.dtype.bits // 8)
 
-    def with_dtype(self, dtype: DType) -> TensorType:
-        return replace(self, dtype=dtype)
-
     def without_dim(self, name: str) -> TensorType:
         """The type of one slice along a dimension: what a loop over it sees."""
         kept = [i for i, dim in enumerate(self.dims) if dim.name != name]

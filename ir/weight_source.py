@@ -127,11 +127,6 @@ class DerivedSource(ABC):
         return self.source
 
 
-def as_source(weights: WeightSource | Mapping[str, npt.ArrayLike]) -> WeightSource:
-    """The source itself, or one of the arrays."""
-    return ArraySource(weights) if isinstance(weights, Mapping) else weights
-
-
 def read_whole(source: WeightSource, name: str) -> npt.NDArray[Any]:
     """A whole array of the source."""
     return source.read(name, tuple(slice(0, extent) for extent in source.shape(name)))

@@ -11,7 +11,6 @@ from shardwright.ir.operation import Number
 from shardwright.ir.types import DType
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -74,14 +73,3 @@ def from_numpy(array: npt.NDArray[Any], device: Any = "cpu") -> torch.Tensor:
     if given.dtype.name == "bfloat16":
         return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.as_tensor(given).to(device)
-
-
-def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A view of a tensor on the CPU as numpy knows it; bfloat16 as that of ml_dtypes."""
-    import torch
-
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()

@@ -7,6 +7,13 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
+from oracles.block_schedule_formulas import (
+    diagonal_block,
+    diagonal_peak,
+    least_loads,
+    zigzag_block,
+    zigzag_peak,
+)
 
 from shardwright.backends.timeline import memory_over_time
 from shardwright.backends.torch.schedule import (
@@ -18,13 +25,6 @@ from shardwright.backends.torch.schedule import (
     check,
     diagonal_passes,
     zigzag_passes,
-)
-from shardwright.cost.offloading.block_schedules import (
-    diagonal_block,
-    diagonal_peak,
-    least_loads,
-    zigzag_block,
-    zigzag_peak,
 )
 from shardwright.cost.offloading.simulation import Span, simulate
 

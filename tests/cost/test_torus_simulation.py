@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from oracles.torus_simulation import simulate
 
 from shardwright.cost.chips import Chip, Torus
 from shardwright.cost.collectives import CollectiveKind, collective_time
 from shardwright.cost.topology import TorusTopology, topology_of
-from shardwright.cost.torus_simulation import simulate
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE = CollectiveKind
 

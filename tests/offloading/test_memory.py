@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from oracles.block_schedule_formulas import diagonal_peak, zigzag_peak
 
-from shardwright.cost.offloading.block_schedules import diagonal_peak, zigzag_peak
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
