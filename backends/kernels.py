@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from shardwright.backends.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.ops.elementwise_table import function_of
 from shardwright.ir.types import DType, TensorType
 
 
@@ -102,27 +104,17 @@ def _contract(operation: ops.Contract, call: Call) -> Array:
 # ---------------------------------------------------------------- elementwise
 
 
-def _elementwise(function: Callable[..., Array]) -> Kernel:
-    """A function of aligned operands. Arithmetic on bool is that of 0 and 1, and what is not 0 is true."""
-
-    def kernel(_operation: Operation, call: Call) -> Array:
-        dtype = next(arg.kind.dtype for arg in call.args if isinstance(arg, Local))
-        arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
-        if dtype is DType.BOOL:
-            arrays = [array.astype(np.int64) for array in arrays]
-        return function(*arrays)
-
-    return kernel
+def _elementwise(operation: ops.Tabled, call: Call) -> Array:
+    entry, dtype = operation.entry, next(a.kind.dtype for a in reversed(call.args) if isinstance(a, Local))
+    arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
+    if dtype is DType.BOOL:
+        arrays = [a.astype(np.int64) if t == "value" else a for a, t in zip(arrays, entry.takes, strict=True)]
+    return _numpy_function(entry.spelled(dtype).numpy, len(arrays))(*arrays)
 
 
-def _divide(a: Array, b: Array) -> Array:
-    """Between integers rounded towards minus infinity, as Python's `//`; 0 where the divisor is 0."""
-    return a // b if np.issubdtype(a.dtype, np.integer) else a / b
-
-
-def _where(_operation: ops.Where, call: Call) -> Array:
-    mask = aligned(_tensor(call.args[0]), call.result.names, len(call.setting.mesh))
-    return np.where(mask, *(_like(arg, call.result.dtype, call.result.names, call.setting) for arg in call.args[1:]))
+@cache
+def _numpy_function(expression: str, n_operands: int) -> Callable[..., Array]:
+    return function_of(expression, n_operands, {"np": np, "math": math})
 
 
 def _convert(operation: ops.Convert, call: Call) -> Array:
@@ -137,33 +129,6 @@ def _bitcast(operation: ops.Bitcast, call: Call) -> Array:
     array = aligned(value, call.result.names, len(call.setting.mesh))
     bits = array.astype(numpy_dtype(value.kind.dtype)).view(numpy_dtype(operation.dtype))
     return bits.astype(call.setting.formats.storage(operation.dtype))
-
-
-_erfc = np.frompyfunc(math.erfc, 1, 1)
-
-
-def _gelu(operation: ops.Gelu, call: Call) -> Array:
-    x = aligned(_tensor(call.args[0]), call.result.names, len(call.setting.mesh))
-    if operation.form == "tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-    phi = 0.5 * np.asarray(_erfc(-x / math.sqrt(2)), dtype=np.float64)
-    return x * phi
-
-
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
-
-
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
-
-
-def _rsqrt(x: Array) -> Array:
-    return 1 / np.sqrt(x)
 
 
 # ---------------------------------------------------------------- reductions
@@ -417,33 +382,7 @@ def _merge(operation: ops.Merge, call: Call) -> Array:
 
 KERNELS: dict[type[Operation], Kernel] = {
     ops.Contract: _contract,
-    ops.Add: _elementwise(np.add),
-    ops.Sub: _elementwise(np.subtract),
-    ops.Mul: _elementwise(np.multiply),
-    ops.Div: _elementwise(_divide),
-    ops.Neg: _elementwise(np.negative),
-    ops.Maximum: _elementwise(np.maximum),
-    ops.Minimum: _elementwise(np.minimum),
-    ops.Less: _elementwise(np.less),
-    ops.LessEqual: _elementwise(np.less_equal),
-    ops.Equal: _elementwise(np.equal),
-    ops.LogicalAnd: _elementwise(np.logical_and),
-    ops.LogicalOr: _elementwise(np.logical_or),
-    ops.LogicalNot: _elementwise(np.logical_not),
-    ops.Where: _where,
-    ops.Gelu: _gelu,
-    ops.Silu: _elementwise(_silu),
-    ops.Relu: _elementwise(_relu),
-    ops.Exp: _elementwise(np.exp),
-    ops.Log: _elementwise(np.log),
-    ops.Log1p: _elementwise(np.log1p),
-    ops.Sqrt: _elementwise(np.sqrt),
-    ops.Rsqrt: _elementwise(_rsqrt),
-    ops.Tanh: _elementwise(np.tanh),
-    ops.Sigmoid: _elementwise(_sigmoid),
-    ops.Cos: _elementwise(np.cos),
-    ops.Sin: _elementwise(np.sin),
-    ops.Abs: _elementwise(np.abs),
+    **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
     ops.Convert: _convert,
     ops.Bitcast: _bitcast,
     ops.Sum: _sum,

@@ -35,14 +35,6 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     return np.dtype(_NUMPY[dtype])
 
 
-def integer_range(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest integer of a format."""
-    if dtype is DType.UINT32:
-        return 0, 2**32 - 1
-    half = 2 ** (dtype.bits - 1)
-    return -half, half - 1
-
-
 @dataclass(frozen=True)
 class Formats:
     """How values are held while a program is interpreted.
@@ -63,7 +55,7 @@ class Formats:
         """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around."""
         held = self.storage(dtype)
         if dtype.is_integer:
-            low, high = integer_range(dtype)
+            low, high = dtype.integer_range
             return np.asarray(((array.astype(np.int64) - low) & (high - low)) + low)
         if dtype.is_float and self.precision == "declared" and dtype is not DType.F32:
             return array.astype(numpy_dtype(dtype)).astype(held)
@@ -77,7 +69,7 @@ class Formats:
         if target is DType.BOOL:
             return array != 0
         if target.is_integer and source.is_float:
-            low, high = integer_range(target)
+            low, high = target.integer_range
             return np.clip(np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0), low, high).astype(np.int64)
         if source is DType.BOOL:
             array = array.astype(np.int64)

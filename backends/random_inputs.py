@@ -84,10 +84,8 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
                 written = update.written_dim(args)
                 n = 1 if written is None else args[1].tensor.size(written)
                 bound(operands[2], args[0].tensor.size(dim) - n + 1)
-            case ops.Log() | ops.Sqrt() | ops.Rsqrt():
-                positive.add(str(operands[0]))
-            case ops.Div():
-                positive.add(str(operands[1]))
+            case ops.Tabled() as operation if operation.entry.domain[0] > -math.inf:
+                positive.add(str(operands[-1]))
             case _:
                 pass
     return bounds, positive

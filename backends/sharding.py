@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.backends.collectives import Opened
-from shardwright.backends.number_formats import Array, Formats, integer_range
+from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType, Reduction, TensorType, is_split
@@ -57,7 +57,7 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
             steps = addends.integers(0, 5, parts.shape)
             lower = parts & (steps < 2) if kind.dtype is DType.BOOL else parts - steps.astype(array.dtype)
             if kind.dtype.is_integer:
-                lower = np.maximum(lower, integer_range(kind.dtype)[0])
+                lower = np.maximum(lower, kind.dtype.integer_range[0])
             winner = addends.integers(0, n, array.shape)
             parts = np.where(np.arange(n).reshape(n, *(1 for _ in array.shape)) == winner, parts, lower)
     else:

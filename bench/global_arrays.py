@@ -15,6 +15,7 @@ from jax import lax
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number
+from shardwright.ir.ops.elementwise_table import function_of
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
 from shardwright.passes.decompose import Decompose
@@ -137,12 +138,10 @@ class _Tracer:
         """The result's array, its dimensions as `names` has them."""
         if operation.is_movement or isinstance(operation, ops.Alias | ops.Rename):
             return args[0].array
-        if type(operation) in _ELEMENTWISE:
-            function = _ELEMENTWISE[type(operation)]
+        if isinstance(operation, ops.Tabled):
+            function = function_of(operation.entry.spelling.jax, len(args), {"jax": jax, "jnp": jnp, "lax": lax})
             return function(*(a.value if isinstance(a, Number) else a.aligned(names) for a in args))
         match operation:
-            case ops.Gelu(form=form):
-                return jax.nn.gelu(args[0].aligned(names), approximate=form == "tanh")
             case ops.Convert():
                 return args[0].aligned(names).astype(dtype)
             case ops.Contract():
@@ -210,13 +209,3 @@ def _rotary(operation: ops.Rotary, args: list[Any], names: tuple[str, ...]) -> A
         a, b = turning[..., ::2], turning[..., 1::2]
         turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(turning.shape)
     return Named(jnp.concatenate([turned, still], axis=-1), (*others, operation.dim)).aligned(names)
-
-
-_ELEMENTWISE: dict[type[Any], Callable[..., Any]] = {
-    ops.Add: jnp.add, ops.Sub: jnp.subtract, ops.Mul: jnp.multiply, ops.Div: lambda a, b: a / b,
-    ops.Neg: jnp.negative, ops.Maximum: jnp.maximum, ops.Minimum: jnp.minimum, ops.Less: jnp.less,
-    ops.LessEqual: jnp.less_equal, ops.Equal: jnp.equal, ops.LogicalAnd: jnp.logical_and,
-    ops.LogicalOr: jnp.logical_or, ops.LogicalNot: jnp.logical_not, ops.Where: jnp.where, ops.Silu: jax.nn.silu,
-    ops.Relu: jax.nn.relu, ops.Exp: jnp.exp, ops.Log: jnp.log, ops.Sqrt: jnp.sqrt, ops.Rsqrt: lax.rsqrt,
-    ops.Tanh: jnp.tanh, ops.Sigmoid: jax.nn.sigmoid, ops.Cos: jnp.cos, ops.Sin: jnp.sin, ops.Abs: jnp.abs,
-}  # fmt: skip

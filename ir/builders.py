@@ -8,6 +8,7 @@ from shardwright.ir import ops, syntax
 from shardwright.ir.diagnostics import Span, did_you_mean, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operation
+from shardwright.ir.ops.elementwise_table import FORMS
 from shardwright.ir.statics import Statics
 
 
@@ -112,38 +113,13 @@ def _fetch(statics: Statics) -> ops.Fetch:
 Builder = Callable[[Statics], Operation]
 
 
-def _plain(operation: Callable[[], Operation]) -> Builder:
-    return lambda _statics: operation()
+def _function(name: str) -> Builder:
+    forms = FORMS[name]
+    return lambda statics: ops.Function(name, statics.word("form", forms[0], forms) if len(forms) > 1 else "")
 
-
-_FUNCTIONS: tuple[Callable[[], Operation], ...] = (
-    ops.Silu,
-    ops.Relu,
-    ops.Exp,
-    ops.Log,
-    ops.Log1p,
-    ops.Sqrt,
-    ops.Rsqrt,
-    ops.Tanh,
-    ops.Sigmoid,
-    ops.Cos,
-    ops.Sin,
-    ops.Abs,
-    ops.Maximum,
-    ops.Minimum,
-    ops.Less,
-    ops.LessEqual,
-    ops.Equal,
-    ops.LogicalAnd,
-    ops.LogicalOr,
-    ops.LogicalNot,
-    ops.Where,
-    ops.Wait,
-)
 
 BUILDERS: dict[str, Builder] = {
-    **{operation().keyword: _plain(operation) for operation in _FUNCTIONS},
-    "gelu": lambda s: ops.Gelu(s.word("form", "exact", ("exact", "tanh"))),
+    **{name: _function(name) for name in FORMS if name.isidentifier() and name != "neg"},
     "convert": lambda s: ops.Convert(s.dtype()),
     "bitcast": lambda s: ops.Bitcast(s.dtype()),
     "sum": lambda s: ops.Sum(s.dims()),
@@ -175,6 +151,7 @@ BUILDERS: dict[str, Builder] = {
     "fetch": _fetch,
     "prefetch": lambda s: ops.Start(_fetch(s)),
     "store": lambda s: ops.Store(s.tier()),
+    "wait": lambda _: ops.Wait(),
 }
 
 

@@ -41,6 +41,25 @@ class DType(StrEnum):
     def is_integer(self) -> bool:
         return not self.is_float and self is not DType.BOOL
 
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """The least and the greatest number of an integer format."""
+        return (0, 2**32 - 1) if self is DType.UINT32 else (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
+
+    @property
+    def positive_range(self) -> tuple[float, float]:
+        """The least positive number that every device holds, of floats the least normal one, and the greatest finite
+        number."""
+        match self:
+            case DType.F32:
+                return 2.0**-126, (2 - 2.0**-23) * 2.0**127
+            case DType.BF16:
+                return 2.0**-126, (2 - 2.0**-7) * 2.0**127
+            case DType.F16:
+                return 2.0**-14, 65504.0
+            case _:
+                return 1, self.integer_range[1]
+
 
 _BITS = {
     DType.F32: 32,

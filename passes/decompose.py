@@ -190,15 +190,15 @@ def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
         queries = rewriter.index(operation.causal, scores, f"{name}_queries")
         if len(statement.operands) > 1:
             queries = rewriter.emit(ops.Add(), [queries, statement.operands[1]], f"{name}_positions")
-        visible = rewriter.emit(ops.LessEqual(), [keys, queries], f"{name}_visible")
+        visible = rewriter.emit(ops.Function("less_equal"), [keys, queries], f"{name}_visible")
         if operation.window:
             ends = rewriter.emit(ops.Add(), [keys, Number(str(operation.window))], f"{name}_window_ends")
-            near = rewriter.emit(ops.Less(), [queries, ends], f"{name}_near")
-            visible = rewriter.emit(ops.LogicalAnd(), [visible, near], f"{name}_in_window")
-        scores = rewriter.emit(ops.Where(), [visible, scores, Number("-inf")], f"{name}_masked")
+            near = rewriter.emit(ops.Function("less"), [queries, ends], f"{name}_near")
+            visible = rewriter.emit(ops.Function("logical_and"), [visible, near], f"{name}_in_window")
+        scores = rewriter.emit(ops.Function("where"), [visible, scores, Number("-inf")], f"{name}_masked")
     greatest = rewriter.emit(ops.Max(operation.dims), [scores], f"{name}_max")
     shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
-    powers = rewriter.emit(ops.Exp(), [shifted], f"{name}_exp")
+    powers = rewriter.emit(ops.Function("exp"), [shifted], f"{name}_exp")
     total = rewriter.emit(ops.Sum(operation.dims), [powers], f"{name}_sum")
     return rewriter.rounded(ops.Div(), [powers, total], f"{name}_weights")
 
@@ -211,14 +211,16 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
     shape = rewriter.shape(values)
     assert shape is not None
     greatest = rewriter.emit(ops.Max((operation.dim,)), [values], f"{name}_max")
-    reaches = rewriter.emit(ops.Equal(), [values, greatest], f"{name}_reaches")
+    reaches = rewriter.emit(ops.Function("equal"), [values, greatest], f"{name}_reaches")
     if shape.dtype.is_float:  # NaN is the greatest of all and equals nothing, itself included
-        number = rewriter.emit(ops.Equal(), [values, values], f"{name}_number")
-        nan = rewriter.emit(ops.LogicalNot(), [number], f"{name}_nan")
-        reaches = rewriter.emit(ops.LogicalOr(), [reaches, nan], f"{name}_reaches_or_nan")
+        number = rewriter.emit(ops.Function("equal"), [values, values], f"{name}_number")
+        nan = rewriter.emit(ops.Function("logical_not"), [number], f"{name}_nan")
+        reaches = rewriter.emit(ops.Function("logical_or"), [reaches, nan], f"{name}_reaches_or_nan")
     index = rewriter.index(operation.dim, values, f"{name}_index")
     negative = rewriter.emit(ops.Neg(), [index], f"{name}_negative")
-    chosen = rewriter.emit(ops.Where(), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen")
+    chosen = rewriter.emit(
+        ops.Function("where"), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen"
+    )
     least = rewriter.emit(ops.Max((operation.dim,)), [chosen], f"{name}_least")
     return rewriter.finish(ops.Neg(), [least])
 
@@ -282,7 +284,7 @@ def _scaled(
     power = rewriter.emit(ops.Sum(dims), [square], f"{name}_power")
     mean = rewriter.emit(ops.Div(), [power, count], f"{name}_mean_square")
     safe = rewriter.emit(ops.Add(), [mean, Number(repr(eps))], f"{name}_safe")
-    inverse = rewriter.emit(ops.Rsqrt(), [safe], f"{name}_inverse")
+    inverse = rewriter.emit(ops.Function("rsqrt"), [safe], f"{name}_inverse")
     if len(statement.operands) == 1:
         return rewriter.rounded(ops.Mul(), [centred, inverse], f"{name}_normed")
     normed = rewriter.emit(ops.Mul(), [centred, inverse], f"{name}_normed")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
+from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.indexing import (
     lower_concat,
     lower_lookup,
@@ -19,6 +21,7 @@ from shardwright.backends.jax.terms import Lowering, Term, aligned, axes_of, axi
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
+from shardwright.ir.ops.elementwise_table import OPERANDS
 from shardwright.ir.types import DType, TensorType
 
 
@@ -84,83 +87,24 @@ def _contract(_operation: ops.Contract, terms: Sequence[Term], result: TensorTyp
 # ---------------------------------------------------------------- elementwise
 
 
-def _operands(terms: Sequence[Term], result: TensorType) -> list[str]:
-    dtype = _dtype(terms)
-    return [aligned(term, result.names, dtype) for term in terms]
-
-
-def _dtype(terms: Sequence[Term]) -> DType:
-    return next(term.tensor.dtype for term in terms if term.number is None)
-
-
-def _operator(sign: str, on_bool: str) -> Rule:
-    """An infix operator; arithmetic on bool is that of 0 and 1, where what is not 0 is true.
-
-    XLA's int4 arithmetic does not wrap around on every backend, so it is done in int8.
-    """
-
-    def rule(_operation: Operation, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-        left, right = _operands(terms, result)
-        dtype = _dtype(terms)
-        if dtype is DType.INT4 and result.dtype is DType.INT4:
-            wide = [c if t.number else cast(c, dtype, DType.INT8) for c, t in zip((left, right), terms, strict=True)]
-            return cast(f"({wide[0]} {sign} {wide[1]})", DType.INT8, DType.INT4)
-        return f"{left} {on_bool if dtype is DType.BOOL else sign} {right}"
-
-    return rule
-
-
-def _divide(_operation: ops.Div, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
-    left, right = _operands(terms, result)
-    dtype = _dtype(terms)
-    if dtype.is_float:
-        return f"{left} / {right}"
-    if dtype is DType.BOOL:
-        return f"{left} & {right}"
-    if dtype is DType.INT4:
-        left, right = (c if t.number else cast(c, dtype, DType.INT8) for c, t in zip((left, right), terms, strict=True))
-    if terms[1].number is not None and right != "0":
-        made = f"{left} // {right}"
-    else:
-        lowering.use_helper("floor_divide")
-        made = f"floor_divide({left}, {right})"
-    return cast(f"({made})", DType.INT8, DType.INT4) if dtype is DType.INT4 else made
-
-
-def _call(function: str, *, wide: bool = False, options: str = "") -> Rule:
-    """A function of the operands; `wide` ones are computed in f32 and rounded."""
-
-    def rule(_operation: Operation, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-        codes = _operands(terms, result)
-        dtype = _dtype(terms)
-        if wide:
-            codes = [cast(code, dtype, DType.F32) for code in codes]
-        made = f"{function}({', '.join(codes)}{options})"
-        return cast(made, DType.F32, dtype) if wide else made
-
-    return rule
-
-
-def _gelu(operation: ops.Gelu, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
-    options = f", approximate={operation.form == 'tanh'}"
-    return _call("jax.nn.gelu", wide=True, options=options)(operation, terms, result, lowering)
-
-
-def _negate(_operation: ops.Neg, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-    (code,) = _operands(terms, result)
-    if _dtype(terms) is DType.INT4:
-        return cast(f"(-{cast(code, DType.INT4, DType.INT8)})", DType.INT8, DType.INT4)
-    return code if _dtype(terms) is DType.BOOL else f"-{code}"
-
-
-def _not(_operation: ops.LogicalNot, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-    return f"~{_operands(terms, result)[0]}"
-
-
-def _where(_operation: ops.Where, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-    mask = aligned(terms[0], result.names)
-    left, right = (aligned(term, result.names, result.dtype) for term in terms[1:])
-    return f"jnp.where({mask}, {left}, {right})"
+def _elementwise(operation: ops.Tabled, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """The expression of the table, of the operands. XLA's int4 arithmetic does not wrap around on every backend, so it
+    is done in int8."""
+    entry, dtype = operation.entry, next(t.tensor.dtype for t in reversed(terms) if t.number is None)
+    codes = [aligned(term, result.names, dtype) for term in terms]
+    wide = DType.F32 if entry.jax_wide else DType.INT8 if dtype is DType.INT4 else dtype
+    codes = [
+        code if term.number is not None or takes == "bool" else cast(code, dtype, wide)
+        for code, term, takes in zip(codes, terms, entry.takes, strict=True)
+    ]
+    text = entry.jax_bools if dtype is DType.BOOL and entry.jax_bools else entry.spelled(dtype).jax
+    helper = text.partition("(")[0]
+    if helper in HELPERS:
+        lowering.use_helper(helper)
+    made = re.sub(r"\b[abc]\b", lambda letter: codes[OPERANDS.index(letter[0])], text)
+    if wide is dtype or entry.gives_bool:
+        return made
+    return cast(made if text.endswith(")") else f"({made})", wide, dtype)
 
 
 def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
@@ -272,33 +216,7 @@ def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowe
 
 LOWERINGS: dict[type[Operation], Rule] = {
     ops.Contract: _contract,
-    ops.Add: _operator("+", "|"),
-    ops.Sub: _operator("-", "^"),
-    ops.Mul: _operator("*", "&"),
-    ops.Div: _divide,
-    ops.Neg: _negate,
-    ops.Maximum: _call("jnp.maximum"),
-    ops.Minimum: _call("jnp.minimum"),
-    ops.Less: _operator("<", "<"),
-    ops.LessEqual: _operator("<=", "<="),
-    ops.Equal: _operator("==", "=="),
-    ops.LogicalAnd: _operator("&", "&"),
-    ops.LogicalOr: _operator("|", "|"),
-    ops.LogicalNot: _not,
-    ops.Where: _where,
-    ops.Gelu: _gelu,
-    ops.Silu: _call("jax.nn.silu", wide=True),
-    ops.Relu: _call("jax.nn.relu"),
-    ops.Exp: _call("jnp.exp"),
-    ops.Log: _call("jnp.log"),
-    ops.Log1p: _call("jnp.log1p"),
-    ops.Sqrt: _call("jnp.sqrt"),
-    ops.Rsqrt: _call("lax.rsqrt"),
-    ops.Tanh: _call("jnp.tanh"),
-    ops.Sigmoid: _call("jax.nn.sigmoid"),
-    ops.Cos: _call("jnp.cos"),
-    ops.Sin: _call("jnp.sin"),
-    ops.Abs: _call("jnp.abs"),
+    **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
     ops.Convert: _convert,
     ops.Bitcast: _bitcast,
     ops.Full: _full,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.number_formats import integer_range
 from shardwright.ir.operation import Number
 from shardwright.ir.types import DType
 
@@ -46,11 +45,8 @@ def held_as(dtype: DType) -> torch.dtype:
 def rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
     """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
     if dtype.is_integer:
-        low, high = integer_range(dtype)
-        made = tensor.to(held_as(dtype))
-        return (
-            made if dtype is DType.INT32 and not tensor.dtype.is_floating_point else ((made - low) & (high - low)) + low
-        )
+        low, high = dtype.integer_range
+        return ((tensor.to(held_as(dtype)) - low) & (high - low)) + low
     return tensor.to(held_as(dtype))
 
 

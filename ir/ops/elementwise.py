@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import ClassVar
 
 from shardwright.ir.operation import (
@@ -20,6 +20,7 @@ from shardwright.ir.operation import (
     same_dtype,
     whole_row,
 )
+from shardwright.ir.ops.elementwise_table import FORMS, Entry, entry_of
 from shardwright.ir.syntax import OptionStatic, Static, WordStatic
 from shardwright.ir.types import Dim, DType, Shape, State
 
@@ -52,9 +53,6 @@ def broadcast_dims(operation: str, args: Sequence[Arg], declared: Shape | None) 
 class Elementwise(Operation):
     """The result at an index depends on the operands at that index alone."""
 
-    def result_dtype(self, args: Sequence[Arg]) -> DType:
-        return same_dtype(self.keyword, args)
-
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         return (Shape(self.result_dtype(args), broadcast_dims(self.keyword, args, context.declared)),)
 
@@ -63,8 +61,12 @@ class Elementwise(Operation):
         yield from pass_through(args, results[0], results[0].names)
         yield from self.partial_rows(args)
 
+    @abstractmethod
+    def result_dtype(self, args: Sequence[Arg]) -> DType:
+        """The result's number format. Raises where those of the operands do not go together."""
+
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        """Rows in which partial values pass; none unless the function is linear or does not decrease."""
+        """Rows in which partial values pass: sums where it is linear, maxima where it decreases nowhere."""
         return ()
 
 
@@ -73,290 +75,116 @@ def _uniform(args: Sequence[Arg], state: State, positions: Iterable[int]) -> Axi
     return AxisRow(tuple(state if i in chosen and arg.shape else None for i, arg in enumerate(args)), (state,))
 
 
-# ---------------------------------------------------------------- arithmetic
+def _values_dtype(args: Sequence[Arg]) -> DType:
+    """The number format that the values among the operands have and numbers take; masks stand before them."""
+    return next(arg.shape.dtype for arg in reversed(args) if arg.shape is not None)
 
 
-@dataclass(frozen=True)
-class Add(Elementwise):
-    """`a + b`. Sums of values partial over the same axes are partial; a maximum may be shifted by a whole value."""
+class Tabled(Elementwise):
+    """An elementwise operation that `ir.ops.elementwise_table` describes."""
 
-    keyword: ClassVar[str] = "+"
     arity: ClassVar[tuple[int, int]] = (2, 2)
 
+    @property
+    def entry(self) -> Entry:
+        return entry_of(self.keyword)
+
+    def result_dtype(self, args: Sequence[Arg]) -> DType:
+        entry = self.entry
+        values = [arg for arg, takes in zip(args, entry.takes, strict=True) if takes == "value"]
+        for arg, takes in zip(args, entry.takes, strict=True):
+            if takes == "bool" and arg.tensor.dtype is not DType.BOOL:
+                what = "a bool mask" if values else "bool"
+                raise misuse("dtype-mismatch", f"{self.keyword} takes {what}, and {arg.text} is {arg.tensor.dtype}")
+            if takes == "float" and not arg.tensor.dtype.is_float:
+                raise misuse(
+                    "dtype-mismatch",
+                    f"{self.keyword} takes a floating-point value, and {arg.text} is {arg.tensor.dtype}",
+                    f"convert it first: convert[f32]({arg.text})",
+                )
+        dtype = same_dtype(self.keyword, values or args)
+        return DType.BOOL if entry.gives_bool else dtype
+
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        if all(arg.shape is not None or arg.is_zero for arg in args):
-            yield _uniform(args, SUM, range(2))
-        for i in range(2):
-            if args[i].shape is not None:
-                yield _uniform(args, MAX, [i])
+        entry, dtype = self.entry, _values_dtype(args)
+        for together in entry.sums_of(dtype):
+            beside = [arg.number.value for i, arg in enumerate(args) if i not in together and arg.number is not None]
+            if (
+                any(args[i].shape is not None for i in together)
+                and all(args[i].shape is not None or args[i].is_zero for i in together)
+                and all(math.isfinite(value) and value != 0 for value in beside)  # 0 * inf and x / 0 are NaN
+            ):
+                yield _uniform(args, SUM, together)
+        for together in entry.maxima_of(dtype):
+            others = [arg for i, arg in enumerate(args) if i not in together]
+            rises = all(entry.rises_beside(arg, dtype) for arg in others)
+            if rises and all(args[i].shape is not None for i in together):
+                yield _uniform(args, MAX, together)
+
+
+# ---------------------------------------------------------------- with a class each, because passes know them
 
 
 @dataclass(frozen=True)
-class Sub(Elementwise):
+class Add(Tabled):
+    """`a + b`."""
+
+    keyword: ClassVar[str] = "+"
+
+
+@dataclass(frozen=True)
+class Sub(Tabled):
     """`a - b`."""
 
     keyword: ClassVar[str] = "-"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        if all(arg.shape is not None or arg.is_zero for arg in args):
-            yield _uniform(args, SUM, range(2))
-        if args[0].shape is not None:
-            yield _uniform(args, MAX, [0])
 
 
 @dataclass(frozen=True)
-class Mul(Elementwise):
-    """`a * b`. One factor may be partial where the other is whole."""
+class Mul(Tabled):
+    """`a * b`."""
 
     keyword: ClassVar[str] = "*"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        for i in range(2):
-            other = args[1 - i].number
-            if args[i].shape is not None and (other is None or math.isfinite(other.value)):
-                yield _uniform(args, SUM, [i])
-                if other is not None and other.value > 0:
-                    yield _uniform(args, MAX, [i])
 
 
 @dataclass(frozen=True)
-class Div(Elementwise):
-    """`a / b`. The numerator may be partial where the denominator is whole; between integers, which round down, not."""
+class Div(Tabled):
+    """`a / b`."""
 
     keyword: ClassVar[str] = "/"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        shape, number = args[0].shape, args[1].number
-        if shape is None:
-            return
-        if shape.dtype.is_float and (number is None or number.value != 0):
-            yield _uniform(args, SUM, [0])
-        if number is not None and 0 < number.value < math.inf:
-            yield _uniform(args, MAX, [0])
 
 
 @dataclass(frozen=True)
-class Neg(Elementwise):
+class Neg(Tabled):
     """`-a`."""
 
     keyword: ClassVar[str] = "neg"
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        yield _uniform(args, SUM, [0])
-
-
-class _Extremum(Elementwise):
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
 
 @dataclass(frozen=True)
-class Maximum(_Extremum):
-    """`maximum(a, b)`. Taking the maximum twice changes nothing, so either operand may be whole."""
+class Function(Tabled):
+    """An operation called by its name, perhaps in one of several forms: `exp(x)`, `where(mask, a, b)`,
+    `gelu[form=tanh](x)`."""
 
-    keyword: ClassVar[str] = "maximum"
+    name: str
+    form: str = ""
 
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        for states in product((None, MAX), repeat=2):
-            if any(states) and all(s is None or a.shape is not None for s, a in zip(states, args, strict=True)):
-                yield AxisRow(states, (MAX,))
+    def __post_init__(self) -> None:
+        if self.form == FORMS[self.name][0]:
+            object.__setattr__(self, "form", "")
+        object.__setattr__(self, "keyword", self.name)
+        object.__setattr__(self, "arity", (len(self.entry.takes),) * 2)
 
-
-@dataclass(frozen=True)
-class Minimum(_Extremum):
-    """`minimum(a, b)`; not decreasing in either operand."""
-
-    keyword: ClassVar[str] = "minimum"
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        for i in range(2):
-            if args[i].shape is not None:
-                yield _uniform(args, MAX, [i])
-
-
-# ---------------------------------------------------------------- comparison, logic, selection
-
-
-class _Comparison(Elementwise):
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-    def result_dtype(self, args: Sequence[Arg]) -> DType:
-        same_dtype(self.keyword, args)
-        return DType.BOOL
-
-
-@dataclass(frozen=True)
-class Less(_Comparison):
-    keyword: ClassVar[str] = "less"
-
-
-@dataclass(frozen=True)
-class LessEqual(_Comparison):
-    keyword: ClassVar[str] = "less_equal"
-
-
-@dataclass(frozen=True)
-class Equal(_Comparison):
-    keyword: ClassVar[str] = "equal"
-
-
-class _Logic(Elementwise):
-    def result_dtype(self, args: Sequence[Arg]) -> DType:
-        for arg in args:
-            if arg.tensor.dtype is not DType.BOOL:
-                raise misuse("dtype-mismatch", f"{self.keyword} takes bool, and {arg.text} is {arg.tensor.dtype}")
-        return DType.BOOL
-
-
-@dataclass(frozen=True)
-class LogicalAnd(_Logic):
-    keyword: ClassVar[str] = "logical_and"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-
-@dataclass(frozen=True)
-class LogicalOr(_Logic):
-    keyword: ClassVar[str] = "logical_or"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-
-
-@dataclass(frozen=True)
-class LogicalNot(_Logic):
-    keyword: ClassVar[str] = "logical_not"
-    arity: ClassVar[tuple[int, int]] = (1, 1)
-
-
-@dataclass(frozen=True)
-class Where(Elementwise):
-    """`where(mask, a, b)`: a where the mask holds, else b. Under a whole mask partial values pass."""
-
-    keyword: ClassVar[str] = "where"
-    arity: ClassVar[tuple[int, int]] = (3, 3)
-
-    def result_dtype(self, args: Sequence[Arg]) -> DType:
-        if args[0].tensor.dtype is not DType.BOOL:
-            raise misuse("dtype-mismatch", f"where takes a bool mask, and {args[0].text} is {args[0].tensor.dtype}")
-        return same_dtype(self.keyword, args[1:])
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        if all(arg.shape is not None or arg.is_zero for arg in args[1:]):
-            yield _uniform(args, SUM, [1, 2])
-        for states in product((None, MAX), repeat=2):
-            if any(states) and all(s is None or a.shape is not None for s, a in zip(states, args[1:], strict=True)):
-                yield AxisRow((None, *states), (MAX,))
-
-
-# ---------------------------------------------------------------- functions of one operand
-
-
-class Function(Elementwise):
-    """A function of one floating-point operand."""
-
-    arity: ClassVar[tuple[int, int]] = (1, 1)
-    nondecreasing: ClassVar[bool] = False
-
-    def result_dtype(self, args: Sequence[Arg]) -> DType:
-        dtype = args[0].tensor.dtype
-        if not dtype.is_float:
-            raise misuse(
-                "dtype-mismatch",
-                f"{self.keyword} takes a floating-point value, and {args[0].text} is {dtype}",
-                f"convert it first: convert[f32]({args[0].text})",
-            )
-        return dtype
-
-    def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
-        if self.nondecreasing:
-            yield _uniform(args, MAX, [0])
-
-
-@dataclass(frozen=True)
-class Gelu(Function):
-    """`gelu(x)` is the exact form x Phi(x); `gelu[form=tanh](x)` the tanh approximation (Hendrycks and Gimpel 2016)."""
-
-    keyword: ClassVar[str] = "gelu"
-    form: str = "exact"
+    @property
+    def entry(self) -> Entry:
+        return entry_of(self.name, self.form)
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return () if self.form == "exact" else (OptionStatic("form", WordStatic((self.form,))),)
+        return () if not self.form else (OptionStatic("form", WordStatic((self.form,))),)
 
 
-@dataclass(frozen=True)
-class Silu(Function):
-    """`x sigmoid(x)`."""
-
-    keyword: ClassVar[str] = "silu"
-
-
-@dataclass(frozen=True)
-class Relu(Function):
-    keyword: ClassVar[str] = "relu"
-    nondecreasing: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Exp(Function):
-    keyword: ClassVar[str] = "exp"
-    nondecreasing: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Log(Function):
-    """Of a negative maximand it is NaN, so maxima do not pass."""
-
-    keyword: ClassVar[str] = "log"
-
-
-@dataclass(frozen=True)
-class Log1p(Function):
-    """`log(1 + x)`, exact where x is small. Of a maximand below -1 it is NaN, so maxima do not pass."""
-
-    keyword: ClassVar[str] = "log1p"
-
-
-@dataclass(frozen=True)
-class Sqrt(Function):
-    """Of a negative maximand it is NaN, so maxima do not pass."""
-
-    keyword: ClassVar[str] = "sqrt"
-
-
-@dataclass(frozen=True)
-class Rsqrt(Function):
-    """`1 / sqrt(x)`."""
-
-    keyword: ClassVar[str] = "rsqrt"
-
-
-@dataclass(frozen=True)
-class Tanh(Function):
-    keyword: ClassVar[str] = "tanh"
-    nondecreasing: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Sigmoid(Function):
-    keyword: ClassVar[str] = "sigmoid"
-    nondecreasing: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Cos(Function):
-    keyword: ClassVar[str] = "cos"
-
-
-@dataclass(frozen=True)
-class Sin(Function):
-    keyword: ClassVar[str] = "sin"
-
-
-@dataclass(frozen=True)
-class Abs(Function):
-    keyword: ClassVar[str] = "abs"
+# ---------------------------------------------------------------- between number formats
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ HOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a narrower float": (("f32 B(partialsum-x)",), "convert[bf16](a)", "bf16 B(partialsum-x)"),
     "selection": (("bool B", "B(partialsum-x)", "B(partialsum-x)"), "where(a, b, c)", "B(partialsum-x)"),
     "maxima through what does not decrease": (("B(partialmax-x)",), "relu(a)", "B(partialmax-x)"),
-    "a shifted maximum": (("B(partialmax-x)", "B"), "a - b", "B(partialmax-x)"),
+    "a shifted maximum": (("B(partialmax-x)",), "a - 1", "B(partialmax-x)"),
     "the greater of two": (("B(partialmax-x)", "B"), "maximum(a, b)", "B(partialmax-x)"),
     "a sum over a split dimension": (("BE_x",), "sum[E](a)", "B(partialsum-x)"),
     "a maximum over a split dimension": (("BE_x",), "max[E](a)", "B(partialmax-x)"),

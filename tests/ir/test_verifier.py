@@ -9,7 +9,7 @@ from program_text import program
 
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.ops import AllReduce, Exp
+from shardwright.ir.ops import AllReduce, Function
 from shardwright.ir.program import Func, Let, Loop, Program, Statement
 from shardwright.ir.types import Dim, OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
@@ -134,7 +134,9 @@ def test_an_operation_that_a_pass_exchanged_is_caught() -> None:
     (statement,) = made.funcs[0].body
     assert isinstance(statement, Let)
     assert codes(made, Level.EXPLICIT) == []
-    assert codes(with_body(made, (replace(statement, operation=Exp()),)), Level.EXPLICIT) == ["partial-operand"]
+    assert codes(with_body(made, (replace(statement, operation=Function("exp")),)), Level.EXPLICIT) == [
+        "partial-operand"
+    ]
     assert codes(with_body(made, (replace(statement, operation=AllReduce(())),)), Level.EXPLICIT) == ["no-strategy"]
 
 

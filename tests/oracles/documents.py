@@ -5,6 +5,7 @@ In a fenced block,
 - `shard` is a program, which must be well typed; `shard NAME.shard` is also a file for the commands after it;
 - `console` holds commands after `$ ` and what they print on standard output and standard error, exactly, save that a
   line `...` stands for any lines;
+- `elementwise` is the table of elementwise operations;
 - `strategies` holds an operation, with the types of its operands after `#`, and its rows for one mesh axis;
 - `python` is a doctest.
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +28,11 @@ from shardwright.ir.declarations import Declarations
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Context, Number, Operation
+from shardwright.ir.ops.elementwise_table import ENTRIES, FORMS, Entry
 from shardwright.ir.parser import parse
 from shardwright.ir.program import DimInfo
 from shardwright.ir.strategies import axis_table
-from shardwright.ir.types import Reduction, State
+from shardwright.ir.types import DType, Reduction, State
 
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}
@@ -62,6 +66,8 @@ def rewritten(document: str, folder: Path) -> str:
             text = _session(text)
         elif block.kind == "strategies":
             text = _strategies(text)
+        elif block.kind == "elementwise":
+            text = _elementwise()
         pieces += [document[at : block.start], text]
         at = block.end
     return "".join([*pieces, document[at:]])
@@ -106,9 +112,45 @@ def _strategies(text: str) -> str:
     names = operation.result_words if len(results) > 1 else ["result"]
     rows = [[*(arg.text for _, arg in values), *names]]
     rows += [[*(_state(row.operands[i]) for i, _ in values), *map(_state, row.results)] for row in table]
+    return "\n".join([head, *_lined_up(rows)]) + "\n"
+
+
+def _lined_up(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([head, *lines]) + "\n"
+    return ["    " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# ---------------------------------------------------------------- elementwise operations
+
+_OPERANDS = {1: ("x",), 2: ("a", "b"), 3: ("m", "a", "b")}
+_BESIDE = {None: "", (-math.inf, math.inf): " beside a number", (0.0, math.inf): " beside a positive number"}
+
+
+def _elementwise() -> str:
+    """The table of elementwise operations: what each takes and computes, and which partial values pass."""
+    rows = [["operation", "takes", "computes", "partial sums", "partial maxima"]]
+    for entry in ENTRIES:
+        names = _OPERANDS[len(entry.takes)]
+        form = "" if entry.form in ("", FORMS[entry.keyword][0]) else f"[form={entry.form}]"
+        call = f"{entry.keyword}{form}({', '.join(names)})"
+        signs = {"+": "a + b", "-": "a - b", "*": "a * b", "/": "a / b", "neg": "-x"}
+        formats = {"float": "floats", "bool": "bools", "value": "any"}
+        takes = " and ".join(dict.fromkeys(formats[takes] for takes in entry.takes))
+        sums, maxima = (_passing(entry, names, kind) for kind in (Reduction.SUM, Reduction.MAX))
+        rows.append([signs.get(entry.keyword, call), takes, entry.meaning, sums, maxima])
+    return "\n".join(_lined_up(rows)) + "\n"
+
+
+def _passing(entry: Entry, names: Sequence[str], kind: Reduction) -> str:
+    """Which operands may be partial, and of what."""
+    floats, integers = (
+        entry.sums_of(dtype) if kind is Reduction.SUM else entry.maxima_of(dtype) for dtype in (DType.F32, DType.INT32)
+    )
+    listed = ", ".join(" and ".join(names[i] for i in together) for together in floats)
+    if not listed:
+        return "-"
+    beside = _BESIDE[entry.beside] if kind is Reduction.MAX else ""
+    return f"{listed}{beside}{'' if floats == integers else '; not of integers'}"
 
 
 def _state(state: State) -> str:

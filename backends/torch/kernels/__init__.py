@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.kernels import dimensions, elementwise, indices, reductions
 from shardwright.backends.torch.kernels.call import Call, Kernel
 from shardwright.backends.torch.tensors import Argument, Named, rounded
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
 from shardwright.ir.types import Shape
 
@@ -34,7 +35,10 @@ def compute(
     chip has of them, of operands of which it has a part, too."""
     if held is not None:
         results = [each.shape for each in held]
-    made = KERNELS[type(operation)](operation, Call(args, results, device, held[0] if held else None))
+    kernel = KERNELS.get(type(operation))
+    if kernel is None:
+        raise fault("unsupported", f"PyTorch programs have no {operation.keyword}")
+    made = kernel(operation, Call(args, results, device, held[0] if held else None))
     tensors = made if isinstance(made, tuple) else (made,)
     return tuple(
         Named(

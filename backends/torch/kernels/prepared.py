@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shardwright.backends.torch.kernels.elementwise import torch_function
 from shardwright.backends.torch.tensors import held_as
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operation
@@ -28,14 +29,14 @@ Prepared = Callable[..., "Tensor"]
 Operands = Sequence[Shape | Number]
 Prepare = Callable[[Any, Operands, Shape], Prepared | None]
 
-_EXACT = (DType.F32, DType.BF16, DType.F16, DType.INT32)
-"""Formats in which torch's own result needs no rounding beside what torch does."""
+_CHOOSING = (ops.Take, ops.Argmax)
+"""What gives integers that need not wrap around; of floats torch's own result needs no rounding beside its own."""
 
 
 def prepared(operation: Operation, operands: Operands, result: Shape) -> Prepared | None:
     """The operation for operands of these shapes, None where it is not known here."""
     prepare = PREPARED.get(type(operation))
-    if prepare is None or result.dtype not in _EXACT:
+    if prepare is None or not (result.dtype.is_float or isinstance(operation, _CHOOSING)):
         return None
     floats = [o.dtype for o in operands if isinstance(o, Shape) and o.dtype.is_float]
     if result.dtype.is_float and any(dtype is not result.dtype for dtype in floats):
@@ -53,9 +54,9 @@ def in_place(operation: Operation) -> Prepared | None:
             return _of_tensors(torch.Tensor.add_)
         case ops.Mul():
             return _of_tensors(torch.Tensor.mul_)
-        case ops.Relu():
+        case ops.Function("relu"):
             return _of_tensors(torch.Tensor.relu_)
-        case ops.Silu():
+        case ops.Function("silu"):
             return _of_tensors(partial(functional.silu, inplace=True))
         case _:
             return None
@@ -115,45 +116,24 @@ def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Pre
 # ---------------------------------------------------------------- element by element
 
 
-def _elementwise(name: str) -> Prepare:
-    """A function of torch's. A number must be one that the format has as it is written, or nearly."""
+def _elementwise(operation: ops.Tabled, operands: Operands, result: Shape) -> Prepared | None:
+    """The table's function. A number stands beside an operator, and is one that the format has as it is written, or
+    nearly."""
+    function = torch_function(operation.entry.spelled(result.dtype).torch, len(operands))
+    shapes = [o for o in operands if isinstance(o, Shape)]
+    if any(shape.dtype is not result.dtype for shape in shapes):
+        return None
+    if len(shapes) < len(operands) and (isinstance(operation, ops.Function) or result.dtype is not DType.F32):
+        return None
+    if all(isinstance(o, Shape) and o.names == result.names for o in operands):
+        return _of_tensors(function)
+    given = [_arranged(o, result.names) if isinstance(o, Shape) else float(o.value) for o in operands]
 
-    def prepare(_operation: Operation, operands: Operands, result: Shape) -> Prepared | None:
-        import torch
+    def run(_: Common, *tensors: Tensor) -> Tensor:
+        rest = iter(tensors)
+        return function(*(each(next(rest)) if callable(each) else each for each in given))
 
-        function = getattr(torch, name)
-        shapes = [o for o in operands if isinstance(o, Shape)]
-        if any(shape.dtype is not result.dtype for shape in shapes):
-            return None
-        if len(shapes) < len(operands) and result.dtype not in (DType.F32, DType.INT32):
-            return None
-        if all(isinstance(o, Shape) and o.names == result.names for o in operands):
-            return _of_tensors(function)
-        given = [_arranged(o, result.names) if isinstance(o, Shape) else _scalar(o, result.dtype) for o in operands]
-
-        def run(_: Common, *tensors: Tensor) -> Tensor:
-            rest = iter(tensors)
-            return function(*(each(next(rest)) if callable(each) else each for each in given))
-
-        return run
-
-    return prepare
-
-
-def _scalar(number: Number, dtype: DType) -> float | int:
-    return float(number.value) if dtype.is_float else int(number.value)
-
-
-def _silu(_operation: ops.Silu, _operands: Operands, _result: Shape) -> Prepared:
-    from torch.nn import functional
-
-    return _of_tensors(functional.silu)
-
-
-def _gelu(operation: ops.Gelu, _operands: Operands, _result: Shape) -> Prepared:
-    from torch.nn import functional
-
-    return _of_tensors(partial(functional.gelu, approximate="tanh" if operation.form == "tanh" else "none"))
+    return run
 
 
 # ---------------------------------------------------------------- norms
@@ -251,12 +231,7 @@ def _argmax(operation: ops.Argmax, operands: Operands, _result: Shape) -> Prepar
 
 PREPARED: dict[type[Operation], Prepare] = {
     ops.Contract: _contract,
-    ops.Add: _elementwise("add"),
-    ops.Sub: _elementwise("sub"),
-    ops.Mul: _elementwise("mul"),
-    ops.Relu: _elementwise("relu"),
-    ops.Silu: _silu,
-    ops.Gelu: _gelu,
+    **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Function), _elementwise),
     ops.Layernorm: _norm("layer_norm", 2),
     ops.Rmsnorm: _norm("rms_norm", 1),
     ops.Rotary: _rotary,
