@@ -12,12 +12,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardwright.backends.local_values import Local, Setting, fitting_order
+from shardwright.backends.local_values import Local, Setting, common, fitting
 from shardwright.backends.number_formats import Array, Formats
+from shardwright.cost.exchange import exchange_of
+from shardwright.cost.movements import bytes_of
 from shardwright.ir.digits import Order, local_digits, ordered
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.operation import Operation
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, ReduceScatter, Roll
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, Permute, ReduceScatter, Roll
 from shardwright.ir.types import Reduction, State, TensorType
 
 Label = tuple[str, str | int] | str
@@ -25,19 +26,28 @@ Label = tuple[str, str | int] | str
 
 
 class Opened:
-    """An array on all chips with one axis for each mesh axis and for each digit that a chip holds."""
+    """An array on all chips with one axis for each mesh axis and for each digit that a chip holds.
 
-    def __init__(self, array: Array, kind: TensorType, orders: Mapping[str, Order], mesh: Mesh) -> None:
+    The digits are those of the type where none are given.
+    """
+
+    def __init__(
+        self,
+        array: Array,
+        kind: TensorType,
+        orders: Mapping[str, Order],
+        mesh: Mesh,
+        digits: Mapping[str, Order] | None = None,
+    ) -> None:
         self.kind = kind
         self.mesh = mesh
-        self.declared_orders = orders
-        self.orders = {dim.name: fitting_order(orders.get(dim.name, ()), kind, dim.name, mesh) for dim in kind.dims}
+        self.orders = digits or {dim.name: fitting(orders, kind, dim.name, mesh) for dim in kind.dims}
         self.labels: list[Label] = list(mesh.axes)
         shape = [size for _, size in mesh.sizes]
         for dim, axes in zip(kind.dims, kind.splits, strict=True):
-            digits = local_digits(self.orders[dim.name], axes, dim.size, mesh)
+            digits_here = local_digits(self.orders[dim.name], axes, dim.size, mesh)
             self.labels.extend(self.digit_labels(dim.name, axes))
-            shape.extend(n for _, n in digits)
+            shape.extend(n for _, n in digits_here)
         self.array = array.reshape(shape)
 
     def digit_labels(self, dim: str, split: tuple[str, ...]) -> list[Label]:
@@ -49,11 +59,6 @@ class Opened:
             if not (isinstance(digit, str) and digit in split)
         ]
         return [*kept, (dim, len(order))]
-
-    def require(self, kind: TensorType) -> None:
-        """Raises a `DiagnosticError` where the type splits a dimension over an axis that is no digit of it."""
-        for name in kind.names:
-            fitting_order(self.declared_orders.get(name, ()), kind, name, self.mesh)
 
     def at(self, label: Label) -> int:
         return self.labels.index(label)
@@ -120,8 +125,9 @@ def move(value: Local, target: TensorType, setting: Setting) -> Array:
 
     All addends are combined first, accumulated at once.
     """
-    opened = Opened(value.array, value.kind, setting.orders, setting.mesh)
-    opened.require(target)
+    mesh, kind = setting.mesh, value.kind
+    digits = {dim.name: common(setting.orders, kind, target, dim.name, mesh) for dim in kind.dims}
+    opened = Opened(value.array, kind, setting.orders, mesh, digits)
     changes = {axis: (value.kind.state(axis), target.state(axis)) for axis in setting.mesh}
     changes = {axis: change for axis, change in changes.items() if change[0] != change[1]}
     reduced = tuple(axis for axis, (before, _) in changes.items() if isinstance(before, Reduction))
@@ -130,6 +136,39 @@ def move(value: Local, target: TensorType, setting: Setting) -> Array:
     for axis, (before, after) in changes.items():
         _change(opened, axis, None if isinstance(before, Reduction) else before, after)
     return opened.closed(target)
+
+
+def permute(operation: Permute, value: Local, target: TensorType, setting: Setting) -> tuple[Array, int]:
+    """Every chip gets what it lacks, round by round; beside it the bytes that the one with most receives."""
+    mesh = setting.mesh
+    made = exchange_of(operation, value.kind, target, mesh, setting.orders)
+    before, after = value.kind.local_shape(mesh), target.local_shape(mesh)
+    shape, order = made.opened(before)
+    arrays = [
+        a.reshape(shape).transpose(order).reshape(-1, made.unit_elements) for a in value.array.reshape(-1, *before)
+    ]
+    together: dict[tuple[int, ...], list[int]] = {}
+    for number, chip in enumerate(mesh.chips()):
+        together.setdefault(tuple(chip[axis] for axis in mesh if axis not in made.axes), []).append(number)
+    shape, order = made.opened(after)
+    most = 0
+    for chips in together.values():
+        own = [arrays[chip] for chip in chips]
+        held, received = [[units] for units in own], [0] * len(own)
+        for each in made.rounds:
+            for units in held:
+                units.append(np.zeros((len(each.sent[0]), made.unit_elements), value.array.dtype))
+            for sender, receiver in each.pairs:
+                held[receiver][-1] = own[sender][list(each.sent[sender])]
+                received[receiver] += held[receiver][-1].size
+        shares = [np.concatenate(units)[list(places)] for units, places in zip(held, made.place, strict=True)]
+        for members, places in zip(made.groups, made.order, strict=True):
+            whole = np.concatenate([shares[i] for i in members])[list(places)]
+            for i in members:
+                arrays[chips[i]] = whole
+                most = max(most, received[i] + sum(shares[other].size for other in members if other != i))
+    opened = [a.reshape([shape[i] for i in order]).transpose(np.argsort(order)).reshape(after) for a in arrays]
+    return np.stack(opened).reshape(*setting.mesh_shape, *after), bytes_of(most, value.kind)
 
 
 def roll(operation: Roll, value: Local, setting: Setting) -> Array:
@@ -159,8 +198,8 @@ def _change(opened: Opened, axis: str, before: State, after: State) -> None:
             opened.exchange(axis, before, after)
 
 
-def received_elements(operation: Operation, source: TensorType, target: TensorType, mesh: Mesh) -> int:
-    """Elements that each chip receives, the same on all.
+def received_elements(operation: Movement, source: TensorType, target: TensorType, mesh: Mesh) -> int:
+    """Elements that each chip receives, the same on all; a permute counts its own.
 
     With K chips that take part together: an all-gather receives what the chip lacks of the result; an all-to-all
     all but 1/K of the chip's shard, and a reduce-scatter all but 1/K of the shard that goes in (one addend of each
@@ -182,8 +221,6 @@ def received_elements(operation: Operation, source: TensorType, target: TensorTy
             return 0
 
 
-def received_bytes(operation: Operation, source: TensorType, target: TensorType, mesh: Mesh) -> int:
+def received_bytes(operation: Movement, source: TensorType, target: TensorType, mesh: Mesh) -> int:
     """Bytes that each chip receives, rounded up to whole bytes."""
-    if not isinstance(operation, Movement):
-        return 0
-    return -(-received_elements(operation.moves, source, target, mesh) * source.dtype.bits // 8)
+    return bytes_of(received_elements(operation.moves, source, target, mesh), source)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shardwright.backends.local_values import fitting_order
+from shardwright.backends.local_values import common, fitting
+from shardwright.ir.digit_orders import edge_orders, in_blocks, orders_in
 from shardwright.ir.digits import Order, is_contiguous, local_digits, order_size, ordered, radix
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Func, Program
 from shardwright.ir.types import TensorType
 
 Fate = Literal["stays", "leaves", "arrives"]
@@ -28,14 +30,25 @@ class Factor:
 
 @dataclass(frozen=True)
 class Digits:
-    """The orders of digits in force in a function, on its mesh."""
+    """The orders of digits in force in a function, on its mesh, and what crosses its edges in blocks."""
 
     mesh: Mesh
     orders: Mapping[str, Order]
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    @staticmethod
+    def of(program: Program, func: Func) -> Digits:
+        """Those of a function of a program."""
+        return Digits(program.mesh, orders_in(program, func), in_blocks(func))
+
+    def at_edge(self, name: str, kind: TensorType) -> Digits:
+        """Those of the parameter, or the result, of this name as the function's caller sees it."""
+        dims = self.blocks.get(name)
+        return self if dims is None else replace(self, orders=edge_orders(self.orders, kind, dims, self.mesh))
 
     def order(self, kind: TensorType, dim: str) -> Order:
-        """The digits of a dimension of this value; raises `digits` where they do not fit its extent."""
-        return fitting_order(self.orders.get(dim, ()), kind, dim, self.mesh)
+        """The digits of a dimension of this value."""
+        return fitting(self.orders, kind, dim, self.mesh)
 
     def ordered_axes(self, kind: TensorType, dim: str) -> tuple[str, ...]:
         """The axes that split the dimension, most significant digit first."""
@@ -77,9 +90,7 @@ class Digits:
                 size = before.local_shape(self.mesh)[before.names.index(dim.name)]
                 made.append([Factor("stays", size)] if size > 1 else [])
                 continue
-            kind = before if was else after
-            order = self.order(kind, dim.name)
-            self.order(after, dim.name)
+            order = common(self.orders, before, after, dim.name, self.mesh)
             (*_, (_, rest)) = local_digits(order, (), dim.size, self.mesh)
             for digit in (*order, rest):
                 n = radix(digit, self.mesh)

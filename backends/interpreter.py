@@ -53,11 +53,11 @@ class Interpreter(ABC):
         """The type that a value has here."""
 
     @abstractmethod
-    def enter(self, array: npt.ArrayLike, kind: TensorType) -> Array:
-        """A caller's global array on the chips; the interpreter may write into it."""
+    def enter(self, name: str, array: npt.ArrayLike, kind: TensorType) -> Array:
+        """A caller's global array on the chips, under its name; the interpreter may write into it."""
 
     @abstractmethod
-    def leave(self, array: Array, kind: TensorType) -> Array:
+    def leave(self, name: str, array: Array, kind: TensorType) -> Array:
         """A value on the chips as the global array that the caller gets."""
 
     @abstractmethod
@@ -77,12 +77,12 @@ class Interpreter(ABC):
         ):
             self._bind(what, declared, given, names)
         self._block(self.func.body, names)
-        results = tuple(self._leave(self._read(name, names)) for name in self.func.returns)
-        kept = {v.name: self.leave(names[v.name].array, names[v.name].kind) for v in self.program.state}
+        results = tuple(self._leave(name, self._read(name, names)) for name in self.func.returns)
+        kept = {v.name: self.leave(v.name, names[v.name].array, names[v.name].kind) for v in self.program.state}
         return results, kept
 
-    def _leave(self, value: Local) -> Array:
-        return self.leave(value.array, value.kind)
+    def _leave(self, name: str, value: Local) -> Array:
+        return self.leave(name, value.array, value.kind)
 
     def _bind(self, what: str, declared: tuple[Value, ...], given: Arrays, names: dict[str, _Bound]) -> None:
         wanted = {value.name for value in declared}
@@ -95,7 +95,7 @@ class Interpreter(ABC):
             shape, extents = np.shape(given[value.name]), tuple(dim.size for dim in kind.dims)
             if shape != extents:
                 raise ValueError(f"{self.func.name}: the {what} {value.name}: {kind} is {extents}, not {shape}")
-            names[value.name] = _Bound(self.enter(given[value.name], kind), kind, 0)
+            names[value.name] = _Bound(self.enter(value.name, given[value.name], kind), kind, 0)
 
     # ------------------------------------------------------------ statements
 
@@ -181,7 +181,7 @@ class Interpreter(ABC):
                 inner[carry.value.name] = _Bound(value.array, self.kind(carry.value.type), len(self.trips))
             if loop.index is not None:
                 kind = TensorType(DType.INT32, (), ())
-                inner[loop.index] = _Bound(self.enter(np.asarray(index), kind), kind, len(self.trips))
+                inner[loop.index] = _Bound(self.enter(loop.index, np.asarray(index), kind), kind, len(self.trips))
             self._block(loop.body, inner)
             carried = [self._read(name, inner) for name in loop.following]
         self.trips = outside

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.digits import Order, global_indices, radix
+from shardwright.ir.digits import Order, common_order, fitting_order, global_indices, radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Number
 from shardwright.ir.types import TensorType
@@ -49,7 +49,7 @@ class Setting:
 
     def order(self, kind: TensorType, dim: str) -> Order:
         """The digits of a dimension of this value."""
-        return fitting_order(self.orders.get(dim, ()), kind, dim, self.mesh)
+        return fitting(self.orders, kind, dim, self.mesh)
 
     def positions(self, kind: TensorType, dim: str) -> Array:
         """The global indices along a dimension that each chip holds: int64, [mesh axes..., local extent]."""
@@ -80,21 +80,18 @@ class Setting:
         return np.where(held, local, 0), held
 
 
-def fitting_order(order: Order, kind: TensorType, dim: str, mesh: Mesh) -> Order:
-    """The digits of a dimension whose extent here may be less than declared (`take`): those that still fit.
+def fitting(orders: Mapping[str, Order], kind: TensorType, dim: str, mesh: Mesh) -> Order:
+    """The digits of a dimension of this value, of the dimensions' orders."""
+    return fitting_order(orders.get(dim, ()), kind.split(dim), kind.shape.size(dim), mesh)
 
-    Raises a `DiagnosticError` where one that splits the value does not fit.
-    """
-    size, fitting = kind.shape.size(dim), 1
-    kept: list[str | int] = []
-    for digit in order:
-        if size % (fitting * radix(digit, mesh)) == 0:
-            fitting *= radix(digit, mesh)
-            kept.append(digit)
-    for axis in kind.split(dim):
-        if axis not in kept:
-            raise fault("digits", f"{kind}: {axis} is not a digit of {dim} when its extent is {size}")
-    return tuple(kept)
+
+def common(orders: Mapping[str, Order], before: TensorType, after: TensorType, dim: str, mesh: Mesh) -> Order:
+    """Digits in which a dimension can be read before and after a movement; raises `digits` where there are none."""
+    size, splits = before.shape.size(dim), (before.split(dim), after.split(dim))
+    order = common_order(orders.get(dim, ()), *splits, size, mesh)
+    if order is None:
+        raise fault("digits", f"{before} and {after} have no digits of {dim}={size} in common")
+    return order
 
 
 def aligned(value: Local, names: Sequence[str], lead: int) -> Array:

@@ -21,10 +21,10 @@ class _Unsharded(Interpreter):
     def kind(self, written: ValueType) -> TensorType:
         return TensorType.whole(written.shape)
 
-    def enter(self, array: npt.ArrayLike, kind: TensorType) -> Array:
+    def enter(self, name: str, array: npt.ArrayLike, kind: TensorType) -> Array:
         return self.setting.formats.enter(array, kind.dtype)
 
-    def leave(self, array: Array, kind: TensorType) -> Array:
+    def leave(self, name: str, array: Array, kind: TensorType) -> Array:
         return self.setting.formats.leave(array, kind.dtype)
 
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.backends.collectives import Opened
+from shardwright.backends.local_values import fitting
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
@@ -29,7 +30,7 @@ def shard(
 
     A partial sum is whole on the chips with coordinate 0 and zero on the others; a partial maximum is whole on all.
     With `addends` the parts are random: small whole numbers that sum to the value, or numbers at most as large.
-    Raises ValueError where the shapes differ, and a `DiagnosticError` where the digits do not fit the type.
+    Raises ValueError where the shapes differ.
     """
     given = np.asarray(array)
     extents = tuple(dim.size for dim in kind.dims)
@@ -37,8 +38,8 @@ def shard(
         raise ValueError(f"an array of shape {given.shape} for {kind}, whose shape is {extents}")
     parts = _parts(given, kind, mesh, addends)
     parts = np.broadcast_to(parts, (*(size for _, size in mesh.sizes), *extents))
-    opened = Opened(parts, TensorType.whole(kind.shape), orders, mesh)
-    opened.require(kind)
+    digits = {name: fitting(orders, kind, name, mesh) for name in kind.names}
+    opened = Opened(parts, TensorType.whole(kind.shape), orders, mesh, digits)
     for dim, axes in zip(kind.dims, kind.splits, strict=True):
         for axis in axes:
             opened.keep_own(axis, dim.name)

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
-from shardwright.backends.collectives import move, received_bytes, roll
+from shardwright.backends.collectives import move, permute, received_bytes, roll
+from shardwright.backends.digit_factors import Digits
 from shardwright.backends.interpreter import Arrays, Interpreter
 from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Array, Formats, Precision
 from shardwright.backends.sharding import ReplicaError, shard, unshard
 from shardwright.ir.completion import complete
-from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Movement, Roll
+from shardwright.ir.digit_orders import in_blocks, orders_in
+from shardwright.ir.ops import Movement, Permute, Roll
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.ir.verifier import Level, verify
@@ -47,29 +48,32 @@ class _OnChips(Interpreter):
     def __init__(self, program: Program, func: Func, setting: Setting) -> None:
         super().__init__(program, func, setting)
         self.bytes_received: dict[str, int] = {}
+        self.digits = Digits(setting.mesh, setting.orders, in_blocks(func))
 
     def kind(self, written: ValueType) -> TensorType:
         assert not isinstance(written, OpenType), "the verifier has seen to it"
         return written
 
-    def enter(self, array: npt.ArrayLike, kind: TensorType) -> Array:
+    def enter(self, name: str, array: npt.ArrayLike, kind: TensorType) -> Array:
         held = self.setting.formats.enter(array, kind.dtype)
-        return shard(held, kind, self.setting.orders, self.setting.mesh)
+        return shard(held, kind, self.digits.at_edge(name, kind).orders, self.setting.mesh)
 
-    def leave(self, array: Array, kind: TensorType) -> Array:
+    def leave(self, name: str, array: Array, kind: TensorType) -> Array:
         formats = self.setting.formats
-        whole = unshard(array, kind, self.setting.orders, self.setting.mesh, formats)
+        whole = unshard(array, kind, self.digits.at_edge(name, kind).orders, self.setting.mesh, formats)
         return formats.leave(whole, kind.dtype)
 
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
         assert isinstance(statement.operation, Movement)
         moves = statement.operation.moves
         name, mesh = statement.result.name, self.setting.mesh
-        received = received_bytes(statement.operation, value.kind, result, mesh)
+        if isinstance(moves, Permute):
+            array, received = permute(moves, value, result, self.setting)
+        else:
+            array = roll(moves, value, self.setting) if isinstance(moves, Roll) else move(value, result, self.setting)
+            received = received_bytes(moves, value.kind, result, mesh)
         self.bytes_received[name] = self.bytes_received.get(name, 0) + received
-        if isinstance(moves, Roll):
-            return roll(moves, value, self.setting)
-        return move(value, result, self.setting)
+        return array
 
 
 def simulate(

@@ -40,7 +40,6 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.random_inputs import Inputs, random_inputs
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir import ops
-from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Carry, Let, Loop, Marking, Program, Statement, Value
 from shardwright.ir.types import OpenType, ValueType
 from shardwright.passes.pipelines import explicit
@@ -118,7 +117,7 @@ def compile_ours(program: Program, func_name: str, inputs: Inputs) -> Compiled:
     module = load_module(emit(program))
     mesh = module.make_mesh()
     func = program.func(func_name)
-    digits = Digits(program.mesh, orders_in(program, func))
+    digits = Digits.of(program, func)
     args: list[Any] = []
     for value in func.params:
         edge = edge_of(value.name, explicit_type(value.type), digits)

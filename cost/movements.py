@@ -7,23 +7,25 @@ Letters: V elements of the operand's shard, K chips in a group (the product of t
     all_to_all            V (1 - 1/K)
     all_reduce            2 V (1 - 1/K), a reduce-scatter and an all-gather: Pope et al. 2022, appendix A.1
     roll                  V, to a neighbour
+    permute               what a chip lacks (cost/exchange.py); in time an all-to-all in which it receives as much
     slice, as_partial     0
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.cost.collectives import CollectiveKind, collective_time
+from shardwright.cost.exchange import Orders, exchange_of
 from shardwright.cost.topology import Topology
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import (
     AllGather,
     AllReduce,
     AllToAll,
     AsPartial,
     Movement,
+    Permute,
     ReduceScatter,
     Roll,
     Slice,
@@ -37,12 +39,44 @@ def bytes_of(elements: int, kind: TensorType) -> int:
     return -(-elements * kind.dtype.bits // 8)
 
 
-def received_bytes(operation: Movement, operand: TensorType, mesh: Mapping[str, int]) -> int:
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Messages between chips: `nbytes` as `cost.collectives` counts them, `received` what one chip receives.
+
+    `axes` have several chips each; there are none where nobody waits for anybody.
+    """
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    nbytes: int
+    received: int
+
+
+def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: Orders) -> Collective | None:
+    """The collective that a movement of a value of type `operand` is, or starts; None where it is none.
+
+    `orders` are the digits of the dimensions, on which a permute depends.
+    """
+    operation, kind = operation.moves, collective_kind(operation)
+    if kind is None:
+        return None
+    if isinstance(operation, Permute):
+        made = exchange_of(operation, operand, type_after(operation, operand), mesh, orders)
+        received = bytes_of(made.received_elements, operand)
+        axes = [axis for axis in made.axes if mesh[axis] > 1 and received]
+        nbytes = -(-received * made.chips // (made.chips - 1)) if axes else 0
+        return Collective(kind, tuple(axes), nbytes, received)
+    axes = [axis for axis in operation.named_axes if mesh[axis] > 1]
+    V, K = operand.local_elements(mesh), mesh.product(axes)
+    nbytes = bytes_of(V * K if isinstance(operation, AllGather) else V, operand)
+    return Collective(kind, tuple(axes), nbytes, bytes_of(received_elements(operation, V, K), operand))
+
+
+def received_bytes(operation: Movement, operand: TensorType, mesh: Mesh, orders: Orders | None = None) -> int:
     """Bytes that one chip receives from others for the movement of a value of type `operand`; 0 for copies
-    between memories."""
-    if not operation.communicates:
-        return 0
-    return bytes_of(received_elements(operation, operand.local_elements(mesh), _chips(operation, mesh)), operand)
+    between memories. `orders` as in `collective_of`."""
+    collective = collective_of(operation, operand, mesh, orders or {})
+    return 0 if collective is None else collective.received
 
 
 def received_elements(operation: Movement | type[Movement], V: int, K: int) -> int:
@@ -61,20 +95,15 @@ def received_elements(operation: Movement | type[Movement], V: int, K: int) -> i
     return 0
 
 
-def communicates(operation: Movement, mesh: Mapping[str, int]) -> bool:
-    """Whether chips wait for each other: axes of one chip each make a collective a name only."""
-    return operation.communicates and _chips(operation, mesh) > 1
-
-
-def movement_time(operation: Movement, operand: TensorType, topology: Topology) -> float:
+def movement_time(operation: Movement, operand: TensorType, topology: Topology, orders: Orders | None = None) -> float:
     """Seconds for the movement of a value of type `operand`; 0 where nothing is received from other chips.
 
     Copies between memories count as 0 here: they are scheduled and priced by offloading.
     """
-    kind = collective_kind(operation)
-    if kind is None:
+    collective = collective_of(operation, operand, Mesh(topology.mesh), orders or {})
+    if collective is None:
         return 0.0
-    return collective_time(kind, operation.named_axes, collective_bytes(operation, operand, topology), topology)
+    return collective_time(collective.kind, collective.axes, collective.nbytes, topology)
 
 
 def collective_kind(operation: Movement) -> CollectiveKind | None:
@@ -86,19 +115,12 @@ def collective_kind(operation: Movement) -> CollectiveKind | None:
             return CollectiveKind.REDUCE_SCATTER
         case AllReduce():
             return CollectiveKind.ALL_REDUCE
-        case AllToAll():
+        case AllToAll() | Permute():
             return CollectiveKind.ALL_TO_ALL
         case Roll():
             return CollectiveKind.PERMUTE
         case _:
             return None
-
-
-def collective_bytes(operation: Movement, operand: TensorType, topology: Topology) -> int:
-    """Bytes as `collective_time` counts them: of an all-gather the result, else the operand's shard."""
-    sizes = dict(topology.mesh)
-    K = _chips(operation, sizes) if isinstance(operation.moves, AllGather) else 1
-    return bytes_of(operand.local_elements(sizes) * K, operand)
 
 
 def type_after(operation: Movement, operand: TensorType) -> TensorType:
@@ -115,6 +137,8 @@ def type_after(operation: Movement, operand: TensorType) -> TensorType:
             targets = {axis: dim for axes, dim in operation.targets for axis in axes}
         case AllToAll():
             targets = {axis: dim for axes, _, dim in operation.transfers for axis in axes}
+        case Permute():
+            targets = {axis: dim for dim, _, axes in operation.changes for axis in axes}
         case AsPartial():
             made_partial = operation.axes
         case _:
@@ -133,7 +157,3 @@ def duration_text(seconds: float) -> str:
     """`3.2 ms`, to three digits."""
     scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= s)
     return f"{seconds / (scale or 1e-6):.3g} {unit}"
-
-
-def _chips(operation: Movement, mesh: Mapping[str, int]) -> int:
-    return math.prod(mesh[axis] for axis in operation.named_axes)

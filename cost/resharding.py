@@ -31,10 +31,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
+from shardwright.cost.collectives import collective_time
 from shardwright.cost.movements import (
+    Collective,
     bytes_of,
-    communicates,
-    movement_time,
+    collective_of,
     received_bytes,
     received_elements,
     type_after,
@@ -64,11 +65,22 @@ TIME = Objective.TIME
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A movement, the type after it, and the bytes that a chip receives for it."""
+    """A movement, the type after it, and the collective that it is."""
 
     operation: Movement
     type: TensorType
-    bytes_received: int
+    collective: Collective | None
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that a chip receives for it."""
+        return 0 if self.collective is None else self.collective.received
+
+    def time_s(self, topology: Topology) -> float:
+        """Seconds, 0 where nothing is received from other chips."""
+        if self.collective is None:
+            return 0.0
+        return collective_time(self.collective.kind, self.collective.axes, self.collective.nbytes, topology)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +105,7 @@ class Plan:
 
     def time_s(self, topology: Topology) -> float:
         """Seconds of all steps one after the other."""
-        before = (self.source, *(step.type for step in self.steps))
-        return sum(movement_time(s.operation, b, topology) for s, b in zip(self.steps, before, strict=False))
+        return sum(step.time_s(topology) for step in self.steps)
 
 
 def plan(
@@ -139,7 +150,7 @@ def _plan(
     choices = _choices(work, source, mesh)
     # No temporary split at all always fits, so there is at least one candidate.
     candidates = (work.movements(placed) for subset in choices if (placed := room.place(subset)) is not None)
-    operations, remark = (next(candidates), None) if topology is None else fastest(candidates, source, topology)
+    operations, remark = (next(candidates), None) if topology is None else fastest(candidates, source, topology, {})
     return _priced(source, target, [*_across_memories(source, target, operations)], mesh, remark)
 
 
@@ -149,12 +160,12 @@ def _priced(
     steps: list[Step] = []
     kind = source
     for operation in operations:
-        received = received_bytes(operation, kind, mesh)
+        collective = collective_of(operation, kind, mesh, {})
         kind = type_after(operation, kind)
-        steps.append(Step(operation, kind, received))
+        steps.append(Step(operation, kind, collective))
     assert kind == target, f"planned {kind} instead of {target}"
     total = sum(step.bytes_received for step in steps)
-    waits = sum(communicates(operation, mesh) for operation in operations)
+    waits = sum(step.collective is not None and bool(step.collective.axes) for step in steps)
     return Plan(source, target, tuple(steps), total, lower_bound_bytes(source, target, mesh), waits, remark)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shardwright.cost.collectives import CollectiveKind, joint_or_sequential
-from shardwright.cost.movements import collective_bytes, collective_kind, duration_text, type_after
+from shardwright.cost.exchange import Orders
+from shardwright.cost.movements import collective_of, duration_text, type_after
 from shardwright.cost.topology import Topology
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Fetch, Movement, ReduceScatter
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Fetch, Movement, Permute, ReduceScatter
 from shardwright.ir.types import ON_DEVICE, Axes, TensorType
 
 
 def fastest(
-    candidates: Iterable[Sequence[Movement]], source: TensorType, topology: Topology
+    candidates: Iterable[Sequence[Movement]], source: TensorType, topology: Topology, orders: Orders
 ) -> tuple[list[Movement], str | None]:
     """The candidate that takes the least time, the first of equals, and a remark on steps that are kept apart."""
     best: tuple[float, list[Movement], str | None] | None = None
@@ -22,7 +24,7 @@ def fastest(
         remarks: list[str] = []
         kind = source if source.placement == ON_DEVICE else type_after(Fetch(), source)
         for operation in candidate:
-            parts, seconds, remark = _joint_or_apart(operation, kind, topology)
+            parts, seconds, remark = _joint_or_apart(operation, kind, topology, orders)
             operations.extend(parts)
             total += seconds
             if remark:
@@ -36,19 +38,18 @@ def fastest(
 
 
 def _joint_or_apart(
-    operation: Movement, operand: TensorType, topology: Topology
+    operation: Movement, operand: TensorType, topology: Topology, orders: Orders
 ) -> tuple[list[Movement], float, str | None]:
-    collective = collective_kind(operation)
+    collective = collective_of(operation, operand, Mesh(topology.mesh), orders)
     if collective is None:
         return [operation], 0.0, None
-    nbytes = collective_bytes(operation, operand, topology)
-    steps = joint_or_sequential(collective, operation.named_axes, nbytes, topology)
-    if not steps.sequential_s < steps.joint_s * (1 - 1e-9):
+    steps = joint_or_sequential(collective.kind, collective.axes, collective.nbytes, topology)
+    if isinstance(operation, Permute) or not steps.sequential_s < steps.joint_s * (1 - 1e-9):
         return [operation], steps.joint_s, None
     still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
     parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]
     remark = (
-        f"{_a(collective)} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
+        f"{_a(collective.kind)} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
         f" {topology.chip.name}, a joint one {duration_text(steps.joint_s)}"
     )
     return parts, steps.sequential_s, remark

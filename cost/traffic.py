@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.cost.movements import communicates, received_bytes
+from shardwright.cost.movements import collective_of
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digits import Order
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.types import OpenType, TensorType
@@ -54,21 +56,29 @@ def bytes_received(program: Program, func: Func) -> Traffic:
 
     Raises TypeError where a moved value's type still has holes.
     """
-    sizes = program.sizes(func)
+    sizes, orders = program.sizes(func), orders_in(program, func)
     return Traffic(
         tuple(
-            _received(program, statement, statement.operation, scope, sizes)
+            _received(program, statement, statement.operation, scope, sizes, orders)
             for statement, scope in scoped(program, func)
             if isinstance(statement, Let) and isinstance(statement.operation, Movement)
         )
     )
 
 
-def _received(program: Program, statement: Let, operation: Movement, scope: Scope, sizes: dict[str, int]) -> Received:
+def _received(
+    program: Program,
+    statement: Let,
+    operation: Movement,
+    scope: Scope,
+    sizes: dict[str, int],
+    orders: dict[str, Order],
+) -> Received:
     name = str(statement.operands[0])
     operand = scope.type_of(name)
     if isinstance(operand, OpenType):
         raise TypeError(f"{name}: {operand} still has holes")
     trips = math.prod(sizes[loop.dim] for loop in scope.loops)
-    once = received_bytes(operation, operand, program.mesh)
-    return Received(statement, operation, operand, once, trips, communicates(operation, program.mesh))
+    collective = collective_of(operation, operand, program.mesh, orders)
+    once, axes = (0, ()) if collective is None else (collective.received, collective.axes)
+    return Received(statement, operation, operand, once, trips, bool(axes))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.collectives import CollectiveKind
 from shardwright.cost.fusion import Kernel, Read, fused
-from shardwright.cost.movements import collective_kind
-from shardwright.ir.ops import AllGather, Contract, Convert, Movement
+from shardwright.cost.movements import Collective, collective_of
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digits import Order
+from shardwright.ir.ops import Contract, Convert, Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, TensorType
 
@@ -28,16 +29,6 @@ class Matmul:
     def flops(self) -> int:
         """A multiplication and an addition each: 2 m n k."""
         return 2 * self.count * self.m * self.n * self.k
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """Messages between chips: `nbytes` as `cost.collectives` counts them, `received` what one chip receives."""
-
-    kind: CollectiveKind
-    axes: tuple[str, ...]
-    nbytes: int
-    received: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +72,13 @@ def work_of(program: Program, func: Func) -> tuple[Work, ...]:
     Raises TypeError where a type still has holes.
     """
     scope = Scope.of(program, func)
-    return tuple(_body(program, program.sizes(func), func.body, scope, func.returns, (), ()))
+    return tuple(_body(program, program.sizes(func), orders_in(program, func), func.body, scope, func.returns, (), ()))
 
 
 def _body(
     program: Program,
     sizes: Mapping[str, int],
+    orders: Mapping[str, Order],
     body: Sequence[Statement],
     scope: Scope,
     returned: Sequence[str],
@@ -101,10 +93,12 @@ def _body(
                 alone = all(read.name in of_weights for read in step.reads)
                 if alone:
                     of_weights.update(value.name for value in step.root.results)
-                yield _work(program, sizes, step, block.types, loops, path, ahead=alone and bool(loops))
+                yield _work(program, sizes, orders, step, block.types, loops, path, ahead=alone and bool(loops))
             case Loop():
                 inner = scope.inside(step)
-                yield from _body(program, sizes, step.body, inner, step.following, (*loops, step), (*path, number))
+                yield from _body(
+                    program, sizes, orders, step.body, inner, step.following, (*loops, step), (*path, number)
+                )
             case SetState() | Free():
                 pass
 
@@ -112,6 +106,7 @@ def _body(
 def _work(
     program: Program,
     sizes: Mapping[str, int],
+    orders: Mapping[str, Order],
     kernel: Kernel,
     types: Mapping[str, TensorType],
     loops: tuple[Loop, ...],
@@ -121,7 +116,12 @@ def _work(
 ) -> Work:
     mesh, root = program.mesh, kernel.root
     written = sum(_written(kernel, types[value.name], mesh) for value in root.results)
-    collective = _collective(root, types, mesh)
+    operation = root.operation
+    collective = (
+        collective_of(operation, types[str(root.operands[0])], mesh, orders)
+        if isinstance(operation, Movement) and operation.communicates
+        else None
+    )
     matmul = _matmul(kernel.heavy, types, mesh) if isinstance(kernel.heavy.operation, Contract) else None
     return Work(
         root.results[0].name,
@@ -174,19 +174,3 @@ def _matmul(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, 
     k = math.prod(sizes[0][name] for name in operation.dims)
     count = math.prod(size for name, size in sizes[0].items() if name in sizes[1] and name not in operation.dims)
     return Matmul(count, m, n, k, left.dtype)
-
-
-def _collective(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> Collective | None:
-    operation = statement.operation
-    if not isinstance(operation, Movement) or not operation.communicates:
-        return None
-    kind = collective_kind(operation)
-    if kind is None:
-        return None
-    operand = types[str(statement.operands[0])]
-    axes = tuple(axis for axis in operation.named_axes if mesh[axis] > 1)
-    K = math.prod(mesh[axis] for axis in axes)
-    gathered = K if isinstance(operation, AllGather) else 1
-    nbytes = -(-operand.local_elements(mesh) * gathered * operand.dtype.bits // 8)
-    factor = 2 if kind is CollectiveKind.ALL_REDUCE else 1
-    return Collective(kind, axes, nbytes, -(-factor * nbytes * (K - 1) // K))

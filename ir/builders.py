@@ -92,6 +92,15 @@ def _roll(statics: Statics) -> Operation:
     return ops.Roll(statics.axes(), dim, shift)
 
 
+def _permute(statics: Statics) -> Operation:
+    to, source = statics.word("to", "", ("blocks",)), statics.word("from", "", ("blocks",))
+    if not to and not source:
+        return ops.Permute(statics.relayouts())
+    if to and source:
+        raise statics.wrong("to=blocks or from=blocks, not both")
+    return ops.Permute(dims=statics.dims(), blocks="to" if to else "from")
+
+
 def _wraps(statics: Statics) -> bool:
     return statics.word("wrap", "false", ("true", "false")) == "true"
 
@@ -148,6 +157,7 @@ BUILDERS: dict[str, Builder] = {
     "slice": lambda s: ops.Slice(s.arrows_from_axes()),
     "as_partial": lambda s: ops.AsPartial(s.axes()),
     "roll": _roll,
+    "permute": _permute,
     "fetch": _fetch,
     "prefetch": lambda s: ops.Start(_fetch(s)),
     "store": lambda s: ops.Store(s.tier()),
@@ -159,7 +169,7 @@ _CONTRACT = "contraction is written a @ b, or a @[E] b to name what is summed"
 _RESHAPE = "values match by the names of dimensions; split, merge and rename change them"
 _ELSEWHERE = {
     **dict.fromkeys(("matmul", "dot", "einsum", "contract", "mm", "bmm", "linear"), _CONTRACT),
-    **dict.fromkeys(("transpose", "permute", "reshape", "view", "swapaxes", "flatten"), _RESHAPE),
+    **dict.fromkeys(("transpose", "reshape", "view", "swapaxes", "flatten"), _RESHAPE),
     **dict.fromkeys(("broadcast", "expand", "unsqueeze", "repeat"), "operands broadcast by the names of dimensions"),
     **dict.fromkeys(("cast", "astype", "to"), "write convert[bf16](x)"),
     **dict.fromkeys(("psum", "allreduce"), "write all_reduce[x](h)"),

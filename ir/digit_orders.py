@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import Span
-from shardwright.ir.digits import Order
+from shardwright.ir.digits import Order, blocks_order
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Func, Program
-from shardwright.ir.types import ValueType
+from shardwright.ir.ops import Permute
+from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.types import TensorType, ValueType
 from shardwright.ir.walk import values_in
 
 
@@ -72,3 +73,27 @@ def order_within(order: Order, axes: Iterable[str], mesh: Mesh) -> Order:
     """An order as a function sees it that gives the dimension another size and splits it over these axes."""
     own = set(axes)
     return (*(digit for digit in order if digit in own), *mesh.sorted(own.difference(order)))
+
+
+def in_blocks(func: Func) -> dict[str, tuple[str, ...]]:
+    """The parameters and results that cross the function's edge in contiguous blocks, with the dimensions that do.
+
+    They are what `permute[E, from=blocks]` takes, and what `permute[E, to=blocks]` gives.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for statement in func.body:
+        match statement:
+            case Let(operation=Permute(blocks="to", dims=dims)):
+                found[statement.result.name] = dims
+            case Let(operation=Permute(blocks="from", dims=dims), operands=(str() as name,)):
+                found[name] = dims
+            case _:
+                pass
+    return found
+
+
+def edge_orders(
+    orders: Mapping[str, Order], kind: TensorType, blocks: Iterable[str], mesh: Mesh
+) -> Mapping[str, Order]:
+    """The digits of a value at a function's edge, where these of its dimensions lie in blocks."""
+    return {**orders, **{dim: blocks_order(orders.get(dim, ()), kind.split(dim), mesh) for dim in blocks}}

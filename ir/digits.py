@@ -4,6 +4,9 @@ A dimension's index is a mixed-radix number with one digit for each mesh axis th
 anywhere in the program, most significant first, and a remainder. A chip holds the indices whose digits of
 the splitting axes equal its coordinates. An order is written `x 2 y`: axes, and integers for digits that
 no axis splits (they arise where `K_xG_y` merges to `H_xy` and K has a remainder of its own).
+
+The digits of all types together need not divide a dimension's extent, which may also be less than declared (after
+`take`): a type has those digits of the order that fit (`fitting_order`), or blocks where its own are not among them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,70 @@ def local_digits(order: Order, axes: Iterable[str], size: int, mesh: Mapping[str
     split = set(axes)
     kept = [(digit, radix(digit, mesh)) for digit in order if digit not in split]
     return [*kept, (0, size // order_size(order, mesh))]
+
+
+def fitting_order(order: Order, axes: Iterable[str], size: int, mesh: Mapping[str, int]) -> Order:
+    """The digits of a dimension of this extent in a type that splits it over `axes`.
+
+    The digits of the order that fit into the extent, taken one after the other, where those of the axes are among
+    them. Otherwise the axes alone, as they stand in the order: contiguous blocks.
+    """
+    split = set(axes)
+    kept: list[str | int] = []
+    fitting = 1
+    for digit in order:
+        if size % (fitting * radix(digit, mesh)) == 0:
+            fitting *= radix(digit, mesh)
+            kept.append(digit)
+    return tuple(kept) if split.issubset(kept) else blocks_order(order, split, mesh)
+
+
+def blocks_order(order: Order, axes: Iterable[str], mesh: Mapping[str, int]) -> Order:
+    """The digits of contiguous blocks over these axes, numbered as the axes stand in the order."""
+    split = set(axes)
+    return (*ordered(order, split), *(axis for axis in mesh if axis in split and axis not in order))
+
+
+def chip_digits(order: Order, axes: Iterable[str], size: int, mesh: Mapping[str, int]) -> tuple[str | int, ...]:
+    """Which chip has which indices, each way of laying them out written in one way only.
+
+    Axes for the digits that chips have, and numbers for what is local before, between and after them, most
+    significant first. Local numbers are multiplied; axes of one chip and local digits of one value are left out.
+    """
+    split = set(axes)
+    made: list[str | int] = []
+    for digit in (*order, size // order_size(order, mesh)):
+        n = radix(digit, mesh)
+        if n == 1:
+            continue
+        if isinstance(digit, str) and digit in split:
+            made.append(digit)
+        elif made and isinstance(made[-1], int):
+            made[-1] *= n
+        else:
+            made.append(n)
+    return tuple(made)
+
+
+def common_order(
+    order: Order, before: Iterable[str], after: Iterable[str], size: int, mesh: Mapping[str, int]
+) -> Order | None:
+    """Digits in which a dimension can be read both when split over `before` and when split over `after`.
+
+    A digit that goes from a chip to its array, or from there to a chip, then leaves all indices as they are. None
+    where there are no such digits, and indices would change with the split.
+    """
+    was, becomes = set(before), set(after)
+    both = was | becomes
+    chips = math.prod(mesh[axis] for axis in both)
+    if size % chips:
+        return None
+    joint = fitting_order(order, both, size, mesh)
+    for axes in (was, becomes):
+        own = fitting_order(order, axes, size, mesh)
+        if chip_digits(own, axes, size, mesh) != chip_digits(joint, axes, size, mesh):
+            return None
+    return joint
 
 
 def is_contiguous(order: Order, axes: Iterable[str], mesh: Mapping[str, int]) -> bool:

@@ -163,6 +163,8 @@ def _static(static: ast.Static) -> str:
             return f"{source} -> {_dims(right, bare=True)}"
         case ast.MoveStatic(axes, source, target):
             return f"{_words(axes)}: {_dims(source, bare=True)} -> {_dims(target, bare=True)}"
+        case ast.RelayoutStatic(dim, before, after):
+            return f"{_dims(dim, bare=False)}: {_words(before)} -> {_words(after)}"
         case ast.RangeStatic(dim, start, stop):
             return f"{dim} {start}:{stop}"
         case ast.OptionStatic(name, value):

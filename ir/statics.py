@@ -162,6 +162,33 @@ class Statics:
             raise self.twice(named, self.span)
         return tuple(made)
 
+    def relayouts(self) -> tuple[tuple[str, Axes, Axes], ...]:
+        """`[E: y -> x, F: x -> {}]`."""
+        made: list[tuple[str, Axes, Axes]] = []
+        for static in list(self.left):
+            if isinstance(static, syntax.RelayoutStatic):
+                self.left.remove(static)
+                sides = [axis_set(self._axes(side)) if side.words else () for side in (static.before, static.after)]
+                made.append((self._one_dim(static.dim), sides[0], sides[1]))
+        if not made:
+            raise self.wrong(
+                "say which axes split a dimension before and which after", None, "as in permute[E: y -> x](...)",
+                "values match by the names of dimensions, so that no operation reorders these",
+            )  # fmt: skip
+        for side in (1, 2):
+            named = [axis for change in made for axis in change[side]]
+            if len(set(named)) != len(named):
+                raise self.twice(named, self.span)
+        for dim, before, after in made:
+            if set(before) & set(after):
+                axis = min(set(before) & set(after))
+                raise self.wrong(f"{axis} splits {dim} before and after", None, "leave out the axes that stay")
+        names = [dim for dim, _, _ in made]
+        if len(set(names)) != len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise self.wrong(f"{name} stands twice", None, f"name {name} once, with all its axes")
+        return tuple(made)
+
     def arrows(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
         """`[H -> KG]` between dimensions."""
         made: list[tuple[tuple[str, ...], tuple[str, ...]]] = []

@@ -15,7 +15,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order, local_digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
-from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, ReduceScatter, Rename, Roll, Slice, Split
+from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, Permute, ReduceScatter, Rename, Roll, Slice, Split
 from shardwright.ir.types import Reduction, Shape, State, TensorType, is_split
 
 Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
@@ -179,6 +179,16 @@ def movements_between(before: TensorType, after: TensorType, text: str) -> str:
     return ", then ".join(steps)
 
 
+def relayout_text(before: TensorType, after: TensorType, text: str) -> str:
+    """The permute that takes a whole value from one type to another, as it is written."""
+    changes: list[str] = []
+    for name, was, becomes in zip(before.names, before.splits, after.splits, strict=True):
+        if was != becomes:
+            sides = [[axis for axis in mine if axis not in other] for mine, other in ((was, becomes), (becomes, was))]
+            changes.append(f"{name}: {' -> '.join(''.join(side) or '{}' for side in sides)}")
+    return f"permute[{', '.join(changes)}]({text})"
+
+
 def _reduce_hint(text: str, kind: TensorType, axis: str, mesh: Mesh) -> str:
     """How a partial value is made whole, or split over a dimension that has room for it."""
     scattered = [
@@ -288,6 +298,7 @@ _NEEDS = {
     "all_to_all": "moves a split from one dimension to another",
     "slice": "takes parts of what is whole",
     "as_partial": "makes addends of what is whole or split",
+    "permute": "moves splits of whole values",
     "roll": "sends blocks of a split dimension round",
 }
 
@@ -304,6 +315,16 @@ def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> 
             wanted = Reduction.SUM
         case Roll():
             wanted = operation.dim
+        case Permute():
+            source, wanted = operation.change(axis)
+            if source != state:
+                change = f"split on {source}" if source else "whole"
+                raise misuse(
+                    "misapplied-movement",
+                    f"permute says that {text} is {change} over {axis}, and {text}: {kind} is"
+                    f" {_state_text(state, axis)}",
+                    "name for each dimension the axes that cease to split it, then those that come to",
+                )
         case _:
             wanted = None
     hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"

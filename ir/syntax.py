@@ -139,7 +139,7 @@ class DimsStatic(Static):
 class WordStatic(Static):
     """A bare lower-case word or `{a,b}`: the axes `yz` of `all_gather[yz]`, a tier, a dtype.
 
-    Which of these it is depends on the operation; `words` has one entry unless braces were written.
+    Which of these it is depends on the operation; `words` has one entry unless braces were written, and none for `{}`.
     """
 
     words: tuple[str, ...]
@@ -166,6 +166,15 @@ class MoveStatic(Static):
     axes: WordStatic
     source: DimsStatic
     target: DimsStatic
+
+
+@dataclass(frozen=True)
+class RelayoutStatic(Static):
+    """`E: y -> x` of a permute; `{}` where there are no axes."""
+
+    dim: DimsStatic
+    before: WordStatic
+    after: WordStatic
 
 
 @dataclass(frozen=True)

@@ -408,6 +408,14 @@ class TreeBuilder:
         words = _word(axes) if isinstance(axes, str) else axes
         return ast.MoveStatic(words, source, target, span=_across(children))
 
+    def relayout(self, children: Children) -> ast.RelayoutStatic:
+        dim, _, before, _, after = children
+        left = _static_dims(dim) if isinstance(dim, str) else dim
+        return ast.RelayoutStatic(left, before, after, span=_across(children))
+
+    def no_axes(self, children: Children) -> ast.WordStatic:
+        return ast.WordStatic((), braces=True, span=_across(children))
+
     def option(self, children: Children) -> ast.OptionStatic:
         name, _, value = children
         if isinstance(value, str):

@@ -8,14 +8,15 @@ from enum import Enum
 from shardwright.ir.declarations import product_text
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
 from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
-from shardwright.ir.digits import Order
+from shardwright.ir.digits import Order, common_order
 from shardwright.ir.extents import check_extents
 from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
-from shardwright.ir.ops import Concat, Contract, Elementwise, Roll, Take, Topk
+from shardwright.ir.ops import Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
-from shardwright.ir.strategies import check_strategy, differing_digits, movements_between
+from shardwright.ir.strategies import check_strategy, differing_digits, movements_between, relayout_text
 from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.walk import reads
 
 
 class Level(Enum):
@@ -36,6 +37,7 @@ def verify(program: Program, level: Level) -> None:
         orders = orders_in(program, func)
         checker = _Checker(program, func, level, orders)
         checker.block(func.body, Scope.of(program, func))
+        checker.blocks_at_edges()
         diagnostics.extend(checker.diagnostics)
         if not checker.diagnostics:
             diagnostics.extend(check_extents(program, func))
@@ -223,6 +225,20 @@ class _Checker:
         if isinstance(statement.operation, Take | Concat | Topk):
             self.blocks(statement.operation, args)
 
+    def digits_in_place(self, statement: Let, operand: TensorType, result: TensorType) -> None:
+        """A movement of digits leaves every index where it is, so the dimension is read alike before and after it."""
+        for dim, was, becomes in zip(operand.dims, operand.splits, result.splits, strict=True):
+            order = self.orders.get(dim.name, ())
+            if was != becomes and common_order(order, was, becomes, dim.size, self.program.mesh) is None:
+                raise fault(
+                    "digits",
+                    f"{statement.operation.keyword}: {operand} and {result} have no digits of {dim.name}={dim.size} in"
+                    " common, so indices would change chips",
+                    statement.span,
+                    f"write {relayout_text(operand, result, str(statement.operands[0]))}, or gather"
+                    f" {dim.name} whole and slice it",
+                )
+
     def blocks(self, operation: Take | Concat | Topk, args: Sequence[Arg]) -> None:
         """Taking, concatenating and choosing block by block want equal blocks."""
         n = self.program.mesh.product(operation.by)
@@ -239,8 +255,34 @@ class _Checker:
                     f" by the {n} blocks of {' '.join(operation.by)}",
                 )
 
+    def blocks_at_edges(self) -> None:
+        """A value in blocks has the type of one in digits, so that nothing but the permute may read or return it."""
+        for statement, loops in self.func.walk():
+            if not isinstance(statement, Let) or not isinstance(statement.operation, Permute):
+                continue
+            name, result = str(statement.operands[0]), statement.result.name
+            match statement.operation.blocks:
+                case "to":
+                    fits = not self.read_elsewhere(result, statement) and result in self.func.returns
+                    what = f"{result} is in blocks, and only a result of the function can be"
+                    way_out = f"return {result}, and use {name} everywhere else"
+                case "from":
+                    fits = not self.read_elsewhere(name, statement) and name not in self.func.returns
+                    fits &= any(value.name == name for value in self.func.params)
+                    what = f"{name} is taken from blocks, and only a parameter that nothing else reads can be"
+                    way_out = f"use {result} everywhere else"
+                case _:
+                    continue
+            if loops or not fits:
+                self.diagnostics.extend(fault("blocks", what, statement.span, way_out).diagnostics)
+
+    def read_elsewhere(self, name: str, by: Statement) -> bool:
+        return any(statement is not by and name in reads(statement) for statement, _ in self.func.walk())
+
     def digits(self, statement: Let, operand: TensorType, result: TensorType) -> None:
         mesh = self.program.mesh
+        if isinstance(statement.operation, Movement) and not isinstance(statement.operation.moves, Permute):
+            self.digits_in_place(statement, operand, result)
         differing = differing_digits(statement.operation, operand, result, self.orders, mesh)
         if differing is not None:
             before, after = differing

@@ -10,7 +10,7 @@ from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number, Operation
-from shardwright.ir.ops import Alias, Fetch, Movement, Roll, Start, Wait
+from shardwright.ir.ops import Alias, Fetch, Movement, Permute, Roll, Start, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values_in
@@ -185,7 +185,10 @@ def _move(statement: Let) -> Movement:
 
 
 def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: Mapping[str, int]) -> int | None:
-    """Where the movement stands whose result this movement alone uses, in the same block; a roll is none such."""
+    """Where the movement stands whose result this movement alone uses, in the same block.
+
+    Rolls and permutes are none such.
+    """
     if not isinstance(statement, Let) or not _retypes(statement.operation):
         return None
     name = statement.operands[0]
@@ -200,4 +203,4 @@ def _movement(made: list[Statement], at: dict[str, int], statement: Statement, u
 def _retypes(operation: Operation) -> bool:
     if isinstance(operation, Fetch) and operation.ahead:
         return False  # it changes which slice is read, too
-    return isinstance(operation, Movement) and not isinstance(operation, Roll | Start | Wait)
+    return isinstance(operation, Movement) and not isinstance(operation, Permute | Roll | Start | Wait)

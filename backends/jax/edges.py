@@ -62,6 +62,7 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
             NOWHERE,
             "compile it to torch, which reads and writes disk and shares a value between memories",
         )
+    digits = digits.at_edge(name, kind)
     factors: list[tuple[int, ...]] = []
     split: list[tuple[str, ...]] = []
     local: list[int] = []

@@ -29,7 +29,6 @@ from shardwright.backends.jax.source_text import (
 )
 from shardwright.backends.jax.terms import Lowering
 from shardwright.ir import ops
-from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Func, Program
 from shardwright.ir.types import Reduction, TensorType
@@ -75,7 +74,7 @@ class _Module:
     def function(self, func: Func) -> list[str]:
         program = self.program
         check_identifier(func.name)
-        digits = Digits(program.mesh, orders_in(program, func))
+        digits = Digits.of(program, func)
         names = Names((*names_of(func), *(value.name for value in (*program.weights, *program.state)), func.name))
         lowering = Lowering(digits, self.helpers.add)
         body = FunctionBody(program, func, lowering, names)

@@ -56,6 +56,19 @@ def local_place(index, digits):
             held &= digit == lax.axis_index(axis)
     return jnp.where(held & (index == 0), place, -1)
 ''',
+    "permuted": '''
+def permuted(units, axes, rounds, place):
+    """This chip's units [n, elements] of another layout: its own, and what other chips send it in rounds.
+
+    rounds: (pairs of a sender and a receiver, for each chip the units that it sends). place: for each chip which units
+    it ends with, its own numbered first, then those received round by round. Chips are numbered along the axes.
+    """
+    chip = lax.axis_index(axes)
+    held = [units]
+    for pairs, sent in rounds:
+        held.append(lax.ppermute(units[jnp.array(sent)[chip]], axes, pairs))
+    return jnp.concatenate(held)[jnp.array(place)[chip]]
+''',
     "layernorm": '''
 def layernorm(x, axis, eps, scale=1.0, offset=0.0):
     """In f32, rounded to the format of x (Ba et al. 2016)."""

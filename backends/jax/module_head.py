@@ -8,7 +8,6 @@ from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.edges import Edge, edge_of
 from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.source_text import JAX_DTYPES, broken, commented, docstring_lines, tuple_text
-from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Func, Program, Value
 
 
@@ -84,7 +83,7 @@ def mesh_lines(program: Program) -> list[str]:
 
 def global_edge(program: Program, value: Value) -> Edge:
     """How a weight or state value is placed; its dimensions have one size in all functions."""
-    digits = Digits(program.mesh, orders_in(program, program.funcs[0]))
+    digits = Digits.of(program, program.funcs[0])
     return edge_of(value.name, concrete(value.name, value.type), digits)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.backends.digit_factors import Digits, Factor, leads
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, tuple_text
+from shardwright.cost.exchange import Table, exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Movement
@@ -53,6 +54,9 @@ def lower_movement(
             return _Plan(digits, before, after).as_partial(code, operation.axes)
         case ops.Roll():
             return _roll(operation, code, before, digits)
+        case ops.Permute():
+            use_helper("permuted")
+            return _permute(operation, code, before, after, digits)
         case ops.Fetch():
             return _between_memories(code, before, "Device")
         case ops.Store(tier=Tier.HOST):
@@ -89,6 +93,33 @@ def _roll(operation: ops.Roll, code: str, before: TensorType, digits: Digits) ->
         sent = zip(chips.tolist(), np.roll(chips, -operation.shift).tolist(), strict=True)
         pairs = f"[{', '.join(f'({i}, {j})' for i, j in sorted(sent))}]"
     return f"lax.ppermute({code}, {axes_text(axes)}, {pairs})"
+
+
+def _permute(operation: ops.Permute, code: str, before: TensorType, after: TensorType, digits: Digits) -> str:
+    """Units exchanged in rounds of `ppermute`; where chips end with the same, their shares are then gathered."""
+    mesh = digits.mesh
+    made = exchange_of(operation, before, after, mesh, digits.orders)
+    if not made.axes:
+        return code
+    local, result, flat = before.local_shape(mesh), after.local_shape(mesh), (-1, made.unit_elements)
+    shape, order = made.opened(local)
+    code = transposed(reshaped(code, local, shape), order)
+    units = reshaped(code, [shape[i] for i in order], (before.local_elements(mesh) // flat[1], flat[1]))
+    rounds = [(list(each.pairs), _rows(each.sent)) for each in made.rounds]
+    code = f"permuted({units}, {axes_text(made.axes)}, {rounds}, {_rows(made.place)})"
+    if made.whole:
+        kept = [axis for axis in made.axes if axis not in made.whole]
+        chip = f"[lax.axis_index({axes_text(kept)})]" if kept else "[0]"
+        gathered = f"lax.all_gather({code}, {axes_text(made.whole)}, to='invarying').reshape{flat}"
+        code = f"{gathered}[jnp.array({_rows(made.order)}){chip}]"
+    shape, order = made.opened(result)
+    opened = [shape[i] for i in order]
+    code = reshaped(code, (after.local_elements(mesh) // flat[1], flat[1]), opened)
+    return reshaped(transposed(code, np.argsort(order).tolist()), shape, result)
+
+
+def _rows(table: Table) -> list[list[int]]:
+    return [list(row) for row in table]
 
 
 def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType, use_helper: UseHelper) -> str:

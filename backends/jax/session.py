@@ -19,7 +19,6 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.module_head import global_edge
 from shardwright.backends.jax.placing import Placement, Progress, check_shape, sharding_of
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Program, Value
 from shardwright.ir.weight_source import ArraySource, WeightSource
 
@@ -101,7 +100,7 @@ class Session:
 
     def _function(self, name: str) -> _Function:
         func = self.program.func(name)
-        digits = Digits(self.program.mesh, orders_in(self.program, func))
+        digits = Digits.of(self.program, func)
         edges = [(value, edge_of(value.name, concrete(value.name, value.type), digits)) for value in func.params]
         return _Function(getattr(self._module, f"build_{name}")(self.mesh), tuple(edges), len(func.results))
 

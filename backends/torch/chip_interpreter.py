@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.chip import Chip, Held
@@ -37,7 +38,7 @@ class ChipInterpreter(Interpreter):
 
     def held(self, value: Value) -> Held:
         assert not isinstance(value.type, OpenType)
-        return Held(self.chip, value.type)
+        return Held(replace(self.chip, digits=self.chip.digits.at_edge(value.name, value.type)), value.type)
 
     def settled(self, name: str, tensor: Tensor, held: Held) -> Named:
         """The chip's tensor where its type says that it lives."""

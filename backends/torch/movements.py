@@ -15,6 +15,7 @@ from shardwright.backends.digit_factors import Factor
 from shardwright.backends.torch.chip import Chip, Held
 from shardwright.backends.torch.tensors import rounded
 from shardwright.backends.torch.world import World, torch_distributed
+from shardwright.cost.exchange import exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.digits import ordered
@@ -80,18 +81,19 @@ class Collectives:
         dist.all_reduce(tensor, operation, group=self._group(axes, tensor))
         return tensor
 
-    def passed_on(self, tensor: Tensor, to: int, source: int) -> Tensor:
-        """What the process `source` holds; `to` gets what this one does."""
+    def passed_on(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor:
+        """What the process `source` holds, zeros without one; `to` gets what this one does."""
         import torch
 
         dist = torch_distributed()
         if to == self.world.index:
             return tensor
         sent = _bytes(tensor)
-        received = torch.empty_like(sent)
+        received = torch.zeros_like(sent)
         group = self._group(self.chip.digits.mesh.axes, tensor)
-        given = [dist.P2POp(dist.isend, sent, to, group), dist.P2POp(dist.irecv, received, source, group)]
-        for work in dist.batch_isend_irecv(given):
+        given = [dist.P2POp(dist.isend, sent, to, group)] if to is not None else []
+        given += [dist.P2POp(dist.irecv, received, source, group)] if source is not None else []
+        for work in dist.batch_isend_irecv(given) if given else ():
             work.wait()
         return received.view(tensor.dtype).reshape(tensor.shape)
 
@@ -205,6 +207,31 @@ def _roll(to: Collectives, operation: ops.Roll, tensor: Tensor, before: Held, af
     ).reshape(after.extents)
 
 
+def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    """Units exchanged round by round; where chips end with the same, their shares are then gathered."""
+    import torch
+
+    digits = to.chip.digits
+    made = exchange_of(operation, before.kind, after.kind, digits.mesh, digits.orders)
+    if not made.axes:
+        return tensor
+    ring = to.chip.along(made.axes)
+    own = ring.index(to.chip.number)
+    shape, order = made.opened(before.extents)
+    units = tensor.reshape(shape).permute(order).reshape(-1, made.unit_elements)
+    held = [units]
+    for each in made.rounds:
+        receiver = next((ring[j] for i, j in each.pairs if i == own), None)
+        sender = next((ring[i] for i, j in each.pairs if j == own), None)
+        held.append(to.passed_on(units[list(each.sent[own])], receiver, sender))
+    share = torch.cat(held)[list(made.place[own])]
+    group = next(i for i, members in enumerate(made.groups) if own in members)
+    whole = to.gathered(share, made.whole).reshape(-1, made.unit_elements)[list(made.order[group])]
+    shape, order = made.opened(after.extents)
+    back = [order.index(i) for i in range(len(order))]
+    return whole.reshape([shape[i] for i in order]).permute(back).reshape(after.extents)
+
+
 def _reduction(kind: TensorType) -> Reduction:
     assert kind.partial is not None
     return kind.partial.kind
@@ -243,6 +270,7 @@ MOVEMENTS: dict[type[Movement], Move] = {
     ops.ReduceScatter: _reduce_scatter,
     ops.AllToAll: _all_to_all,
     ops.Roll: _roll,
+    ops.Permute: _permute,
     ops.Slice: _slice,
     ops.AsPartial: _as_partial,
 }

@@ -19,7 +19,6 @@ from shardwright.backends.torch.tiers import Tiers, open_tiers
 from shardwright.backends.torch.world import World
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.program import Program, Value
 from shardwright.ir.types import DType, Reduction, Tier
 from shardwright.ir.verifier import Level, verify
@@ -61,7 +60,7 @@ def run_program(
         raise fault(
             "bad-processes", f"mesh {mesh} has {mesh.n_chips} chips, and there are {world.count} processes for them"
         )
-    chip = Chip(Digits(mesh, orders_in(program, func)), world.index)
+    chip = Chip(Digits.of(program, func), world.index)
     to = Collectives(world, chip)
     with (
         open_tiers(world.device(device), dict(caps or {}), "that of the types", spill) as tiers,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, whole_row
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, Static
+from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
 from shardwright.ir.types import Axes, Placement, Shape
 
 Scatter = tuple[Axes, str]
@@ -17,6 +17,9 @@ Scatter = tuple[Axes, str]
 
 Transfer = tuple[Axes, str, str]
 """Axes, the dimension that they split before, and the one that they split after."""
+
+Relayout = tuple[str, Axes, Axes]
+"""A dimension, the axes that split it before and no longer do, and those that come to split it."""
 
 
 class Movement(Operation):
@@ -248,3 +251,53 @@ class Roll(Movement):
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         return [AxisRow((self.dim,), (self.dim,))] if axis in self.axes else None
+
+
+@dataclass(frozen=True)
+class Permute(Movement):
+    """`permute[E: y -> x](v)`: every chip gets from others what it lacks of a layout whose digits do not fit beside
+    those of the one before.
+
+    v: BE_y  -->  permute[E: y -> x](v): BE_x
+
+    `{}` stands for no axes, as in `permute[E: y -> x, F: x -> {}](v)`. Axes that are not named stay as they are.
+
+    With `to=blocks` or `from=blocks` the type stays too: `permute[E, to=blocks](y)` is what a function returns of a
+    strided layout, every chip's part one contiguous block, and `permute[E, from=blocks](x)` takes such a parameter.
+    """
+
+    keyword: ClassVar[str] = "permute"
+    changes: tuple[Relayout, ...] = ()
+    dims: tuple[str, ...] = ()
+    blocks: Literal["", "to", "from"] = ""
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        if self.blocks:
+            return (dims_static(self.dims), OptionStatic(self.blocks, WordStatic(("blocks",))))
+        return tuple(
+            RelayoutStatic(dims_static([dim]), _axes_or_none(was), _axes_or_none(becomes))
+            for dim, was, becomes in self.changes
+        )
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(axis for _, was, becomes in self.changes for axis in (*was, *becomes)))
+
+    def mentioned_dims(self) -> Iterable[str]:
+        return [*self.dims, *(dim for dim, _, _ in self.changes)]
+
+    def change(self, axis: str) -> tuple[str | None, str | None]:
+        """The dimension that a named axis splits before, and the one after; None where it splits none."""
+        before = next((dim for dim, was, _ in self.changes if axis in was), None)
+        return before, next((dim for dim, _, becomes in self.changes if axis in becomes), None)
+
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        if axis not in self.named_axes:
+            return None
+        before, after = self.change(axis)
+        return [AxisRow((before,), (after,))]
+
+
+def _axes_or_none(axes: Axes) -> WordStatic:
+    return axes_static(axes) if axes else WordStatic((), braces=True)

@@ -70,12 +70,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _times(made: Plan, topology: Topology | None) -> list[float | None]:
     """Seconds of each step, None without a chip."""
-    if topology is None:
-        return [None] * len(made.steps)
-    from shardwright.cost.movements import movement_time
-
-    before = (made.source, *(step.type for step in made.steps))
-    return [movement_time(step.operation, kind, topology) for step, kind in zip(made.steps, before, strict=False)]
+    return [None if topology is None else step.time_s(topology) for step in made.steps]
 
 
 def _as_json(made: Plan, topology: Topology | None) -> dict[str, object]:

@@ -48,6 +48,14 @@ MOVES = {
                          "jnp.where(lax.axis_index(('y', 'z')) == 0, v, 0)"),
     "split to partial": ("A_xyB", "as_partial[y]", "A_xB(partialsum-y)", None),
     "both to partial": ("A_xyB", "as_partial[yz]", "A_xB(partialsum-yz)", None),
+    "permute": ("A_xB", "permute[A: x -> y]", "A_yB", None),
+    "permute between dimensions": ("A_xzB_y", "permute[A: x -> y, B: y -> x]", "A_yzB_x", None),
+    "permute to fewer": ("CA_xyB_z", "permute[A: xy -> z, B: z -> {}]", "CA_zB", None),
+    "permute to more": ("CA_xB", "permute[A: x -> {}, B: {} -> xyz]", "CAB_xyz", None),
+    "permute to whole": ("A_xzCB_y", "permute[A: xz -> {}, B: y -> {}]", "ACB", None),
+    "to blocks": ("CA_yzB", "permute[A, to=blocks]", "CA_yzB", None),
+    "to blocks of two": ("A_xzB_y", "permute[AB, to=blocks]", "A_xzB_y", None),
+    "from blocks": ("A_zB_xy", "permute[AB, from=blocks]", "A_zB_xy", None),
     "strided to partial": ("A_xyzB", "as_partial[xz]", "A_yB(partialsum-xz)", None),
 }  # fmt: skip
 
@@ -68,7 +76,7 @@ def test_other_orders(case: str, a: str, b: str) -> None:
 
 
 SOME = ["gather", "reduce", "scatter on two", "all-to-all swap", "slice two", "both to partial", "reduce maxima",
-        "scatter maxima"]  # fmt: skip
+        "scatter maxima", "permute to fewer", "to blocks"]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "int8", "int4", "int32", "uint32"])

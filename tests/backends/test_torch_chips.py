@@ -94,6 +94,8 @@ ALONG_X = {
     "whole to partial": ("AB", "as_partial[x]", "AB(partialsum-x)"),
     "split to partial": ("A_xB", "as_partial[x]", "AB(partialsum-x)"),
     "roll": ("A_xB", "roll[x, over=A, shift=1]", "A_xB"),
+    "permute": ("A_xB", "permute[A: x -> {}, B: {} -> x]", "AB_x"),
+    "permute to whole": ("A_xB", "permute[A: x -> {}]", "AB"),
 }
 
 ON_TWO_AXES = {
@@ -115,6 +117,11 @@ ON_TWO_AXES = {
     "whole to partial": ("A_xB", "as_partial[y]", "A_xB(partialsum-y)"),
     "split to partial": ("A_xyB", "as_partial[xy]", "AB(partialsum-xy)"),
     "roll": ("A_xyB", "roll[xy, over=A, shift=3]", "A_xyB"),
+    "permute": ("A_xB", "permute[A: x -> y]", "A_yB"),
+    "permute swap": ("A_xB_y", "permute[A: x -> y, B: y -> x]", "A_yB_x"),
+    "permute and gather": ("CA_xyB", "permute[A: xy -> {}, B: {} -> y]", "CAB_y"),
+    "to blocks": ("CA_yB", "permute[A, to=blocks]", "CA_yB"),
+    "from blocks": ("A_xB_y", "permute[AB, from=blocks]", "A_xB_y"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.backends.collectives import move, roll
+from shardwright.backends.collectives import move, permute, roll
 from shardwright.backends.kernels import KERNELS, compute
 from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Formats
@@ -151,6 +151,9 @@ CASES = (
     Case(ops.AllToAll(((("x",), "A", "B"),)), _f("AB")),
     Case(ops.Slice(((("x",), "B"),)), _f("AB")),
     Case(ops.AsPartial(("x",)), _f("AB")),
+    Case(ops.Permute((("A", ("x",), ()), ("B", (), ("x",)))), _f("AB")),
+    Case(ops.Permute((("A", (), ("x",)),)), _f("AB")),
+    Case(ops.Permute((("A", ("x",), ()),)), _f("AB")),
     Case(ops.Roll(("x",), "A"), _f("AB")),
     Case(ops.Roll(("x",), "B", -2), (("AB", I),)),
 )
@@ -233,6 +236,8 @@ def _check(
         value = local_args[0]
         assert isinstance(value, Local)
         made = (move(value, results[0], on_chips),)
+        if isinstance(case.operation, ops.Permute):
+            made = (permute(case.operation, value, results[0], on_chips)[0],)
         if isinstance(case.operation, ops.Roll):
             source = global_args[0]
             assert isinstance(source, Local)
