@@ -23,12 +23,17 @@ class Marking(Enum):
 
 @dataclass(frozen=True)
 class Value:
-    """A named value with its type, which may have holes at the surface level."""
+    """A named value with its type, which may have holes at the surface level.
+
+    `origin` is the name of the value that a pass made it from, then of what that was made from, and so on; empty for
+    what the author wrote. It is not part of the text: a program that is printed and read again has none.
+    """
 
     name: str
     type: ValueType
     marking: Marking = Marking.DEMANDED
     span: Span = field(default=NOWHERE, compare=False, repr=False)
+    origin: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def shape(self) -> Shape:
@@ -230,19 +235,3 @@ class Scope:
 def index_value(loop: Loop) -> Value:
     """The index of a loop as a value of its body."""
     return Value(loop.index or "", TensorType(DType.INT32, (), ()), Marking.UNWRITTEN)
-
-
-class Namer:
-    """Gives names that are not taken."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self.taken = taken
-
-    def fresh(self, wish: str) -> str:
-        """The wish itself if it is free, else the wish with the least number that makes it so."""
-        name, count = wish, 1
-        while name in self.taken:
-            count += 1
-            name = f"{wish}_{count}"
-        self.taken.add(name)
-        return name

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Marking, Namer, Program, Statement, Value
+from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, State, TensorType, ValueType, is_split
-from shardwright.ir.walk import map_bodies, names_of, with_values
+from shardwright.ir.walk import map_bodies, with_values
 from shardwright.passes.attention_pattern import Attention, attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.projections import Dataflow, axes_named, require_divisible, require_surface, with_room
@@ -69,20 +70,23 @@ class AttentionOverBatch(Pass):
 
 @dataclass
 class _Rewriter:
-    """Rewrites one function; `attend` decides on the layouts around one attention."""
+    """Rewrites one function; `attend` decides on the layouts around one attention.
+
+    Statements that are equal, in two loops, are rewritten alike.
+    """
 
     flow: Dataflow
     axes: Axes
     types: dict[str, ValueType] = field(default_factory=dict[str, ValueType])
-    queries: dict[int, tuple[int, str, TensorType | None]] = field(
-        default_factory=dict[int, tuple[int, str, TensorType | None]]
+    queries: dict[Let, tuple[int, str, TensorType | None]] = field(
+        default_factory=dict[Let, tuple[int, str, TensorType | None]]
     )
     """By the statement of the scores: which operand is the query, its name, and the type that it takes there."""
-    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
+    outputs: dict[Let, TensorType] = field(default_factory=dict[Let, TensorType])
     """By the statement of an output whose demanded type stays: the type in which attention leaves it."""
-    renamed: dict[int, Value] = field(default_factory=dict[int, Value])
+    renamed: dict[Let, Value] = field(default_factory=dict[Let, Value])
     """By the statement of an output: the value that a demand after it, now met, gave it."""
-    dropped: set[int] = field(default_factory=set[int])
+    dropped: set[Let] = field(default_factory=set[Let])
     """Statements that demand what is so anyway."""
 
     def attend(self, attention: Attention, states: dict[str, ValueType]) -> None:
@@ -122,12 +126,12 @@ class _Rewriter:
         if len(own) == 1 and is_demanded_alias(own[0]) and len(flow.users[name]) == 1:
             source = str(own[0].operands[0])
             if flow.values[source].type == wanted:
-                self.dropped.add(id(own[0]))
-                self.queries[id(attention.scores)] = attention.query, source, None
+                self.dropped.add(own[0])
+                self.queries[attention.scores] = attention.query, source, None
             else:
                 self.types[name] = wanted
         elif flow.values[name].type != wanted:
-            self.queries[id(attention.scores)] = attention.query, name, wanted
+            self.queries[attention.scores] = attention.query, name, wanted
 
     def leave(self, attention: Attention, wanted: TensorType) -> None:
         """The output keeps the type that is demanded of it, in a statement of its own where attention has another."""
@@ -136,12 +140,12 @@ class _Rewriter:
         after = users[0] if len(users) == 1 and isinstance(users[0], Let) else None
         if after is not None and is_demanded_alias(after):
             if after.result.type == wanted:
-                self.dropped.add(id(after))
-                self.renamed[id(attention.out)] = after.result
+                self.dropped.add(after)
+                self.renamed[attention.out] = after.result
             else:
                 self.types[out.name] = wanted
         elif isinstance(out.type, TensorType) and out.type != wanted and not reshards_query(flow, attention):
-            self.outputs[id(attention.out)] = wanted
+            self.outputs[attention.out] = wanted
         else:
             self.types[out.name] = wanted
 
@@ -154,39 +158,38 @@ class _Rewriter:
 
     def rewritten(self) -> Func:
         func = self.flow.func
-        self.namer = Namer(names_of(func) | set(self.flow.program.globals))
+        self.writer = Rewriter.of(self.flow.program, func)
         results = tuple(self.types.get(n, kind) for n, kind in zip(func.returns, func.results, strict=True))
         made = replace(func, params=tuple(map(self.value, func.params)), results=results)
         return map_bodies(made, self.block)
 
     def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        made: list[Statement] = []
         for statement in body:
-            made.extend(self.let(statement) if isinstance(statement, Let) else [with_values(statement, self.value)])
-        return tuple(made)
+            if isinstance(statement, Let):
+                self.let(statement)
+            else:
+                self.writer.put(with_values(statement, self.value))
+        return self.writer.written()
 
-    def let(self, statement: Let) -> list[Statement]:
-        if id(statement) in self.dropped:
-            return []
-        made: list[Statement] = []
+    def let(self, statement: Let) -> None:
+        if statement in self.dropped:
+            return
+        writer = self.writer
+        writer.at(statement)
         operands = list(statement.operands)
-        if id(statement) in self.queries:
-            at, name, wanted = self.queries[id(statement)]
-            if wanted is not None:
-                value = Value(self.namer.fresh(f"{name}_batch"), wanted, Marking.DEMANDED, statement.span)
-                made.append(Let((value,), Alias(), (name,), statement.span))
-                name = value.name
-            operands[at] = name
-        renamed = self.renamed.get(id(statement))
+        if statement in self.queries:
+            at, name, wanted = self.queries[statement]
+            demanded = Marking.DEMANDED
+            operands[at] = name if wanted is None else writer.let(Alias(), (name,), f"{name}_batch", wanted, demanded)
+        renamed = self.renamed.get(statement)
         results = (renamed,) if renamed else tuple(map(self.value, statement.results))
-        if id(statement) in self.outputs:
+        if statement in self.outputs:
             (result,) = results
-            raw = Value(self.namer.fresh(f"{result.name}_batch"), self.outputs[id(statement)], span=result.span)
-            made.append(replace(statement, results=(raw,), operands=tuple(operands)))
-            made.append(Let((result,), Alias(), (raw.name,), statement.span))
+            raw = writer.like(result, f"{result.name}_batch", self.outputs[statement], Marking.DEMANDED)
+            writer.put(replace(statement, results=(raw,), operands=tuple(operands)))
+            writer.define(result, Alias(), (raw.name,))
         else:
-            made.append(replace(statement, results=results, operands=tuple(operands)))
-        return made
+            writer.put(replace(statement, results=results, operands=tuple(operands)))
 
 
 @dataclass

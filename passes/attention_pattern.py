@@ -81,7 +81,7 @@ def _attention(flow: Dataflow, scores: Let, query: int, products: list[Let]) -> 
             own = [n for n in asked.names if n not in shared and _numbers_heads(flow, n)]
             kv = tuple(n for n in own if n in offered.names)
             keys, values = str(scores.operands[1 - query]), str(out.operands[1 - weights])
-            cached = _cached(flow, keys, values, {id(scores), id(out)})
+            cached = _cached(flow, keys, values, {scores, out})
             return Attention(
                 scores, out, query, 1 - query, weights, 1 - weights,
                 frozenset(after & before), cached, (*kv, *(n for n in own if n not in kv)), kv,
@@ -134,7 +134,7 @@ def _back(flow: Dataflow, name: str) -> set[str]:
     return found
 
 
-def _cached(flow: Dataflow, keys: str, values: str, attention: set[int]) -> frozenset[str]:
+def _cached(flow: Dataflow, keys: str, values: str, attention: set[Let]) -> frozenset[str]:
     """Keys and values back to their projections; what others use as well is not theirs to place, and is left out."""
     found = {name for name in _back(flow, keys) | _back(flow, values) if is_numeric(flow.values[name].type)}
     while True:
@@ -144,13 +144,13 @@ def _cached(flow: Dataflow, keys: str, values: str, attention: set[int]) -> froz
         found -= shared
 
 
-def _used_within(flow: Dataflow, name: str, found: set[str], attention: set[int]) -> bool:
+def _used_within(flow: Dataflow, name: str, found: set[str], attention: set[Let]) -> bool:
     if name in flow.program.state_names:
         return True
     for statement in flow.users.get(name, ()):
         match statement:
             case Let():
-                if id(statement) not in attention and all(value.name not in found for value in statement.results):
+                if statement not in attention and all(value.name not in found for value in statement.results):
                     return False
             case Loop():
                 return False

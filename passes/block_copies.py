@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.ops import Alias, Fetch, Merge, Rename, Split, Start, Store, Take, Update, Wait
-from shardwright.ir.program import Free, Let, Loop, Marking, Namer, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Let, Loop, Marking, Scope, SetState, Statement, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ON_DEVICE, ValueType
 from shardwright.ir.walk import rename_operands
 from shardwright.passes.micro_batches import MicroBatches

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
-from shardwright.ir.program import DimInfo, Func, Let, Loop, Marking, Namer, Program, Scope, Statement, Value
-from shardwright.ir.types import DType, OpenType, Shape
-from shardwright.ir.walk import names_of
+from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
+from shardwright.ir.rewriter import Rewriter
+from shardwright.ir.types import DType, Shape
+from shardwright.ir.walk import map_scoped
 from shardwright.passes.base import Pass
 
 
@@ -44,7 +45,7 @@ class Decompose(Pass):
 
 
 class _Rewriter:
-    """Rewrites one function; `out` gathers the statements of the block at hand.
+    """Rewrites one function; `at` is the statement at hand.
 
     `added` gathers, for all functions, the dimensions of the candidates of `topk`.
     """
@@ -55,40 +56,22 @@ class _Rewriter:
         self.candidates: set[str] = set()
         self.sizes = program.sizes(func)
         self.program = program
-        self.namer = Namer(names_of(func) | set(program.globals))
+        self.writer = Rewriter.of(program, func)
         self.scope = Scope.of(program, func)
-        self.out: list[Statement] = []
         self.at: Let | None = None
 
     def rewritten(self) -> Func:
-        return replace(self.func, body=self.block(self.func.body))
+        return map_scoped(self.program, self.func, self.statement)
 
-    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        outer, self.out = self.out, []
-        for statement in body:
-            match statement:
-                case Let():
-                    self.let(statement)
-                case Loop():
-                    scope = self.scope
-                    self.scope = scope.inside(statement)
-                    inner = self.block(statement.body)
-                    self.scope = scope
-                    self.out.append(replace(statement, body=inner))
-                    for value in statement.results:
-                        self.scope.define(value)
-                case _:
-                    self.out.append(statement)
-        made, self.out = tuple(self.out), outer
-        return made
-
-    def let(self, statement: Let) -> None:
-        self.at = statement
+    def statement(self, statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+        if not isinstance(statement, Let):
+            return (statement,)
+        self.at, self.scope = statement, scope
+        self.writer.at(statement)
         expansion = _EXPANSIONS.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):
-            self.out.append(statement)
-        for value in statement.results:
-            self.scope.define(value)
+            self.writer.put(statement)
+        return self.writer.written()
 
     # ------------------------------------------------------------ building
 
@@ -107,10 +90,10 @@ class _Rewriter:
             Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, self.scope.type_of(o).shape) for o in operands
         ]
         values = tuple(
-            Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, self.at.span)
+            self.writer.value(wish, shape)
             for wish, shape in zip(wishes, operation.infer(args, Context(self.sizes)), strict=True)
         )
-        self.out.append(Let(values, operation, tuple(operands), self.at.span))
+        self.writer.put(Let(values, operation, tuple(operands), self.at.span))
         for value in values:
             self.scope.define(value)
         return tuple(value.name for value in values)
@@ -118,7 +101,7 @@ class _Rewriter:
     def finish(self, operation: Operation, operands: Sequence[Operand]) -> bool:
         """Appends the last statement, which defines the value that was rewritten."""
         assert self.at is not None
-        self.out.append(replace(self.at, operation=operation, operands=tuple(operands)))
+        self.writer.put(replace(self.at, operation=operation, operands=tuple(operands)))
         return True
 
     def index(self, dim: str, like: str, wish: str) -> str:
@@ -243,11 +226,10 @@ def _topk(rewriter: _Rewriter, statement: Let) -> bool:
     candidates, where = rewriter.emit_all(
         ops.Topk(dim, among, k, by), [l], (f"{values.name}_candidates", f"{ids.name}_candidates")
     )
-    place = rewriter.namer.fresh(f"{ids.name}_places")
-    chosen = Value(place, OpenType.anything(ids.shape), Marking.UNWRITTEN, statement.span)
+    chosen = rewriter.writer.value(f"{ids.name}_places", ids.shape)
     last = replace(operation, dim=among)
-    rewriter.out.append(replace(statement, results=(values, chosen), operation=last, operands=(candidates,)))
-    rewriter.out.append(Let((ids,), ops.Lookup(among), (where, place), statement.span))
+    rewriter.writer.put(replace(statement, results=(values, chosen), operation=last, operands=(candidates,)))
+    rewriter.writer.put(Let((ids,), ops.Lookup(among), (where, chosen.name), statement.span))
     return True
 
 

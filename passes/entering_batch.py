@@ -20,13 +20,13 @@ from shardwright.ir.program import (
     Let,
     Loop,
     Marking,
-    Namer,
     Program,
     Scope,
     SetState,
     Statement,
     Value,
 )
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import names_of, rename_operands
 from shardwright.passes.block_copies import forwarded, reads

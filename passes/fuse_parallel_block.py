@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from shardwright.ir.operation import Arg, Context, Number, Operand
 from shardwright.ir.ops import Add, Concat, Contract, Convert, Merge, Rename, Split, Take
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Dim, OpenType, Shape, TensorType, ValueType
 from shardwright.ir.walk import names_of, use_counts
 from shardwright.ir.weight_source import WeightSource

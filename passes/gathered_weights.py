@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value
+from shardwright.ir.program import Func, Let, Marking, Program, Scope, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, OpenType, TensorType, axis_set
-from shardwright.ir.walk import map_bodies, map_scoped, names_of, rename_operands
+from shardwright.ir.walk import map_bodies, map_scoped, rename_operands
 from shardwright.passes.attention_pattern import is_demanded_alias
 from shardwright.passes.projections import Dataflow
 
@@ -75,13 +76,13 @@ def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:
             between.add(name)
             rest.extend(source for source in flow.sources.get(name, ()) if source not in flow.weights)
         reads.update((let.result.name, i) for let, i in flow.weight_path(projection.weight_name))
-    namer = Namer(names_of(func) | set(program.globals))
+    writer = Rewriter.of(program, func)
     known: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
         if not isinstance(statement, Let):
             return (statement,)
-        made: list[Statement] = []
+        writer.at(statement)
         operands = list(statement.operands)
         for i, operand in enumerate(operands):
             if (statement.result.name, i) not in reads or not isinstance(operand, str):
@@ -91,17 +92,15 @@ def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:
                 continue
             key = (operand, tuple(id(loop) for loop in scope.loops))
             if key not in known:
-                known[key] = namer.fresh(f"{operand}_gathered")
                 splits = tuple(tuple(a for a in on if a not in axes) for on in kind.splits)
-                value = Value(known[key], replace(kind, splits=splits), Marking.DEMANDED, statement.span)
-                made.append(Let((value,), Alias(), (operand,), statement.span))
+                gathered = replace(kind, splits=splits)
+                known[key] = writer.let(Alias(), (operand,), f"{operand}_gathered", gathered, Marking.DEMANDED)
             operands[i] = known[key]
         results = statement.results
         if statement.result.name in between and isinstance(statement.result.type, TensorType):
             results = tuple(
                 replace(value, type=OpenType.anything(value.shape), marking=Marking.UNWRITTEN) for value in results
             )
-        made.append(replace(statement, results=results, operands=tuple(operands)))
-        return tuple(made)
+        return (*writer.written(), replace(statement, results=results, operands=tuple(operands)))
 
     return map_scoped(program, func, rewrite)

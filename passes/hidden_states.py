@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Namer, Program, Value
+from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Program, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Dim
 from shardwright.ir.walk import names_of
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim

@@ -10,10 +10,11 @@ from shardwright.cost.resharding import plan
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Marking, Namer, Program, Scope, Statement, Value
+from shardwright.ir.program import Func, Let, Program, Scope, Statement
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.ir.verifier import Level
-from shardwright.ir.walk import map_scoped, names_of
+from shardwright.ir.walk import map_scoped
 from shardwright.passes.base import Pass
 from shardwright.passes.place import change_word
 
@@ -68,7 +69,7 @@ def _key(name: str, func: Func) -> tuple[str, str | None]:
 
 def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
     orders = orders_in(program, func)
-    namer = Namer(names_of(func) | set(program.globals))
+    writer = Rewriter.of(program, func)
 
     def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
         if not isinstance(statement, Let) or not isinstance(statement.operation, Alias):
@@ -78,7 +79,7 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
         source, target = scope.type_of(name), statement.result.concrete
         if source == target or not isinstance(source, TensorType):
             return (statement,)
-        made: list[Statement] = []
+        writer.at(statement)
         kind = source
         # No movement stores in several memories: the demand for the type stays as the statement that does.
         spread = target.placement.tier is None
@@ -89,10 +90,9 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
                 value = statement.result
             else:
                 wish = f"{statement.result.name}_{change_word(kind, step.type)}"
-                value = Value(namer.fresh(wish), step.type, Marking.FOUND, statement.span)
+                value = writer.value(wish, step.type)
             digits.add(step.type, func)
-            made.append(Let((value,), step.operation, (name,), statement.span))
-            name, kind = value.name, step.type
-        return (*made, replace(statement, operands=(name,))) if spread else tuple(made)
+            name, kind = writer.define(value, step.operation, (name,)), step.type
+        return (*writer.written(), replace(statement, operands=(name,))) if spread else writer.written()
 
     return map_scoped(program, func, rewrite)

@@ -12,10 +12,11 @@ from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import AllGather, ReduceScatter
-from shardwright.ir.program import Func, Let, Loop, Namer, Program, Scope, Statement
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, TensorType
 from shardwright.ir.verifier import Level
-from shardwright.ir.walk import names_of, use_counts
+from shardwright.ir.walk import use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.projections import axes_named, functions_named
@@ -169,7 +170,7 @@ class LoopCollectives(Pass):
         """The function with its sites as loops, inner blocks first."""
         counts = use_counts(func)
         orders = orders_in(program, func)
-        namer = Namer(names_of(func) | set(program.globals))
+        rewriter = Rewriter.of(program, func)
         sizes = program.sizes(func)
         weights = {value.name: value.type for value in program.weights if isinstance(value.type, TensorType)}
 
@@ -186,18 +187,19 @@ class LoopCollectives(Pass):
                 inner.append(made)
             block = Surroundings(tuple(inner), seen, counts, orders, sizes, program.mesh, program.state_names)
             sites = chosen([site for site in find_sites(block, axes) if self.wanted(site)])
-            writer = Writer(program.mesh, {**sizes}, namer)
+            writer = Writer(program.mesh, {**sizes}, rewriter)
 
             def loop(site: Site) -> list[Statement]:
                 names = {name for product in site.products for name in product.sources}
                 known = {name: kind for name in names if isinstance(kind := seen.type_of(name), TensorType)}
-                out = replace(writer, out=[])
+                out = writer.aside()
+                out.rewriter.source = site.collective.result.name
                 made = GatherLoop if site.is_gather else ScatterLoop
                 ring = made(site, known, self.ways, dims, out, orders, weights, shuffled)
                 ring.write(site.collective.result)
                 for stored in ring.recipes:
                     found.setdefault(stored[0].weight, []).append(stored)
-                return out.out
+                return out.rewriter.out
 
             return _written(block.body, sites, loop)
 

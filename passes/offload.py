@@ -7,22 +7,10 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.ops import Alias, Fetch, Start, Store, Take, Update, Wait
-from shardwright.ir.program import (
-    Carry,
-    Free,
-    Func,
-    Let,
-    Loop,
-    Marking,
-    Namer,
-    Program,
-    Scope,
-    SetState,
-    Statement,
-    Value,
-)
+from shardwright.ir.program import Carry, Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, Placement, ValueType
-from shardwright.ir.walk import names_of
+from shardwright.ir.walk import program_values
 from shardwright.passes.base import Pass
 
 
@@ -70,13 +58,7 @@ class Offload(Pass):
 
 def check_placed(program: Program) -> None:
     """Raises where a placement is left open, which a policy fills."""
-    values = [*program.weights, *program.state]
-    for func in program.funcs:
-        values += func.params
-        for statement, _ in func.walk():
-            values += statement.results if isinstance(statement, Let | Loop) else ()
-            values += (carry.value for carry in statement.carries) if isinstance(statement, Loop) else ()
-    for value in values:
+    for _, value in program_values(program):
         if value.type.placement is None:
             raise fault(
                 "open-type",
@@ -87,7 +69,7 @@ def check_placed(program: Program) -> None:
 
 
 def _offloaded(program: Program, func: Func) -> Func:
-    writer = _Writer(Namer(names_of(func) | set(program.globals)))
+    writer = _Writer(Rewriter.of(program, func))
     scope = Scope.of(program, func)
     body = list(writer.block(func.body, scope))
     returns: list[str] = []
@@ -131,7 +113,7 @@ def _stays(statement: Let, scope: Scope) -> bool:
 
 @dataclass
 class _Writer:
-    namer: Namer
+    writer: Rewriter
 
     def block(self, body: tuple[Statement, ...], scope: Scope) -> list[Statement]:
         """The statements with movements between them; what they define is defined in `scope`."""
@@ -151,9 +133,8 @@ class _Writer:
                 case Loop():
                     made.append(self.loop(statement, scope, made))
                     here.clear()  # what is fetched before a loop does not stay on the device while it runs
-            if not isinstance(statement, SetState):
-                for value in made[-1].results if isinstance(made[-1], Loop) else statement.results:
-                    scope.define(value)
+            for value in made[-1].results if isinstance(made[-1], Loop) else statement.results:
+                scope.define(value)
         return made
 
     def let(self, statement: Let, scope: Scope, made: list[Statement], here: dict[str, str]) -> list[Statement]:
@@ -187,8 +168,9 @@ class _Writer:
             if home == ON_DEVICE:
                 computed.append(value)
                 continue
-            raw = replace(value, name=self.namer.fresh(f"{value.name}_raw"), marking=Marking.FOUND)
-            computed.append(replace(raw, type=replace(value.type, placement=ON_DEVICE)))
+            kind = replace(value.type, placement=ON_DEVICE)
+            raw = self.writer.like(value, f"{value.name}_raw", kind, Marking.FOUND)
+            computed.append(raw)
             operation = Alias() if home.tier is None else Store(home.tier)
             stored = value if home.tier is not None else replace(value, marking=Marking.DEMANDED)
             stores.append(Let((stored,), operation, (raw.name,), statement.span))
@@ -203,7 +185,7 @@ class _Writer:
         if _home(kind) == ON_DEVICE:
             return name
         if name not in here:
-            value = Value(self.namer.fresh(f"{name}_here"), replace(kind, placement=ON_DEVICE), Marking.FOUND)
+            value = self.writer.value(f"{name}_here", replace(kind, placement=ON_DEVICE), source=name)
             made.append(Let((value,), Fetch(), (name,)))
             scope.define(value)
             here[name] = value.name
@@ -220,7 +202,7 @@ class _Writer:
                 return name
         operation = Store(home.tier) if home.tier is not None else Alias()
         marking = Marking.FOUND if home.tier is not None else Marking.DEMANDED
-        value = Value(self.namer.fresh(f"{name}_stored"), replace(kind, placement=home), marking)
+        value = self.writer.value(f"{name}_stored", replace(kind, placement=home), marking, source=name)
         made.append(Let((value,), operation, (name,)))
         scope.define(value)
         return value.name

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Add, Contract, Convert
-from shardwright.ir.program import DimInfo, Func, Let, Namer, Program, Scope, Value
+from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
-from shardwright.ir.walk import names_of, use_counts
+from shardwright.ir.walk import use_counts
 from shardwright.passes.gathered_weights import Gathers, gathers_of, without_gathers
 from shardwright.passes.packed_weights import Packed, Packing, Part
 from shardwright.passes.patterns import Site, sites, weights_of
@@ -139,8 +140,8 @@ def packed_groups(program: Program, gathers: Mapping[str, Gathers]) -> list[Pack
     groups: list[PackedGroup] = []
     known: dict[str, Order] = {dim.name: dim.order for dim in program.dims if dim.order is not None}
     taken = {dim.name for dim in program.dims}
-    namers = {func.name: Namer(names_of(func) | set(program.globals)) for func in program.funcs}
-    everywhere = Namer(set(program.globals).union(*(names_of(func) for func in program.funcs)))
+    namers = {func.name: Namer.of(program, func) for func in program.funcs}
+    everywhere = Namer.of(program, *program.funcs)
     for keys in alike.values():
         members = [product for key in keys for product in products[key]]
         if len(keys) > 1 and (not members[0].added or len({p.left for p in members}) > 1):

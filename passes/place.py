@@ -14,10 +14,11 @@ from shardwright.cost.placement import OUT_OF_TIME, Node, Placement, PlacementOp
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Namer, Program, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
-from shardwright.ir.walk import names_of
+from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
 
@@ -88,7 +89,7 @@ def place(
         except DigitConflictError as found:
             conflict = conflict or found
             for func, result in dict.fromkeys(found.statements):
-                origin = _origin(program, func, result)
+                origin = _origin(program, written, func, result)
                 if origin is None or (whole := narrowed.whole_reshapes | {(func, origin)}) in seen:
                     continue
                 seen.add(whole)
@@ -105,10 +106,11 @@ def place(
     raise late or conflict
 
 
-def _origin(program: Program, func: str, result: str) -> str | None:
-    """The statement before placement whose value, as it was made, has this name afterwards."""
-    names = {value.name for s, _ in program.func(func).walk() if isinstance(s, Let) for value in s.results}
-    return next((n for n in sorted(names, key=len, reverse=True) if result == n or result.startswith(f"{n}_")), None)
+def _origin(program: Program, written: Program, func: str, result: str) -> str | None:
+    """The value before placement that a value after it is, or was made from."""
+    before = {value.name for value in values_in(program.func(func).body)}
+    value = next(value for value in values_in(written.func(func).body) if value.name == result)
+    return next((name for name in (value.name, *value.origin) if name in before), None)
 
 
 def _written(program: Program, placement: Placement) -> Program:
@@ -132,7 +134,7 @@ class _Writer:
     def __init__(self, program: Program, func: Func, placement: Placement) -> None:
         self.func = func
         self.placement = placement
-        self.namer = Namer(names_of(func) | set(program.globals))
+        self.writer = Rewriter.of(program, func)
         self.blocks: list[list[Statement]] = []
         self.copies: dict[tuple[int, TensorType], str] = {}
 
@@ -174,7 +176,7 @@ class _Writer:
             if home == made:
                 results.append(chosen)
                 continue
-            raw = Value(self.namer.fresh(f"{value.name}_{_made_word(made)}"), made, Marking.FOUND, value.span)
+            raw = self.writer.like(value, f"{value.name}_{_made_word(made)}", made, Marking.FOUND)
             results.append(raw)
             moved.append(Let((chosen,), Alias(), (raw.name,), statement.span))
         self.blocks[-1].append(replace(statement, results=tuple(results), operands=tuple(operands)))
@@ -214,7 +216,7 @@ class _Writer:
             return known
         parent = next(a for a, b in self.placement.trees[id(node)] if b == kind)
         source = self.copy(node, name, parent)
-        value = Value(self.namer.fresh(f"{name}_{change_word(parent, kind)}"), kind, Marking.FOUND)
+        value = self.writer.value(f"{name}_{change_word(parent, kind)}", kind, source=name)
         self.blocks[len(node.loops)].append(Let((value,), Alias(), (source,)))
         self.copies[id(node), kind] = value.name
         return value.name

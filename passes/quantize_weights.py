@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
-from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
-from shardwright.ir.program import DimInfo, Func, Let, Marking, Namer, Program, Scope, Statement, Value
+from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement, Value
+from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
-from shardwright.ir.walk import map_scoped, names_of, use_counts
+from shardwright.ir.walk import map_scoped, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.patterns import sites, weights_of
@@ -94,7 +94,7 @@ def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantizati
                 spoilt.add(key)
             else:
                 found.setdefault(key, set()).update(summed)
-    namer = Namer(set(program.globals).union(*(names_of(func) for func in program.funcs)))
+    namer = Namer.of(program, *program.funcs)
     made: list[Quantized] = []
     for key, ways in found.items():
         if key in spoilt or len(ways) != 1:
@@ -235,7 +235,7 @@ class _Writer:
         self.sources = dict(entries)
         self.cuts = cuts
         scales = {entry.scale for entry in entries.values()}
-        self.namer = Namer(names_of(func) | set(program.globals) | scales)
+        self.writer = Rewriter.of(program, func, scales)
 
     def rewritten(self) -> Func:
         for statement, _ in self.func.walk():  # names for weights in other layouts are weights, too
@@ -266,28 +266,15 @@ class _Writer:
             for i, operand in enumerate(statement.operands)
             if i != at and isinstance(operand, str)
         )
-        out: list[Statement] = []
-        weight = self.emit(out, statement, Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
+        self.writer.at(statement)
+        weight = self.writer.let(Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
         if entry.groups is None:
-            self.scale_after(out, statement, at, weight, entry)
+            self.scale_after(statement, at, weight, entry)
         else:
-            self.scale_before(out, statement, at, weight, entry, Shape(dtype, seen.dims))
-        return tuple(out)
+            self.scale_before(statement, at, weight, entry, Shape(dtype, seen.dims))
+        return self.writer.written()
 
-    def emit(
-        self,
-        out: list[Statement],
-        at: Let,
-        operation: Convert | Split | Merge | Mul | Contract,
-        operands: tuple[Operand, ...],
-        wish: str,
-        shape: Shape,
-    ) -> str:
-        value = Value(self.namer.fresh(wish), OpenType.anything(shape), Marking.UNWRITTEN, at.span)
-        out.append(Let((value,), operation, operands, at.span))
-        return value.name
-
-    def scale_after(self, out: list[Statement], statement: Let, at: int, weight: str, entry: Quantized) -> None:
+    def scale_after(self, statement: Let, at: int, weight: str, entry: Quantized) -> None:
         """One scale for each output channel: whatever was summed, it multiplies the sum, in f32."""
         assert isinstance(statement.operation, Contract)
         result = statement.result
@@ -295,19 +282,17 @@ class _Writer:
         operands = tuple(weight if i == at else operand for i, operand in enumerate(statement.operands))
         wide = Shape(DType.F32, shape.dims)
         narrow = wide if shape.dtype is DType.F16 else shape  # sums of integers up to 127 leave the range of f16
-        product = self.emit(out, statement, statement.operation, operands, f"{result.name}_unscaled", narrow)
+        product = self.writer.let(statement.operation, operands, f"{result.name}_unscaled", narrow)
         if shape.dtype is DType.F32:
-            out.append(replace(statement, operation=Mul(), operands=(product, entry.scale)))
+            self.writer.put(replace(statement, operation=Mul(), operands=(product, entry.scale)))
             return
         exact = product
         if narrow != wide:
-            exact = self.emit(out, statement, Convert(DType.F32), (product,), f"{product}_f32", wide)
-        scaled = self.emit(out, statement, Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
-        out.append(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
+            exact = self.writer.let(Convert(DType.F32), (product,), f"{product}_f32", wide)
+        scaled = self.writer.let(Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
+        self.writer.put(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
 
-    def scale_before(
-        self, out: list[Statement], statement: Let, at: int, weight: str, entry: Quantized, seen: Shape
-    ) -> None:
+    def scale_before(self, statement: Let, at: int, weight: str, entry: Quantized, seen: Shape) -> None:
         """One scale for each group: the weight is cut into groups, scaled, and joined again."""
         assert entry.groups is not None
         assert entry.grouped is not None
@@ -316,8 +301,8 @@ class _Writer:
         cut = Shape(seen.dtype, (*seen.dims[:place], groups, within, *seen.dims[place + 1 :]))
         parts = (groups.name, within.name)
         name = entry.weight
-        apart = self.emit(out, statement, Split(entry.grouped, parts), (weight,), f"{name}_groups", cut)
-        scaled = self.emit(out, statement, Mul(), (apart, entry.scale), f"{name}_scaled", cut)
-        whole = self.emit(out, statement, Merge(parts, entry.grouped), (scaled,), f"{name}_whole", seen)
+        apart = self.writer.let(Split(entry.grouped, parts), (weight,), f"{name}_groups", cut)
+        scaled = self.writer.let(Mul(), (apart, entry.scale), f"{name}_scaled", cut)
+        whole = self.writer.let(Merge(parts, entry.grouped), (scaled,), f"{name}_whole", seen)
         operands = tuple(whole if i == at else operand for i, operand in enumerate(statement.operands))
-        out.append(replace(statement, operands=operands))
+        self.writer.put(replace(statement, operands=operands))

@@ -304,10 +304,10 @@ class RingLoop(ABC):
         for dim, names in factors.items():
             value = writer.merge(value, names, dim, f"{original.name}_merged")
         if last:
-            let = writer.out[-1]
+            let = writer.rewriter.out[-1]
             assert isinstance(let, Let)
             assert value.kind == original.type, f"{value.kind} for {original.type}"
-            writer.out[-1] = replace(let, results=(original,))
+            writer.rewriter.out[-1] = replace(let, results=(original,))
         return value
 
     def added(self, writer: Writer, values: Sequence[Tensor], wish: str) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Context, Number, Operation
 from shardwright.ir.ops import Full, Merge, Rename, Split
-from shardwright.ir.program import Carry, DimInfo, Let, Loop, Marking, Namer, Statement, Value, index_value
+from shardwright.ir.program import Carry, DimInfo, Loop, index_value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.strategies import result_types
 from shardwright.ir.types import Dim, DType, Shape, TensorType, axis_set, is_compact_dim
 
@@ -70,12 +71,11 @@ class Dims:
 
 @dataclass
 class Writer:
-    """Emits typed statements into a list."""
+    """Writes statements whose types follow from those of their operands."""
 
     mesh: Mesh
     sizes: dict[str, int]
-    namer: Namer
-    out: list[Statement] = field(default_factory=list[Statement])
+    rewriter: Rewriter
 
     def let(
         self,
@@ -96,18 +96,15 @@ class Writer:
         names = [o if isinstance(o, Number) else o.name for o in operands]
         kinds = [None if isinstance(o, Number) else o.kind for o in operands]
         made = kind or result_types(operation, names, kinds, [shape], self.mesh)[0]
-        value = Value(self.namer.fresh(wish), made, Marking.FOUND)
-        self.out.append(Let((value,), operation, tuple(names)))
-        return Tensor(value.name, made, stem)
+        return Tensor(self.rewriter.let(operation, names, wish, made), made, stem)
 
     def aside(self) -> Writer:
         """A writer of statements that stand elsewhere: in a loop's body."""
-        return replace(self, out=[])
+        return replace(self, rewriter=self.rewriter.aside())
 
     def trial(self, write: Callable[[Writer], Sequence[Tensor]]) -> list[TensorType]:
         """The types of what would be written; nothing is."""
-        scratch = replace(self, namer=Namer(set(self.namer.taken)), out=[])
-        return [made.kind for made in write(scratch)]
+        return [made.kind for made in write(replace(self, rewriter=self.rewriter.trial()))]
 
     def split(self, value: Tensor, dim: str, factors: Sequence[Factor]) -> Tensor:
         """The dimension as its factors, each split as its digits were."""
@@ -140,22 +137,20 @@ class Writer:
         body: Callable[[Writer, Tensor, list[Tensor]], Sequence[Tensor]],
     ) -> list[Tensor]:
         """A loop whose body is written by `body(writer, index, what is carried)`, which gives what follows."""
-        index = self.namer.fresh("i")
-        inner = [Tensor(self.namer.fresh(wish), start.kind, wish) for wish, start in carried]
+        index = self.rewriter.namer.fresh("i")
+        inner = [self.rewriter.value(wish, start.kind) for wish, start in carried]
         writer = self.aside()
         place = Loop((), dim, index, (), (), ())
-        following = body(writer, Tensor(index, index_value(place).concrete), inner)
-        results = [Tensor(self.namer.fresh(f"{wish}_last"), start.kind, wish) for wish, start in carried]
-        self.out.append(
+        arrived = [Tensor(v.name, start.kind, wish) for v, (wish, start) in zip(inner, carried, strict=True)]
+        following = body(writer, Tensor(index, index_value(place).concrete), arrived)
+        results = [self.rewriter.value(f"{wish}_last", start.kind) for wish, start in carried]
+        self.rewriter.put(
             replace(
                 place,
-                results=tuple(Value(made.name, made.kind, Marking.FOUND) for made in results),
-                carries=tuple(
-                    Carry(Value(made.name, made.kind, Marking.FOUND), start.name)
-                    for made, (_, start) in zip(inner, carried, strict=True)
-                ),
-                body=tuple(writer.out),
+                results=tuple(results),
+                carries=tuple(Carry(made, start.name) for made, (_, start) in zip(inner, carried, strict=True)),
+                body=writer.rewriter.written(),
                 following=tuple(made.name for made in following),
             )
         )
-        return results
+        return [Tensor(v.name, start.kind, wish) for v, (wish, start) in zip(results, carried, strict=True)]

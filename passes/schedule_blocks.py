@@ -10,7 +10,8 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Full, Rename, Update
-from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Namer, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ValueType
 from shardwright.ir.walk import names_of, rename_operands
 from shardwright.passes.base import Pass

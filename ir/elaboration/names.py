@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from shardwright.ir import syntax
 from shardwright.ir.declarations import Declarations
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
-from shardwright.ir.program import Namer, Scope
+from shardwright.ir.program import Scope
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ValueType
 
 

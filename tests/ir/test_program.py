@@ -8,7 +8,7 @@ import pytest
 from program_text import program
 
 from shardwright.ir.diagnostics import Span
-from shardwright.ir.program import Let, Loop, Namer, Scope
+from shardwright.ir.program import Let, Loop, Scope
 
 LAYERS = """
     mesh x=2
@@ -69,8 +69,3 @@ def test_inside_a_loop_captured_values_are_seen_without_its_dimension() -> None:
         "int32",
     ]
     assert "h" not in scope.values
-
-
-def test_fresh_names() -> None:
-    namer = Namer({"h", "h_2"})
-    assert [namer.fresh("h"), namer.fresh("h"), namer.fresh("q"), namer.fresh("q")] == ["h_3", "h_4", "q", "q_2"]
