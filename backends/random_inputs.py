@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operand
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Value
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Value
 from shardwright.ir.types import DType
+from shardwright.ir.walk import sites
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
             for name in sources.get(operand, ()):
                 bounds[name] = min(bounds.get(name, below), below)
 
-    for let, scope in _lets(func, Scope.of(program, func)):
+    for site in sites(program, func):
+        let, scope = site.statement, site.scope
+        if not isinstance(let, Let):
+            continue
         operands = let.operands
         match let.operation:
             case ops.Lookup(dim=dim):
@@ -89,21 +92,6 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
             case _:
                 pass
     return bounds, positive
-
-
-def _lets(func: Func, scope: Scope) -> Iterator[tuple[Let, Scope]]:
-    def visit(body: Iterable[object], scope: Scope) -> Iterator[tuple[Let, Scope]]:
-        for statement in body:
-            if isinstance(statement, Let):
-                yield statement, scope
-                for value in statement.results:
-                    scope.define(value)
-            elif isinstance(statement, Loop):
-                yield from visit(statement.body, scope.inside(statement))
-                for value in statement.results:
-                    scope.define(value)
-
-    yield from visit(func.body, scope)
 
 
 def _sources(program: Program, func: Func) -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ from shardwright.ir.digits import Order
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.types import OpenType, TensorType
-from shardwright.ir.walk import scoped
+from shardwright.ir.walk import sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ def bytes_received(program: Program, func: Func) -> Traffic:
     sizes, orders = program.sizes(func), orders_in(program, func)
     return Traffic(
         tuple(
-            _received(program, statement, statement.operation, scope, sizes, orders)
-            for statement, scope in scoped(program, func)
-            if isinstance(statement, Let) and isinstance(statement.operation, Movement)
+            _received(program, site.statement, site.statement.operation, site.scope, sizes, orders)
+            for site in sites(program, func)
+            if isinstance(site.statement, Let) and isinstance(site.statement.operation, Movement)
         )
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Carry, Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
@@ -146,14 +146,6 @@ def captured(loop: Loop) -> list[str]:
     return [name for name in names_read((loop,)) if name not in own]
 
 
-def last_reads(body: Sequence[Statement], root: Callable[[str], str] = lambda name: name) -> dict[str, int]:
-    """For each name that is read, the number of the last statement that reads it, perhaps inside.
-
-    `root` gives the name under which a use counts, where several names stand for one value.
-    """
-    return {root(name): number for number, statement in enumerate(body) for name in names_read((statement,))}
-
-
 def map_values(body: Iterable[Statement], change: Callable[[Value], Value]) -> tuple[Statement, ...]:
     """The statements with each value that they define changed, inside loops too."""
     return tuple(with_body(with_values(s, change), lambda inner: map_values(inner, change)) for s in body)
@@ -173,19 +165,39 @@ def use_counts(func: Func) -> Counter[str]:
     return Counter([*func.returns, *(name for statement in statements(func.body) for name in reads(statement))])
 
 
-def scoped(program: Program, func: Func) -> Iterator[tuple[Statement, Scope]]:
-    """Every statement of a function, a loop before its body, with the scope before it.
-
-    The scope goes on with the walk: whoever keeps it keeps a copy.
-    """
-    return _scoped(func.body, Scope.of(program, func))
+Position = tuple[int, ...]
+"""Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
 
 
-def _scoped(body: Iterable[Statement], scope: Scope) -> Iterator[tuple[Statement, Scope]]:
-    for statement in body:
-        yield statement, scope
+@dataclass(frozen=True)
+class Site:
+    """A statement, where it stands, and what is visible before it. The scope goes on with the walk: see `kept`."""
+
+    func: Func
+    at: Position
+    statement: Statement
+    scope: Scope
+
+    @property
+    def block(self) -> Position:
+        """The block that it stands in, as the position of the loop whose body that is."""
+        return self.at[:-1]
+
+    def kept(self) -> Site:
+        """The site with its scope as it is now."""
+        return replace(self, scope=Scope(dict(self.scope.values), self.scope.loops))
+
+
+def sites(program: Program, func: Func) -> Iterator[Site]:
+    """Every statement of a function, a loop before its body."""
+    return _sites(func, func.body, Scope.of(program, func), ())
+
+
+def _sites(func: Func, body: Iterable[Statement], scope: Scope, block: Position) -> Iterator[Site]:
+    for number, statement in enumerate(body):
+        yield Site(func, (*block, number), statement, scope)
         if isinstance(statement, Loop):
-            yield from _scoped(statement.body, scope.inside(statement))
+            yield from _sites(func, statement.body, scope.inside(statement), (*block, number))
         for value in statement.results:
             scope.define(value)
 
@@ -206,22 +218,24 @@ def map_bodies(func: Func, rewrite: Callable[[tuple[Statement, ...]], tuple[Stat
     return replace(func, body=visit(func.body))
 
 
-def map_scoped(program: Program, func: Func, rewrite: Callable[[Statement, Scope], tuple[Statement, ...]]) -> Func:
-    """The function with every statement replaced by what `rewrite` gives for it and the scope before it.
+def map_sites(program: Program, func: Func, rewrite: Callable[[Site], Sequence[Statement]]) -> Func:
+    """The function with every statement replaced by what `rewrite` gives for it.
 
-    The body of a loop is rewritten before the loop itself.
+    The body of a loop is rewritten before the loop itself; sites, and the types in their scopes, are those before.
     """
 
-    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
+    def visit(body: tuple[Statement, ...], scope: Scope, block: Position) -> tuple[Statement, ...]:
         made: list[Statement] = []
-        for statement in body:
+        for number, statement in enumerate(body):
+            at = (*block, number)
             inside = scope.inside(statement) if isinstance(statement, Loop) else scope
-            made.extend(rewrite(with_body(statement, lambda body, at=inside: visit(body, at)), scope))
+            inner = with_body(statement, lambda body, at=at, inside=inside: visit(body, inside, at))
+            made.extend(rewrite(Site(func, at, inner, scope)))
             for value in statement.results:
                 scope.define(value)
         return tuple(made)
 
-    return replace(func, body=visit(func.body, Scope.of(program, func)))
+    return replace(func, body=visit(func.body, Scope.of(program, func), ()))
 
 
 def map_func_values(

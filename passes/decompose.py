@@ -12,7 +12,7 @@ from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import DType, Shape
-from shardwright.ir.walk import map_scoped
+from shardwright.ir.walk import Site, map_sites
 from shardwright.passes.base import Pass
 
 
@@ -61,12 +61,13 @@ class _Rewriter:
         self.at: Let | None = None
 
     def rewritten(self) -> Func:
-        return map_scoped(self.program, self.func, self.statement)
+        return map_sites(self.program, self.func, self.statement)
 
-    def statement(self, statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+    def statement(self, site: Site) -> tuple[Statement, ...]:
+        statement = site.statement
         if not isinstance(statement, Let):
             return (statement,)
-        self.at, self.scope = statement, scope
+        self.at, self.scope = statement, site.scope
         self.writer.at(statement)
         expansion = _EXPANSIONS.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.ir.operation import Arg, Context, Number, Operand
+from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops import Add, Concat, Contract, Convert, Merge, Rename, Split, Take
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
-from shardwright.ir.rewriter import Namer
+from shardwright.ir.program import Func, Let, Program, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Dim, OpenType, Shape, TensorType, ValueType
-from shardwright.ir.walk import names_of, use_counts
+from shardwright.ir.walk import Position, Site, map_bodies, map_sites, sites, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import Gathers, with_gathers
@@ -25,7 +25,6 @@ from shardwright.passes.packing import (
     stored_weights,
     with_supposed_layouts,
 )
-from shardwright.passes.patterns import sites
 from shardwright.passes.projections import axes_named
 from shardwright.passes.supposed_layouts import WeightKey, open_weights, retyped
 
@@ -121,31 +120,27 @@ class _Writer:
         self.program = program
         self.func = func
         self.params = [group for group in groups if group.recipe.func == func.name]
-        self.namer = Namer(names_of(func) | set(program.globals) | {group.recipe.name for group in groups})
-        self.products: dict[int, tuple[PackedGroup, PackedProduct]] = {
-            id(product.let): (group, product)
+        self.writer = Rewriter.of(program, func, [group.recipe.name for group in groups])
+        self.products: dict[Position, tuple[PackedGroup, PackedProduct]] = {
+            product.site.at: (group, product)
             for group in groups
             for product in group.products
             if product.site.func is func
         }
-        self.packed: dict[tuple[int, object], str] = {}
+        self.packed: dict[tuple[str, object], str] = {}
         self.terms: dict[str, list[Operand]] = {}
         self.shapes: dict[str, Shape] = {}
         self.sizes = program.sizes(func)
-        self.lets: dict[str, Let] = {}
-        self.scopes: dict[str, Scope] = {}
+        lets = (site for site in sites(program, func) if isinstance(site.statement, Let))
+        self.sites = {site.statement.results[0].name: site.kept() for site in lets}
         self.gone: set[str] = set()
 
     def rewritten(self) -> Func:
-        for site in sites(self.program, self.func):
-            if isinstance(site.statement, Let):
-                self.lets[site.statement.result.name] = site.statement
-                self.scopes[site.statement.result.name] = site.scope
         for _, product in self.products.values():
             if product.added:
                 self.flatten(product.root)
-        made = replace(self.func, params=_replaced(self.func.params, self.params), body=self.block(self.func.body))
-        return _without_unused_converts(made)
+        made = map_sites(self.program, self.func, self.statement)
+        return _without_unused_converts(replace(made, params=_replaced(self.func.params, self.params)))
 
     def flatten(self, root: str) -> None:
         """The terms of a sum; the sums within it, and the products that are packed, are written no more."""
@@ -154,126 +149,104 @@ class _Writer:
         counts = use_counts(self.func)
 
         def terms(name: str, *, outermost: bool) -> list[Operand]:
-            let = self.lets.get(name)
+            let = self.sites[name].statement if name in self.sites else None
+            assert let is None or isinstance(let, Let)
             inner = let is not None and isinstance(let.operation, Add) and isinstance(let.result.type, OpenType)
-            if let is None or not (outermost or (inner and counts[name] == 1 and name in self.same_block(root))):
+            together = inner and counts[name] == 1 and self.sites[name].block == self.sites[root].block
+            if let is None or not (outermost or together):
                 return [name]
             self.gone.add(name)
             return [t for o in let.operands for t in (terms(o, outermost=False) if isinstance(o, str) else [o])]
 
         self.terms[root] = terms(root, outermost=True)
 
-    def same_block(self, name: str) -> set[str]:
-        def search(body: tuple[Statement, ...]) -> set[str]:
-            here = {value.name for s in body if isinstance(s, Let) for value in s.results}
-            if name in here:
-                return here
-            return {found for s in body if isinstance(s, Loop) for found in search(s.body)}
-
-        return search(self.func.body)
-
-    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        made: list[Statement] = []
-        for statement in body:
-            match statement:
-                case Let():
-                    made.extend(self.let(statement))
-                case Loop():
-                    made.append(replace(statement, body=self.block(statement.body)))
-                case SetState() | Free():
-                    made.append(statement)
-        return tuple(made)
-
-    def let(self, statement: Let) -> list[Statement]:
+    def statement(self, site: Site) -> tuple[Statement, ...]:
+        statement = site.statement
+        if not isinstance(statement, Let):
+            return (statement,)
         name = statement.result.name
+        found = self.products.get(site.at)
+        self.writer.at(statement)
         if name in self.terms:
-            return self.sum(statement)
-        if name in self.gone:
-            return []
-        found = self.products.get(id(statement))
-        if found is None:
-            return [statement]
-        group, product = found
-        return [] if product.added else self.input(group, product)
+            self.sum(statement)
+        elif name in self.gone:
+            pass
+        elif found is None:
+            self.writer.put(statement)
+        elif not found[1].added:
+            self.input(*found)
+        return self.writer.written()
 
-    def value(self, wish: str, shape: Shape) -> Value:
-        name = self.namer.fresh(wish)
+    def emit(self, operation: Operation, operands: Sequence[Operand], wish: str, shape: Shape) -> str:
+        name = self.writer.let(operation, operands, wish, shape)
         self.shapes[name] = shape
-        return Value(name, OpenType.anything(shape), Marking.UNWRITTEN)
+        return name
 
-    def weight(self, group: PackedGroup, product: PackedProduct, out: list[Statement]) -> str:
+    def weight(self, group: PackedGroup, product: PackedProduct) -> str:
         """The packed weight as the product takes it: converted where its parts were."""
         name = group.recipe.name
         if product.converted is None:
             return name
-        made = self.value(f"{name}_{product.converted}", Shape(product.converted, group.seen.dims))
-        out.append(Let((made,), Convert(product.converted), (name,), product.let.span))
-        return made.name
+        shape = Shape(product.converted, group.seen.dims)
+        return self.emit(Convert(product.converted), (name,), f"{name}_{product.converted}", shape)
 
     # ------------------------------------------------------------ products of one operand
 
-    def input(self, group: PackedGroup, product: PackedProduct) -> list[Statement]:
+    def input(self, group: PackedGroup, product: PackedProduct) -> None:
         let, dim, by = product.let, group.recipe.dim, group.recipe.by
         assert isinstance(let.operation, Contract)
-        out: list[Statement] = []
         rows = let.result.shape.dims[: len(let.result.shape.dims) - len(product.packed)]
         dtype = let.result.shape.dtype
-        key = (id(group), product.occurrence)
+        key = (group.recipe.name, product.occurrence)
         if key not in self.packed:
-            right = self.weight(group, product, out)
-            whole = self.value(f"{product.left}_packed", Shape(dtype, (*rows, group.packed)))
+            right = self.weight(group, product)
             kind = _common_demand(group, [p for p in group.products if p.occurrence == product.occurrence])
-            if kind is not None:
-                whole = replace(whole, type=kind, marking=Marking.FOUND)
-            out.append(Let((whole,), let.operation, (product.left, right), let.span))
-            self.packed[key] = whole.name
+            whole = kind or Shape(dtype, (*rows, group.packed))
+            self.packed[key] = self.writer.let(let.operation, (product.left, right), f"{product.left}_packed", whole)
         start, stop = group.extents[product.weight]
-        part = self.value(f"{let.result.name}_part", Shape(dtype, (*rows, Dim(dim, stop - start))))
-        out.append(Let((part,), Take(dim, start, stop, by), (self.packed[key],), let.span))
+        shape = Shape(dtype, (*rows, Dim(dim, stop - start)))
+        part = self.emit(Take(dim, start, stop, by), (self.packed[key],), f"{let.result.name}_part", shape)
         apart = Rename(((dim, product.packed[0]),)) if len(product.packed) == 1 else Split(dim, product.packed)
-        out.append(replace(let, operation=apart, operands=(part.name,)))
-        return out
+        self.writer.put(replace(let, operation=apart, operands=(part,)))
 
     # ------------------------------------------------------------ sums of products
 
-    def sum(self, root: Let) -> list[Statement]:
-        out: list[Statement] = []
+    def sum(self, root: Let) -> None:
         terms: list[Operand] = []
-        done: set[int] = set()
+        done: set[str] = set()
         for term in self.terms[root.result.name]:
-            let = self.lets.get(term) if isinstance(term, str) else None
-            found = self.products.get(id(let)) if let is not None else None
+            site = self.sites.get(term) if isinstance(term, str) else None
+            found = self.products.get(site.at) if site is not None else None
             if found is None or not found[1].added:
                 terms.append(term)
                 continue
             group = found[0]
-            if id(group) not in done:
-                done.add(id(group))
+            if group.recipe.name not in done:
+                done.add(group.recipe.name)
                 members = [p for p in group.products if p.occurrence == found[1].occurrence]
-                terms.append(self.joined(group, members, out))
+                terms.append(self.joined(group, members))
         while len(terms) > 2:
             args = [self.arg(term, root) for term in terms[:2]]
-            made = self.value(f"{root.result.name}_sum", Add().infer(args, Context(self.sizes))[0])
-            out.append(Let((made,), Add(), tuple(terms[:2]), root.span))
-            terms[:2] = [made.name]
+            (shape,) = Add().infer(args, Context(self.sizes))
+            terms[:2] = [self.emit(Add(), terms[:2], f"{root.result.name}_sum", shape)]
         if len(terms) == 2:
-            out.append(replace(root, operation=Add(), operands=tuple(terms)))
+            self.writer.put(replace(root, operation=Add(), operands=tuple(terms)))
         else:
-            last = out.pop()
+            last = self.writer.out.pop()
             assert isinstance(last, Let)
             demanded = root.result if isinstance(root.result.type, TensorType) else last.result
-            out.append(replace(last, results=(replace(demanded, name=root.result.name, span=root.result.span),)))
-        return out
+            named = replace(demanded, name=root.result.name, span=root.result.span, origin=root.result.origin)
+            self.writer.put(replace(last, results=(named,)))
 
     def arg(self, term: Operand, root: Let) -> Arg:
         """A term of a sum as inference sees it."""
         if isinstance(term, Number):
             return Arg(str(term), None, term)
         return Arg(
-            term, self.shapes[term] if term in self.shapes else self.scopes[root.result.name].type_of(term).shape
+            term, self.shapes[term] if term in self.shapes else self.sites[root.result.name].scope.type_of(term).shape
         )
 
-    def joined(self, group: PackedGroup, products: Sequence[PackedProduct], out: list[Statement]) -> str:
+    def joined(self, group: PackedGroup, products: Sequence[PackedProduct]) -> str:
         """The product of all left operands, one after the other, with the packed weight."""
         dim, by = group.recipe.dim, group.recipe.by
         pieces: list[str] = []
@@ -284,18 +257,15 @@ class _Writer:
             one = len(product.packed) == 1
             operation = Rename(((product.packed[0], dim),)) if one else Merge(product.packed, dim)
             (shape,) = operation.infer([Arg(product.left, before)], Context({**self.sizes, dim: group.info.size}))
-            piece = self.value(f"{product.left}_packed", shape)
-            out.append(Let((piece,), operation, (product.left,), product.let.span))
-            pieces.append(piece.name)
+            pieces.append(self.emit(operation, (product.left,), f"{product.left}_packed", shape))
             whole = Shape(shape.dtype, tuple(group.packed if d.name == dim else d for d in shape.dims))
         head = products[0]
-        made = self.value(f"{head.root}_operands", whole)
-        out.append(Let((made,), Concat(dim, by), tuple(pieces), head.let.span))
-        right = self.weight(group, head, out)
-        result = replace(head.let.result, name=self.namer.fresh(f"{head.root}_product"))
-        out.append(Let((result,), Contract((dim,)), (made.name, right), head.let.span))
+        made = self.emit(Concat(dim, by), pieces, f"{head.root}_operands", whole)
+        right = self.weight(group, head)
+        value = head.let.result
+        result = self.writer.like(value, f"{head.root}_product", value.type, value.marking)
         self.shapes[result.name] = result.shape
-        return result.name
+        return self.writer.define(result, Contract((dim,)), (made, right))
 
 
 def _common_demand(group: PackedGroup, products: Sequence[PackedProduct]) -> TensorType | None:
@@ -325,11 +295,8 @@ def _without_unused_converts(func: Func) -> Func:
     """The conversions of weights whose products are gone."""
     counts = use_counts(func)
 
-    def swept(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(
-            replace(s, body=swept(s.body)) if isinstance(s, Loop) else s
-            for s in body
-            if not (isinstance(s, Let) and isinstance(s.operation, Convert) and s.result.name not in counts)
-        )
+    def used(statement: Statement) -> bool:
+        convert = isinstance(statement, Let) and isinstance(statement.operation, Convert)
+        return not convert or statement.results[0].name in counts
 
-    return replace(func, body=swept(func.body))
+    return map_bodies(func, lambda body: tuple(filter(used, body)))

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Marking, Program, Scope, Statement, Value
+from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, OpenType, TensorType, axis_set
-from shardwright.ir.walk import map_bodies, map_scoped, rename_operands
+from shardwright.ir.walk import Position, Site, map_bodies, map_sites, rename_operands
 from shardwright.passes.attention_pattern import is_demanded_alias
 from shardwright.passes.projections import Dataflow
 
@@ -77,9 +77,10 @@ def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:
             rest.extend(source for source in flow.sources.get(name, ()) if source not in flow.weights)
         reads.update((let.result.name, i) for let, i in flow.weight_path(projection.weight_name))
     writer = Rewriter.of(program, func)
-    known: dict[tuple[str, tuple[int, ...]], str] = {}
+    known: dict[tuple[str, Position], str] = {}
 
-    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+    def rewrite_site(site: Site) -> tuple[Statement, ...]:
+        statement, scope = site.statement, site.scope
         if not isinstance(statement, Let):
             return (statement,)
         writer.at(statement)
@@ -90,7 +91,7 @@ def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:
             kind, axes = scope.type_of(operand), gathers.get(operand, ())
             if not isinstance(kind, TensorType) or not set(axes) & set(kind.split_axes):
                 continue
-            key = (operand, tuple(id(loop) for loop in scope.loops))
+            key = (operand, site.block)
             if key not in known:
                 splits = tuple(tuple(a for a in on if a not in axes) for on in kind.splits)
                 gathered = replace(kind, splits=splits)
@@ -103,4 +104,4 @@ def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:
             )
         return (*writer.written(), replace(statement, results=results, operands=tuple(operands)))
 
-    return map_scoped(program, func, rewrite)
+    return map_sites(program, func, rewrite_site)

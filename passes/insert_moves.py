@@ -10,11 +10,11 @@ from shardwright.cost.resharding import plan
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Program, Scope, Statement
+from shardwright.ir.program import Func, Let, Program, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.ir.verifier import Level
-from shardwright.ir.walk import map_scoped
+from shardwright.ir.walk import Site, map_sites
 from shardwright.passes.base import Pass
 from shardwright.passes.place import change_word
 
@@ -71,7 +71,8 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
     orders = orders_in(program, func)
     writer = Rewriter.of(program, func)
 
-    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+    def rewrite(site: Site) -> tuple[Statement, ...]:
+        statement, scope = site.statement, site.scope
         if not isinstance(statement, Let) or not isinstance(statement.operation, Alias):
             return (statement,)
         (name,) = statement.operands
@@ -95,4 +96,4 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
             name, kind = writer.define(value, step.operation, (name,)), step.type
         return (*writer.written(), replace(statement, operands=(name,))) if spread else writer.written()
 
-    return map_scoped(program, func, rewrite)
+    return map_sites(program, func, rewrite)

@@ -12,7 +12,7 @@ from shardwright.ir.ops import Full, Uniform
 from shardwright.ir.program import Carry, DimInfo, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.types import Axes, Dim, OpenType, ValueType
 from shardwright.ir.unparse import statement_syntax
-from shardwright.ir.walk import map_scoped
+from shardwright.ir.walk import sites
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,9 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
     for func in program.funcs:
         if batch in dict(func.overrides):
             raise unschedulable(f"{func.name} gives {batch} a size of its own", func.span)
-        map_scoped(program, func, _Check(made).statement)
+        check = _Check(made)
+        for site in sites(program, func):
+            check.statement(site.statement, site.scope)
     _check_chips(program, made)
     return made
 
@@ -193,7 +195,7 @@ class _Check:
 
     made: MicroBatches
 
-    def statement(self, statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+    def statement(self, statement: Statement, scope: Scope) -> None:
         match statement:
             case Let():
                 self.let(statement, scope)
@@ -202,7 +204,6 @@ class _Check:
                     raise unschedulable(f"a loop over {statement.dim} goes from row to row", statement.span)
             case _:
                 pass
-        return (statement,)
 
     def let(self, statement: Let, scope: Scope) -> None:
         operation, batch = statement.operation, self.made.batch

@@ -11,10 +11,10 @@ from shardwright.ir.ops import Add, Contract, Convert
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Value
 from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Axes, Dim, DType, OpenType, TensorType
-from shardwright.ir.walk import use_counts
+from shardwright.ir.walk import Site, sites, use_counts
 from shardwright.passes.gathered_weights import Gathers, gathers_of, without_gathers
 from shardwright.passes.packed_weights import Packed, Packing, Part
-from shardwright.passes.patterns import Site, sites, weights_of
+from shardwright.passes.patterns import weights_of
 from shardwright.passes.projections import axes_named
 from shardwright.passes.supposed_layouts import open_weights, retyped, split_along, whole
 
@@ -159,7 +159,7 @@ def _products(program: Program, func: Func, weights: Mapping[str, Value]) -> tup
     counts = use_counts(func)
     lets: dict[str, Site] = {}
     candidates: list[tuple[Site, str, str, DType | None]] = []
-    for site in sites(program, func):
+    for site in map(Site.kept, sites(program, func)):
         match site.statement:
             case Let(operation=Contract(), operands=(str() as left, str() as right)) as let:
                 before = lets.get(right)

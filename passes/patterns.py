@@ -1,32 +1,10 @@
-"""What passes that rewrite products with weights look for: which values are weights, and where a name is used."""
+"""What passes that rewrite products with weights look for: which values are weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from shardwright.ir.ops import Alias, Contract, Convert
-from shardwright.ir.program import Func, Let, Program, Scope, Statement, Value
-from shardwright.ir.walk import reads, scoped
-
-
-@dataclass(frozen=True)
-class Site:
-    """A statement with what is visible before it, and the block that it stands in (by the loops around it)."""
-
-    func: Func
-    statement: Statement
-    scope: Scope
-
-    @property
-    def block(self) -> tuple[int, ...]:
-        return tuple(id(loop) for loop in self.scope.loops)
-
-
-def sites(program: Program, func: Func) -> Iterator[Site]:
-    """Every statement of a function, a loop before its body, with its scope at that point."""
-    for statement, scope in scoped(program, func):
-        yield Site(func, statement, Scope(dict(scope.values), scope.loops))
+from shardwright.ir.program import Func, Let, Program, Value
+from shardwright.ir.walk import reads, sites
 
 
 def weights_of(program: Program, func: Func) -> dict[str, Value]:

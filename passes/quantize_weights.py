@@ -10,13 +10,13 @@ from typing import ClassVar
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
 from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
-from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement, Value
+from shardwright.ir.program import DimInfo, Func, Let, Program, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
-from shardwright.ir.walk import map_scoped, use_counts
+from shardwright.ir.walk import Site, map_sites, sites, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
-from shardwright.passes.patterns import sites, weights_of
+from shardwright.passes.patterns import weights_of
 from shardwright.passes.quantized_weights import Quantization, Quantized, QuantizedWeights
 from shardwright.passes.supposed_layouts import fitting_axes
 
@@ -244,9 +244,10 @@ class _Writer:
                     self.sources[statement.result.name] = self.sources[name]
                 case _:
                     pass
-        return map_scoped(self.program, self.func, self.statement)
+        return map_sites(self.program, self.func, self.statement)
 
-    def statement(self, statement: Statement, scope: Scope) -> tuple[Statement, ...]:
+    def statement(self, site: Site) -> tuple[Statement, ...]:
+        statement, scope = site.statement, site.scope
         if not isinstance(statement, Let):
             return (statement,)
         at = next((i for i, operand in enumerate(statement.operands) if operand in self.sources), None)

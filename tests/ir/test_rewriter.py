@@ -7,7 +7,7 @@ from program_text import program
 from shardwright.compiling import print_program
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Alias, Mul, Relu
+from shardwright.ir.ops import Alias, Mul
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Marking
 from shardwright.ir.rewriter import Namer, Rewriter
@@ -43,7 +43,7 @@ def test_what_is_written_has_the_place_and_the_origin_of_what_it_replaces() -> N
     first, second = (s for s in made.funcs[0].body if isinstance(s, Let))
     writer = Rewriter.of(made, made.funcs[0])
     writer.at(first)
-    name = writer.let(Relu(), ("a",), "b_raw", first.result.type)
+    name = writer.let(Mul(), ("a", "w"), "b_raw", first.result.type)
     again = writer.let(Mul(), (name, "w"), "b", first.result.shape)
     raw, scaled = writer.written()
     assert isinstance(raw, Let)
@@ -62,10 +62,10 @@ def test_a_trial_leaves_names_free_and_what_stands_aside_does_not() -> None:
     made = program(TEXT)
     writer = Rewriter.of(made, made.funcs[0])
     kind = made.funcs[0].params[0].type
-    assert writer.trial().let(Relu(), ("a",), "g", kind) == "g"
+    assert writer.trial().let(Mul(), ("a", "w"), "g", kind) == "g"
     aside = writer.aside()
-    assert aside.let(Relu(), ("a",), "g", kind) == "g"
-    assert writer.let(Relu(), ("a",), "g", kind) == "g_2"
+    assert aside.let(Mul(), ("a", "w"), "g", kind) == "g"
+    assert writer.let(Mul(), ("a", "w"), "g", kind) == "g_2"
     assert (len(aside.out), len(writer.out)) == (1, 1)
 
 

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 from program_text import program
 
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import ValueType
 from shardwright.ir.walk import (
+    Position,
+    Site,
     captured,
     defined,
-    last_reads,
     lets_in,
     map_bodies,
     map_program_values,
-    map_scoped,
+    map_sites,
     map_values,
     names_defined,
     names_freed,
@@ -24,7 +25,7 @@ from shardwright.ir.walk import (
     program_values,
     reads,
     rename_operands,
-    scoped,
+    sites,
     states_set,
     use_counts,
 )
@@ -94,12 +95,6 @@ def test_a_block_reads_and_defines_what_its_loops_do_in_order() -> None:
     assert [let.result.name for let in lets_in((loop,))] == ["k_new", "g_mul", "g"]
 
 
-def test_what_is_read_inside_a_loop_is_read_until_the_loop_ends() -> None:
-    body = program(LAYERS).funcs[0].body
-    assert last_reads(body) == {"v": 0, "a": 1, "k": 1, "h": 1, "k_new": 1, "w": 1, "g_mul": 1, "g": 1}
-    assert last_reads(body, lambda name: "k" if name.startswith("k") else name)["k"] == 1
-
-
 def test_uses_are_counted_once_for_each_operand_and_for_what_is_returned() -> None:
     assert use_counts(program(LAYERS).funcs[0]) == {
         "y": 1, "v": 1, "a": 2, "g": 1, "k": 1, "h": 2, "k_new": 1, "w": 1, "g_mul": 1,
@@ -136,23 +131,34 @@ def test_a_rewrite_sees_what_is_in_scope() -> None:
     made = program(LAYERS)
     seen: dict[str, set[str]] = {}
 
-    def rewrite(statement: Statement, scope: Scope) -> tuple[Statement, ...]:
-        if isinstance(statement, Let):
-            seen[statement.result.name] = set(scope.values)
-        return (statement,)
+    def rewrite(site: Site) -> tuple[Statement, ...]:
+        if isinstance(site.statement, Let):
+            seen[site.statement.result.name] = set(site.scope.values)
+        return (site.statement,)
 
-    assert map_scoped(made, made.funcs[0], rewrite) == made.funcs[0]
+    assert map_sites(made, made.funcs[0], rewrite) == made.funcs[0]
     assert seen["a"] == {"w", "k", "v"}
     assert seen["g"] >= {"h", "i", "a", "g_mul"}
 
 
-def test_scopes_come_with_the_walk() -> None:
+def test_sites_say_where_a_statement_stands_and_what_it_sees() -> None:
     made = program(LAYERS)
-    seen = [
-        (type(statement).__name__, "h" in scope.values, "a" in scope.values)
-        for statement, scope in scoped(made, made.funcs[0])
-    ]
-    assert seen[:3] == [("Let", False, False), ("Loop", False, True), ("Let", True, True)]
+    found = [(site.at, site.block, "h" in site.scope.values) for site in sites(made, made.funcs[0])]
+    assert found[:3] == [((0,), (), False), ((1,), (), False), ((1, 0), (1,), True)]
+    at: list[Position] = []
+
+    def keep(site: Site) -> tuple[Statement, ...]:
+        at.append(site.at)
+        return (site.statement,)
+
+    map_sites(made, made.funcs[0], keep)
+    assert sorted(at) == sorted(position for position, _, _ in found)
+
+
+def test_the_scope_of_a_site_is_kept_by_a_copy() -> None:
+    made = program(LAYERS)
+    (live, *_), (kept, *_) = list(sites(made, made.funcs[0])), [site.kept() for site in sites(made, made.funcs[0])]
+    assert ("a" in live.scope.values, "a" in kept.scope.values) == (True, False)
 
 
 def test_every_value_of_a_program_is_changed_and_what_is_not_stays_the_same_object() -> None:
