@@ -27,12 +27,20 @@ def check_extents(program: Program, func: Func) -> list[Diagnostic]:
     return checker.diagnostics
 
 
+def sized_values(program: Program, func: Func) -> list[tuple[str, str]]:
+    """The dimension of each `size[D]` with a value whose extent it is about: what it meets, or what that is made of."""
+    checker = _Checker(program, func)
+    checker.block(func.body, Scope.of(program, func))
+    return checker.sized
+
+
 class _Checker:
     """Goes through a function; `sources` has what each value so far was made of, under the names that are visible."""
 
     def __init__(self, program: Program, func: Func) -> None:
         self.sizes = program.sizes(func)
         self.sources: dict[str, tuple[str, ...]] = {}
+        self.sized: list[tuple[str, str]] = []
         self.diagnostics: list[Diagnostic] = []
 
     @contextmanager
@@ -115,6 +123,7 @@ class _Checker:
         """Raises where `size[dim]` stands beside a value that was made of one with another extent of `dim`."""
         size = self.sizes[dim]
         for value, shape in self.nearest(dim, name, scope):
+            self.sized.append((dim, value))
             if shape.size(dim) != size:
                 meets = "" if value == name else "it meets what is made of "
                 which = "" if value == name else ", which"

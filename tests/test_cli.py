@@ -407,3 +407,31 @@ def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
         "<stdin>: error: byte 1 of standard input, 0xff, is not UTF-8 text [not-utf8]\n"
         "note: a program is a text file, saved as UTF-8\n"
     )
+
+
+# ---------------------------------------------------------------- `compile`
+
+
+def test_what_cannot_be_validated_is_said(shardwright: Callable, tmp_path: Path) -> None:
+    """A norm over two dimensions divides by their number of elements, which is too many to run."""
+    file, module = tmp_path / "p.shard", tmp_path / "p.py"
+    file.write_text("dim B=4 E=200000000\nfunc f(x: f32 BE) -> f32 BE { return rmsnorm[BE](x) }\n")
+    got = shardwright("compile", str(file), "-o", str(module), "--json")
+    assert got.status == 0
+    first, second = got.err.splitlines()
+    reason = "even at reduced sizes its values have 3.2e+09 elements on all chips, more than 5e+08"
+    assert first == f"{file}: warning: not validated: {reason} [not-validated]"
+    assert second == "note: with smaller sizes it can be: --dim"
+    said = json.loads(got.out)
+    assert said["validated"] is False
+    assert said["largest_relative_difference"] is None
+    assert f"not validated: {reason}" in module.read_text()
+
+
+def test_what_is_validated_says_by_how_much(shardwright: Callable, tmp_path: Path) -> None:
+    (tmp_path / "p.shard").write_text(f"dim B=2\n{UGLY}")
+    got = shardwright("compile", str(tmp_path / "p.shard"), "-o", str(tmp_path / "p.py"), "--json")
+    assert (got.status, got.err) == (0, "")
+    said = json.loads(got.out)
+    assert said["validated"] is True
+    assert said["largest_relative_difference"] == 0.0

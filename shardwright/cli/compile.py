@@ -29,7 +29,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Writes the module, once it has proved itself."""
+    """Writes the module, once it has proved itself; where it cannot, that is said, and why."""
+    import sys
+
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import compile_program, load
     from shardwright.ir.diagnostics import located
@@ -38,8 +40,13 @@ def execute(args: argparse.Namespace) -> int:
     with located(source):
         compiled = compile_program(load(source, args.mesh, args.dim), validate=args.validate)
     write_output(args.output, compiled.text)
+    proof = compiled.validation
+    if proof is not None and proof.skipped:
+        print(
+            f"{source.name}: warning: {proof} [not-validated]\nnote: with smaller sizes it can be: --dim",
+            file=sys.stderr,
+        )
     if args.json:
-        proof = compiled.validation
         print_json(
             {
                 "output": args.output,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.backends.validation import ValidationError, reduced_sizes, validate
+from shardwright.backends.reduced_sizes import at_reduced_sizes
+from shardwright.backends.validation import ValidationError, validate
+from shardwright.ir.format import format_module
+from shardwright.ir.unparse import unparse
 from shardwright.passes.pipelines import explicit
 
 FEEDFORWARD = """
@@ -19,8 +22,8 @@ FEEDFORWARD = """
 
 
 def test_sizes_keep_their_digits_and_no_more() -> None:
-    sizes = reduced_sizes(explicit(program(FEEDFORWARD)))
-    assert sizes == {"B": 2, "L": 1, "E": 128, "F": 192}
+    (small,) = at_reduced_sizes(explicit(program(FEEDFORWARD)))
+    assert small.sizes() == {"B": 2, "L": 1, "E": 128, "F": 192}
 
 
 def test_a_compiled_program_is_proved() -> None:
@@ -84,3 +87,62 @@ def test_a_sum_that_cancels_hides_no_other() -> None:
     text = "mesh x=2\ndim E=8\nfunc f(w: f32 E_x) -> f32 {{\n n = layernorm[E](w)\n return sum[E](n{})\n}}"
     with pytest.raises(ValidationError):
         validate(program(text.format("")), explicit(program(text.format(" * n"))))
+
+
+def sized(text: str, head: str = "mesh x=4\ndim B=512 L=32 E=4096 F=16384 H=16 D=128 T=2048 V=32000 C=40") -> str:
+    """A compiled program at reduced sizes, as it prints."""
+    (small,) = at_reduced_sizes(explicit(program(f"{head}\n{text}")))
+    return format_module(unparse(small))
+
+
+def test_ranges_shrink_with_the_parts_of_a_size() -> None:
+    text = """dim A=H*D+F
+        func f(x: f32 BE_x, w: f32 EA) -> (f32 BHD, f32 BF) {
+          a = x @[E] w
+          q = split[A -> HD](take[A 0:2048](a))
+          return q, rename[A -> F](take[A 2048:18432](a))
+        }"""
+    printed = sized(text)
+    assert "dim B=2 L=3 E=8 order x F=3 H=2 D=3 T=2 V=3 C=2 A=9" in printed
+    assert "take[A 0:6](" in printed
+    assert "take[A 6:9](" in printed
+
+
+def test_one_index_and_the_rest() -> None:
+    text = """func f(x: f32 BL_xE) -> f32 BE { return take[L, 31](x) + sum[L](take[L 0:31](x)) }"""
+    printed = sized(text)
+    assert "L=8 " in printed
+    assert "take[L, 7](" in printed
+    assert "take[L 0:7](" in printed
+
+
+def test_sizes_of_a_function_shrink_too() -> None:
+    text = """func f[L=16](x: f32 BL) -> f32 BL { return cumsum[L](x) }
+        func g[L=1](x: f32 BL) -> f32 BL { return exp(x) }"""
+    printed = sized(text)
+    assert "func f[L=2](" in printed or "func f[L=3](" in printed
+    assert "func g[L=1](" in printed
+
+
+def test_numbers_that_stand_for_extents_keep_them() -> None:
+    text = """func f(x: f32 BE, l: f32 BV) -> (f32 BE, f32 BC) {
+          a = rmsnorm[E](take[E 0:64](x))
+          b = rmsnorm[E](concat[E](a, take[E 64:4096](x)))
+          v, i = topk[V -> C, k=40](l)
+          return b, v
+        }"""
+    surface = program(f"mesh x=4\ndim B=512 E=4096 V=32000 C=40\n{text}")
+    small, compiled = at_reduced_sizes(surface, explicit(surface))
+    assert small.sizes() == {name: compiled.sizes()[name] for name in small.sizes()}
+    assert 64 < small.sizes()["E"] < 128
+    assert small.sizes()["C"] == 40
+    assert small.sizes()["V"] >= 80
+    assert validate(surface, explicit(surface)).largest_difference == pytest.approx(0, abs=1e-12)
+
+
+def test_what_is_too_large_to_run_is_not_taken_for_proved() -> None:
+    surface = program("dim B=4 E=200000000\nfunc f(x: f32 BE) -> f32 BE { return rmsnorm[BE](x) }")
+    proof = validate(surface, explicit(surface))
+    assert proof.largest_difference is None
+    assert str(proof).startswith("not validated: even at reduced sizes its values have ")
+    assert str(proof).endswith("e+09 elements on all chips, more than 5e+08")
