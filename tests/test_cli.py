@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from interrupting import HEEDED
 
 from shardwright.cli import front
 from shardwright.cli.options import Parser, add_output, add_sizes, one_of
@@ -255,7 +256,7 @@ def test_interrupt(stub: Callable) -> None:
 
 
 def test_interrupt_of_a_process() -> None:
-    script = (
+    script = HEEDED + (
         "import os, signal, sys, time\n"
         "from shardwright.__main__ import main\n"
         "from shardwright.cli import check\n"
@@ -268,7 +269,7 @@ def test_interrupt_of_a_process() -> None:
 
 def test_interrupt_that_comes_out_as_another_error() -> None:
     """A library in C that is being imported says that it failed to be imported."""
-    script = (
+    script = HEEDED + (
         "import os, signal, sys\n"
         "from shardwright.__main__ import main\n"
         "from shardwright.cli import check\n"
@@ -301,11 +302,11 @@ def test_output_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     target = tmp_path / "out.py"
     target.write_text("before")
 
-    def full(self: Path, data: bytes) -> int:
+    def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device", str(self))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
+        patched.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space left on device") as raised:
             write_output(str(target), "after")
     assert raised.value.filename == str(target)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.generation.engine import Engine
     from shardwright.generation.plan import Plan
     from shardwright.generation.planning import Options
     from shardwright.generation.prompts import Prompt
+    from shardwright.generation.run_settings import RunSettings
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
+    from shardwright.ir.types import DType
     from shardwright.models.config import Config
     from shardwright.models.description import Model
 
@@ -150,28 +151,31 @@ def execute(args: argparse.Namespace) -> int:
     before it are ready; for a single prompt given as --prompt or --tokens, its text alone. `--json`: `{"ok",
     "architecture", "mesh", "devices", "virtual", "decode_layout", "prefill_layout", "batch", "prefill_batch", "chunk",
     "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
-    `output`, the file's name, in their place.
+    `resumed`, the texts that were answered before, and `output`, the file's name, in their place. With -o a run goes
+    on where the output ends (`generation.journal`).
     """
     from shardwright.backends.jax.processes import joined
+    from shardwright.cli.interrupts import going_on_from
 
     processes = processes_from(args)
-    with joined(processes):
+    with going_on_from(None if processes is not None else args.output), joined(processes):
         return _generate(args, writes=processes is None or processes.index == 0)
 
 
 def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     """What one process does. Of several all compute the same, and the first `writes` it."""
-    import os
     import sys
     import time
     from contextlib import nullcontext
 
+    from shardwright.backends.jax.session import told_by_first
     from shardwright.cli.generation_progress import GenerationProgress
     from shardwright.cli.output import print_json
     from shardwright.generation.bad_logits import explained
+    from shardwright.generation.journal import Journal
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
-    from shardwright.generation.outputs import LineWriter, completion_keys, in_order
+    from shardwright.generation.outputs import completion_keys, in_order, write_line
     from shardwright.generation.planning import default_new_tokens, make_plan
     from shardwright.generation.stopping import asked_for, stop_tokens
     from shardwright.models.importing import checkpoint_dtype
@@ -186,55 +190,97 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     plan = make_plan(model, prompts, settings, options, args.checkpoint)
     streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())
     results: list[dict[str, Any]] = []
-    made = 0
-    texts = len(prompts) * settings.samples
+    made, seconds = 0, 0.0
+    dtype = plan.dtype or checkpoint_dtype(config)
+    texts = [(prompt.index, sample) for prompt in prompts for sample in range(settings.samples)]
+    kept: str | None = args.output if writes and args.output != "-" else None
     with (
         exhaustion(args.checkpoint),
-        explained(args.checkpoint, plan.dtype or checkpoint_dtype(config)) if writes else nullcontext(),
-        LineWriter(args.output if writes else os.devnull) as writer,
-        GenerationProgress(texts, writes) as progress,
+        explained(args.checkpoint, dtype) if writes else nullcontext(),
+        Journal(kept, prompts, lambda: _run_settings(args, prompts, settings, dtype), settings.samples)
+        if kept is not None
+        else nullcontext() as journal,
     ):
-        engine = load_engine(
-            args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
-        )
-        if writes and not args.mesh and not args.json:
-            progress.say(f"mesh {plan.mesh}: {engine.devices}")
-        shown = _Shown(tokenizer) if streamed else None
-        if shown is not None:
-            progress.close()
-        began = time.perf_counter()
-        for completion in in_order(engine.run(prompts, settings, shown or progress.token), settings.samples):
-            made += len(completion.new_tokens)
-            progress.text()
-            keys = completion_keys(completion, tokenizer, settings.samples)
+        answered = frozenset(told_by_first([] if journal is None else sorted(journal.answered)))
+        left = [text for text in texts if text not in answered]
+        if answered and writes:
+            print(f"{args.output} answers {len(answered)} of {len(texts)} texts; going on", file=sys.stderr)
+        with GenerationProgress(len(left), writes) as progress:
+            engine = None
+            if left:
+                engine = load_engine(
+                    args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
+                )
+                if writes and not args.mesh and not args.json:
+                    progress.say(f"mesh {plan.mesh}: {engine.devices}")
+            shown = _Shown(tokenizer) if streamed else None
             if shown is not None:
-                shown.end()
-            elif _is_plain(args) and writes:
                 progress.close()
-                print(keys["text"] if tokenizer is not None else " ".join(map(str, completion.new_tokens)))
-            elif args.json and args.output is None:
-                results.append(keys)
-            else:
-                writer.write(keys)
-        seconds = time.perf_counter() - began
+            began = time.perf_counter()
+            running = () if engine is None else engine.run(prompts, settings, shown or progress.token, answered)
+            for completion in in_order(running, left):
+                made += len(completion.new_tokens)
+                progress.text()
+                keys = completion_keys(completion, tokenizer, settings.samples)
+                if shown is not None:
+                    shown.end()
+                elif _is_plain(args) and writes:
+                    progress.close()
+                    print(keys["text"] if tokenizer is not None else " ".join(map(str, completion.new_tokens)))
+                elif args.json and args.output is None:
+                    results.append(keys)
+                elif journal is not None:
+                    journal.write(keys)
+                elif writes:
+                    write_line(keys)
+            seconds = time.perf_counter() - began
     if args.json and writes:
         run = {"new_tokens": made, "seconds": seconds, "tokens_per_second": made / seconds}
-        where = {"results": results} if args.output is None else {"output": args.output}
-        print_json({"ok": True, "architecture": model.architecture, **_described(plan, engine), **run, **where})
+        where = {"results": results} if args.output is None else {"resumed": len(answered), "output": args.output}
+        print_json({"ok": True, "architecture": model.architecture, **_described(plan), **run, **where})
     return 0
 
 
-def _described(plan: Plan, engine: Engine) -> dict[str, Any]:
+def _run_settings(args: argparse.Namespace, prompts: list[Prompt], settings: Settings, dtype: DType) -> RunSettings:
+    """All that the answers depend on. Of layouts those alone that are files, which may hold any program."""
+    from pathlib import Path
+
+    from shardwright.generation.file_digests import digest_of
+    from shardwright.generation.plan import is_file
+    from shardwright.generation.run_settings import run_settings
+
+    layouts = {
+        name: None if layout is None or not is_file(layout) else digest_of(Path(layout).read_bytes())
+        for name, layout in (("decode_layout", args.decode_layout), ("prefill_layout", args.prefill_layout))
+    }
+    return run_settings(
+        "generate",
+        args.checkpoint,
+        prompts,
+        settings,
+        dtype=str(dtype),
+        weights=args.weights,
+        passes=args.passes,
+        experts=args.experts,
+        expert_capacity=args.expert_capacity,
+        **layouts,
+    )
+
+
+def _described(plan: Plan) -> dict[str, Any]:
     """What `--json` says of how it was computed."""
+    from shardwright.backends.jax.devices import arrange_devices
+
+    devices = arrange_devices(plan.mesh.n_chips)
     return {
         "mesh": dict(plan.mesh),
-        "devices": len(engine.devices.devices),
-        "virtual": engine.devices.virtual,
+        "devices": len(devices.devices),
+        "virtual": devices.virtual,
         "decode_layout": plan.decode_layout,
         "prefill_layout": plan.read_layout,
-        "batch": engine.rows,
-        "prefill_batch": engine.prefill_rows,
-        "chunk": engine.chunk,
+        "batch": plan.batch,
+        "prefill_batch": plan.prefill_batch or plan.batch,
+        "chunk": plan.chunk,
         "cache": plan.cache,
     }
 

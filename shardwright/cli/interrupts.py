@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 
@@ -57,3 +59,16 @@ def one_interrupt() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
         raise
     signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def going_on_from(output: str | None) -> Generator[None]:
+    """Of an interrupt within it says what is left in the output of a run that can go on; None says nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output is not None and output != "-":
+            there = Path(output).is_file() and Path(output).stat().st_size
+            kept = f"{output} has the answers so far, and the same command goes on from there"
+            print(f"interrupted: {kept if there else 'no prompt is answered yet'}", file=sys.stderr)
+        raise

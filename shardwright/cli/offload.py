@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +126,12 @@ def execute(args: argparse.Namespace) -> int:
 
             with located(Source("offload", "")):
                 check_device(args.device)
-        return _run(args)
+        from shardwright.backends.torch.world import in_world
+        from shardwright.cli.interrupts import going_on_from
+        from shardwright.cli.offload_run import execute_run
+
+        with going_on_from(None if in_world() else args.output):
+            return execute_run(args)
     from shardwright.cli.offload_program import (
         asked_weights,
         execute_program,
@@ -187,23 +191,6 @@ def execute(args: argparse.Namespace) -> int:
     else:
         print(plan_text(setting, plan, model.name, most))
     return 0
-
-
-def _run(args: argparse.Namespace) -> int:
-    """The run; of an interrupt it says what is left of it."""
-    from pathlib import Path
-
-    from shardwright.backends.torch.world import in_world
-    from shardwright.cli.offload_run import execute_run
-
-    try:
-        return execute_run(args)
-    except KeyboardInterrupt:
-        if not in_world():
-            kept = f"{args.output} has the answers so far, and the same command goes on from there"
-            said = kept if Path(args.output).is_file() else "no prompt is answered yet"
-            print(f"interrupted: {said}", file=sys.stderr)
-        raise
 
 
 def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, model: str) -> None:

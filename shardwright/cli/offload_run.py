@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Parser
     from shardwright.cost.offloading.policy import Policy
     from shardwright.cost.offloading.pricing import Setting
+    from shardwright.generation.journal import Journal
     from shardwright.generation.prompts import Prompt
+    from shardwright.generation.run_settings import RunSettings
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
     from shardwright.ir.types import Tier
     from shardwright.models.config import Config
     from shardwright.models.description import Model
-    from shardwright.offloading.journal import Journal
     from shardwright.offloading.request import Request
     from shardwright.offloading.room import Room
     from shardwright.offloading.run import OffloadedModel
@@ -83,6 +84,30 @@ class Asked:
     settings: Settings
     request: Request
 
+    def answered_with(self, checkpoint: str) -> RunSettings:
+        """All that the answers depend on. Where decode looks at a share of each piece of the cache, they depend on what
+        the pieces are."""
+        from shardwright.generation.run_settings import run_settings
+        from shardwright.models.config import read_config
+        from shardwright.models.importing import checkpoint_dtype
+
+        request, policy = self.request, self.request.policy
+        weights, cache, pieces = policy.quantized_weights, policy.quantized_cache, None
+        if request.sparse < 1:
+            attending = "host and device" if policy.host_attention else "device"
+            pieces = f"cache {policy.cache.device:g}, {policy.cache.host:g}, {policy.cache.disk:g} on {attending}"
+        return run_settings(
+            "offload",
+            checkpoint,
+            self.prompts,
+            self.settings,
+            dtype=str(request.dtype or checkpoint_dtype(read_config(checkpoint))),
+            weights=None if weights is None else f"int{weights.bits} in groups of {weights.group}",
+            compress=None if cache is None else f"{cache.bits}bit",
+            sparse_attention=request.sparse,
+            policy=pieces,
+        )
+
     def facts(self) -> dict[str, str]:
         """What several processes must have in common, by name."""
         import hashlib
@@ -100,7 +125,7 @@ def execute_run(args: argparse.Namespace) -> int:
     prints what was measured (`offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered before,
     and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
     from shardwright.backends.torch.world import in_world, joined
-    from shardwright.offloading.journal import Journal
+    from shardwright.generation.journal import Journal
     from shardwright.offloading.launching import run_together
 
     if in_world():
@@ -110,7 +135,7 @@ def execute_run(args: argparse.Namespace) -> int:
     asked = _asked(args, args.gpus)
     if args.gpus == 1:
         return _run_with_room(args, asked)
-    with Journal(args.output, asked.prompts, logprobs=args.logprobs):
+    with Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model)):
         pass  # what is wrong with it is said once, by this process
     return run_together(args.argv, args.gpus)
 
@@ -160,9 +185,9 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
     """What one process does. Of several each has some of the layers, and the first writes."""
     from shardwright.cli.offload_progress import OffloadProgress
     from shardwright.cli.output import print_json
+    from shardwright.generation.journal import Journal
     from shardwright.generation.outputs import completion_keys
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.offloading.journal import Journal
     from shardwright.offloading.run import OffloadedModel
 
     request, writes = asked.request, world is None or world.writes
@@ -171,7 +196,9 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
     measured: dict[str, Any] = {}
     recorder = _recorder(args, world)
     recordings: list[Recording] = []
-    opened = Journal(args.output, asked.prompts, logprobs=args.logprobs) if writes else nullcontext()
+    opened = nullcontext()
+    if writes:
+        opened = Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model))
     with opened as journal:
         answered = _answered(journal, world)
         left = [prompt for prompt in asked.prompts if prompt.index not in answered]
@@ -217,7 +244,7 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
 
 def _answered(journal: Journal | None, world: World | None) -> set[int]:
     """The prompts that are answered already, as the process knows that has the journal."""
-    answered = set[int]() if journal is None else set(journal.answered)
+    answered = set[int]() if journal is None else {index for index, _ in journal.answered}
     if world is None:
         return answered
     if world.writes:

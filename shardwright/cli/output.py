@@ -47,20 +47,10 @@ def write_output(path: str | None, content: str | bytes) -> None:
     if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace; a folder: OSError
         target.write_bytes(data)
         return
-    mode = target.stat().st_mode & 0o7777 if target.exists() else None
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(data)
-        if mode is not None:
-            beside.chmod(mode)
-        beside.replace(target)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        error.filename = path  # the user knows this name, not that of the file beside it
-        raise
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    from shardwright.generation.outputs import whole_file
+
+    with whole_file(path) as file:
+        file.write(data)
 
 
 def print_json(value: object) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +98,15 @@ class Engine:
         self.vocab: int = program.func("decode").results[0].shape.size("V")
 
     def run(
-        self, prompts: Sequence[Prompt], settings: Settings, observe: Observe | None = None
+        self,
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        observe: Observe | None = None,
+        answered: Collection[tuple[int, int]] = (),
     ) -> Iterator[Completion]:
-        """The completions of all samples of all prompts, in the order in which they end."""
-        return _Run(self, prompts, settings, observe or _ignore).completions()
+        """The completions of all samples of all prompts, but for those that are `answered`, each the index of a prompt
+        and the number of a sample, in the order in which they end."""
+        return _Run(self, prompts, settings, observe or _ignore, answered).completions()
 
 
 def _ignore(_prompt: Prompt, _sample: int, _token: int) -> None:
@@ -111,12 +116,21 @@ def _ignore(_prompt: Prompt, _sample: int, _token: int) -> None:
 class _Run:
     """One run of an engine."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: Settings, observe: Observe) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        observe: Observe,
+        answered: Collection[tuple[int, int]],
+    ) -> None:
         self.engine = engine
         self.session = engine.session
         self.settings = settings
         self.observe = observe
-        self.waiting = deque((prompt, sample) for prompt in prompts for sample in range(settings.samples))
+        texts = [(prompt, sample) for prompt in prompts for sample in range(settings.samples)]
+        self.waiting = deque((prompt, sample) for prompt, sample in texts if (prompt.index, sample) not in answered)
+        self.samples = Counter(prompt.index for prompt, _ in self.waiting)
         self.texts: list[_Text | None] = [None] * engine.rows
         self.held: dict[int, _Held] = {}
         self.scores: dict[int, list[float]] = {}
@@ -198,7 +212,7 @@ class _Run:
         given = dict(enumerate(following.values()))
         for read in self.read(given, self.prefix):
             for row in read.rows:
-                self.held[row] = _Held(given[row], read.logits, self.settings.samples)
+                self.held[row] = _Held(given[row], read.logits, self.samples[given[row].index])
 
     def adopt(self, logits: Any, sources: Mapping[int, int]) -> Iterator[Completion]:
         source = np.full(self.engine.rows, -1, np.int32)

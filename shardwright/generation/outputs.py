@@ -1,4 +1,4 @@
-"""What is written of completions: a JSON object for each, on lines that are written whole and in order."""
+"""What is written of completions: a JSON object for each on a line of its own, in order; and files written whole."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from shardwright.generation.engine import Completion
     from shardwright.generation.tokenizer import Tokenizer
 
@@ -38,16 +37,17 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def in_order(completions: Iterable[Completion], samples: int) -> Iterator[Completion]:
-    """The completions in the order of prompts and samples, each as soon as those before it are there."""
+def in_order(completions: Iterable[Completion], texts: Iterable[tuple[int, int]]) -> Iterator[Completion]:
+    """The completions in the order of `texts`, indices of prompts with numbers of samples, each as soon as those before
+    it are there."""
     early: dict[tuple[int, int], Completion] = {}
-    following = (0, 0)
+    order = iter(texts)
+    following = next(order, None)
     for completion in completions:
         early[completion.prompt.index, completion.sample] = completion
         while following in early:
             yield early.pop(following)
-            index, sample = following
-            following = (index, sample + 1) if sample + 1 < samples else (index + 1, 0)
+            following = next(order, None)
 
 
 _ENDS_OF_LINES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"})
@@ -61,53 +61,30 @@ def json_line(keys: Mapping[str, Any]) -> str:
     return (line if line.isascii() or line.encode("utf-8", "replace").decode() == line else json.dumps(keys)) + "\n"
 
 
-class LineWriter:
-    """Lines of JSON in a file, or on standard output for None and `-`; each is written whole, or not at all.
+def write_line(keys: Mapping[str, Any]) -> None:
+    """A line on standard output, as soon as it is there."""
+    sys.stdout.write(json_line(keys))
+    sys.stdout.flush()
 
-    The file is opened at once, so that one that cannot be written is found out before anything is computed. What it
-    held is replaced when the first line is written; one that was not there, and gets none, is taken away again.
-    Raises OSError with the file's name.
+
+@contextmanager
+def whole_file(path: str | Path) -> Generator[BinaryIO]:
+    """A file that takes the place of `path` when the block is left, complete or not at all.
+
+    It is written beside its place and moved there. It keeps the permissions of the file it replaces, and a link is
+    followed. Raises OSError with the name of `path`.
     """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = None if path in {None, "-"} else path
-        self._lines = 0
-        if self._path is not None:
-            self._new = not Path(self._path).exists()
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
-
-    def __enter__(self) -> LineWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._path is None:
-            return
-        os.close(self._file)
-        if self._new and not self._lines:
-            Path(self._path).unlink(missing_ok=True)
-
-    def write(self, keys: dict[str, Any]) -> None:
-        """One line more."""
-        line = json_line(keys)
-        if self._path is None:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            return
-        if not self._lines and Path(self._path).is_file():
-            os.ftruncate(self._file, 0)
-        self._lines += 1
-        self._whole(line.encode())
-
-    def _whole(self, data: bytes) -> None:
-        """Writes all of it; where that fails, what was written of it is taken away."""
-        begin = os.lseek(self._file, 0, os.SEEK_CUR) if Path(self._path or "").is_file() else None
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError as error:
-            if begin is not None:
-                os.ftruncate(self._file, begin)
-            error.filename = self._path
-            raise
+    target = Path(os.path.realpath(path))
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        mode = target.stat().st_mode & 0o7777 if target.exists() else None
+        with beside.open("wb") as file:
+            yield file
+        if mode is not None:
+            beside.chmod(mode)
+        beside.replace(target)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # the user knows this name, not that of the file beside it
+        raise

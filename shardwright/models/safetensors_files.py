@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -82,7 +83,7 @@ def open_files(folder: Path, stack: ExitStack) -> dict[str, TensorFile]:
             raise fault("no-weights", "this is not a folder; weights are read from a folder with *.safetensors files")
         if index.is_file():
             return _indexed(index, stack)
-        paths = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+        paths = _unlisted(folder)
         if not paths:
             pickled = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt")))
             note = "save it as safetensors: model.save_pretrained(FOLDER)"
@@ -95,6 +96,24 @@ def open_files(folder: Path, stack: ExitStack) -> dict[str, TensorFile]:
                 raise at(path, "duplicate-tensor", f"tensor {name} is also in {found[name].path.name}")
             found[name] = file
     return found
+
+
+def file_paths(folder: Path) -> list[Path]:
+    """The files that are there of those which `open_files` reads, with the index that lists them."""
+    index = folder / INDEX
+    if not index.is_file():
+        return _unlisted(folder)
+    try:
+        listed: object = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = {str(name) for name in cast("Iterable[object]", listed)}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return [index]  # `open_files` says what is wrong with it
+    return [index, *(path for name in sorted(names) if (path := folder / name).is_file())]
+
+
+def _unlisted(folder: Path) -> list[Path]:
+    """The files of a folder without an index."""
+    return [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _indexed(index: Path, stack: ExitStack) -> dict[str, TensorFile]:

@@ -42,6 +42,7 @@ def test_json_lines_in_and_out(generate: Callable, tmp_path: Path) -> None:
         "chunk": 4,  # <s> w5 w6 w7
         "cache": 8,
         "new_tokens": 15,
+        "resumed": 0,
         "output": str(out),
     }
     found = [json.loads(line) for line in out.read_text().splitlines()]
@@ -162,10 +163,13 @@ def test_weights_that_are_missing_leave_the_output_as_it_was(
     (tmp_path / "config.json").write_bytes((checkpoint("llama-grouped") / "config.json").read_bytes())
     kept = tmp_path / "kept.jsonl"
     kept.write_text("before\n")
-    for out in (kept, tmp_path / "new.jsonl"):
+    for out, said in (
+        (kept, f"{kept}:1:1: error: this line is not the answer to one of these prompts [not-resumable]\n"),
+        (tmp_path / "new.jsonl", f"{tmp_path}: error: the folder holds no *.safetensors [no-weights]\n"),
+    ):
         got = shardwright("generate", tmp_path, "--tokens", "1", "--mesh", "x=1", "-o", out)
         assert got.status == 1
-        assert got.err == f"{tmp_path}: error: the folder holds no *.safetensors [no-weights]\n"
+        assert got.err.startswith(said)
     assert kept.read_text() == "before\n"
     assert not (tmp_path / "new.jsonl").exists()
 

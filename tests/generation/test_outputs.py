@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwright.generation.engine import Completion
-from shardwright.generation.outputs import LineWriter, completion_keys, in_order, json_line
+from shardwright.generation.outputs import completion_keys, in_order, json_line
 from shardwright.generation.prompts import Prompt
 
 
@@ -27,13 +25,19 @@ def test_completions_come_in_order_as_soon_as_they_can() -> None:
             yield each
             seen.append(each.prompt.index)
 
-    found = [(each.prompt.index, len(seen)) for each in in_order(arriving(), 1)]
+    found = [(each.prompt.index, len(seen)) for each in in_order(arriving(), [(index, 0) for index in range(4)])]
     assert found == [(0, 1), (1, 1), (2, 3), (3, 3)]
 
 
 def test_samples_come_in_order() -> None:
     given = [completion(1, 0), completion(0, 1), completion(1, 1), completion(0, 0)]
-    assert [(c.prompt.index, c.sample) for c in in_order(given, 2)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    texts = [(index, sample) for index in (0, 1) for sample in (0, 1)]
+    assert [(c.prompt.index, c.sample) for c in in_order(given, texts)] == texts
+
+
+def test_what_is_answered_already_is_not_waited_for() -> None:
+    given = [completion(3), completion(1)]
+    assert [c.prompt.index for c in in_order(given, [(1, 0), (3, 0)])] == [1, 3]
 
 
 @pytest.mark.parametrize("text", ["a\u2028b\u2029c\x85d\x0be\x1cf\rg\nh", "ü☃𝒳", "\ud800\u2028", "\\u2028"])
@@ -55,55 +59,3 @@ def test_keys_of_a_line() -> None:
         "prompt_logprobs": [None, None],
     }
     assert list(completion_keys(completion(0, prompt="x"), None)) == ["prompt", "index", "new_tokens"]
-
-
-def test_lines_replace_what_the_file_held_when_the_first_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_text("what was here before, and is longer than what comes\n")
-    with LineWriter(str(path)) as writer:
-        assert path.read_text().startswith("what was here")
-        writer.write({"a": "\u00e9"})
-        assert path.read_text(encoding="utf-8") == '{"a": "\u00e9"}\n'
-        writer.write({"b": "\ud800"})
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": "\u00e9"}, {"b": "\ud800"}]
-
-
-def test_a_run_that_fails_leaves_whole_lines_alone(tmp_path: Path) -> None:
-    path, kept, new = (tmp_path / name for name in ("out.jsonl", "kept.jsonl", "new.jsonl"))
-    kept.write_text("old\n")
-
-    def failing(target: Path, lines: int) -> None:
-        with LineWriter(str(target)) as writer:
-            for i in range(lines):
-                writer.write({"a": i})
-            raise RuntimeError
-
-    for target, lines in ((path, 1), (kept, 0), (new, 0)):
-        with pytest.raises(RuntimeError):
-            failing(target, lines)
-    assert path.read_text() == '{"a": 0}\n'
-    assert kept.read_text() == "old\n"
-    assert not new.exists()
-
-
-def test_a_disk_that_is_full_takes_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.jsonl"
-    write = os.write
-
-    def half(file: int, data: bytes) -> int:
-        if len(data) <= 20:
-            raise OSError(28, "No space left on device")
-        return write(file, data[:20])
-
-    with LineWriter(str(path)) as writer:
-        writer.write({"a": "a" * 12})
-        monkeypatch.setattr("os.write", half)
-        with pytest.raises(OSError, match="No space left") as caught:
-            writer.write({"b": "b" * 30})
-    assert caught.value.filename == str(path)
-    assert path.read_text() == '{"a": "aaaaaaaaaaaa"}\n'
-
-
-def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        LineWriter(str(tmp_path / "nowhere" / "out.jsonl"))

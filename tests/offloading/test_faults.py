@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupting import interruptible
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
@@ -150,14 +151,16 @@ def test_a_system_without_memory(
 
 def command(folder: Path, prompts: Path, out: Path, spill: Path) -> list[str]:
     return [
-        sys.executable, "-m", "shardwright", "offload", str(folder), "--prompts", str(prompts), "-o", str(out),
+        "offload", str(folder), "--prompts", str(prompts), "-o", str(out),
         "--policy", "4,2,0,50,30,30,0,100", "--max-new-tokens", "24", "--ignore-eos", "--spill-dir", str(spill),
     ]  # fmt: skip
 
 
 def begun(argv: Sequence[str], out: Path) -> subprocess.Popen[str]:
     """A run that has written a few lines."""
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        interruptible(*argv), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline and (not out.exists() or not out.stat().st_size):
         time.sleep(0.002)
@@ -186,7 +189,7 @@ def test_a_signal_ends_it_and_it_goes_on(
     assert list(spill.iterdir()) == []
     before = [json.loads(line) for line in out.read_text().splitlines()]
     assert 0 < len(before) < len(PROMPTS)
-    again = shardwright(*argv[3:], "--json")
+    again = shardwright(*argv, "--json")
     assert again.status == 0
     assert json.loads(again.out)["resumed"] == len(before)
     answered = [json.loads(line)["index"] for line in out.read_text().splitlines()]
@@ -200,7 +203,7 @@ def test_two_runs_into_one_file(
     spill.mkdir()
     argv = command(checkpoint("llama-grouped"), prompts, out, spill)
     first = begun(argv, out)
-    second = shardwright(*argv[3:])
+    second = shardwright(*argv)
     assert second.status == 1
     assert "error: another run is writing to this file [in-use]" in second.err
     first.communicate(timeout=120)

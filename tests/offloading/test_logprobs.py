@@ -186,12 +186,7 @@ def test_going_on_in_the_same_way(
     assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
     refused = shardwright(*command, "--max-new-tokens", "2")
     assert refused.status == 1
-    assert "error: this answer was written with log-probabilities [not-resumable]" in refused.err
-    assert "go on with --logprobs, or give another file with -o" in refused.err
-    out.write_text('{"tokens": [5, 6], "index": 0, "new_tokens": [1]}\n')
-    refused = shardwright(*scored)
-    assert refused.status == 1
-    assert "error: this answer was written without log-probabilities [not-resumable]" in refused.err
+    assert "--logprobs was true, and is false now" in refused.err
 
 
 def test_what_is_refused(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]) -> None:

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from interrupting import interruptible
 
 COMMAND = (
     "pareto", "opt-125m", "--chip", "tpu-v4", "--chips", "8..32", "--batch", "1..16", "--prompt-len", "64",
@@ -19,7 +20,7 @@ COMMAND = (
 
 def started(cache: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "shardwright", *COMMAND],
+        interruptible(*COMMAND),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
