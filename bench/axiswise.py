@@ -11,8 +11,8 @@ import argparse
 import random
 import time
 
-from shardwright.cost.axis_descent import AxisByAxis
 from shardwright.cost.chips import load_chip
+from shardwright.cost.limited_placement import LimitedPlacement
 from shardwright.cost.placement import PlacementOptions
 from shardwright.cost.program_cost import kernel_costs
 from shardwright.ir.diagnostics import DiagnosticError
@@ -79,7 +79,7 @@ def priced(sweep: Sweep, one: Configuration, *, axiswise: bool) -> tuple[float, 
     for applied in (*parse_pipeline(passes_of(one)), Decompose(), Cleanup()):
         program = applied.run(program)
     began = time.process_time()
-    placed: Program = place(program, PlacementOptions(), choose=AxisByAxis(program) if axiswise else None)[0]
+    placed: Program = place(program, PlacementOptions(), choose=LimitedPlacement(program, axiswise=axiswise))[0]
     took = time.process_time() - began
     for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
         placed = applied.run(placed)

@@ -21,7 +21,7 @@ from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import FORBIDDEN, arborescence
 from shardwright.cost.layout_problem import Node, PlacementOptions, Table
 from shardwright.cost.layouts import FIRST_DIM, MAX, SUM, Codes, Coding, moving_costs_of_groups
-from shardwright.cost.placement import TIE, Placement, place_layouts
+from shardwright.cost.placement import TIE, Placement
 from shardwright.cost.program_layouts import reshaped_dims, step_worth
 from shardwright.cost.variable_elimination import TooLargeError, eliminate
 from shardwright.ir.mesh import Mesh
@@ -37,8 +37,10 @@ _ROUNDS = 6
 class AxisByAxis:
     """Chooses layouts for one program, again and again under other options (`passes.place.place`)."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, coarse: bool = False) -> None:
+        """`coarse` counts the uses of a value apart where together they would be too many."""
         self.program = program
+        self.coarse = coarse
         self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims))
         self.names = program.mesh.axes
         self.sizes = np.array(list(program.mesh.values()), np.int64)
@@ -58,20 +60,20 @@ class AxisByAxis:
         self.trees = trees_of(self.problem)
         self.shapes = ShapeNumbers(self.problem)
         self.keys, self.extents, self.room = self.digit_table()
+        one = [problem.domain.sum(axis=1) == 1 for problem in self.by_axis]
+        demanded = [np.where(only, p.domain.argmax(axis=1), 0) for only, p in zip(one, self.by_axis, strict=True)]
+        self.demanded = np.stack(demanded, axis=1)
+        """What each axis is demanded to do to each variable, 0 where it has a choice: [variables, axes]."""
         self.found: dict[frozenset[tuple[str, str]], NDArray[np.int64]] = {}
 
     def __call__(self, program: Program, options: PlacementOptions) -> Placement:
-        """Layouts that no axis can better by itself; where an axis gets stuck, those of `place_layouts`.
+        """Layouts that no axis can better by itself. Raises a `StuckError` where an axis has no choice.
 
         Where a reshape more is to be whole than before, what was found then is what is bettered.
         """
-        plain = program is self.program and not options.digit_sets and not options.excluded
-        try:
-            if self.stuck or not plain:
-                raise StuckError
-            return self.written(self.descended(options.whole_reshapes))
-        except StuckError:
-            return place_layouts(program, options)
+        if self.stuck or program is not self.program or options.digit_sets or options.excluded:
+            raise StuckError
+        return self.written(self.descended(options.whole_reshapes))
 
     def descended(self, whole: frozenset[tuple[str, str]]) -> NDArray[np.int64]:
         """What each axis does to each variable (rows), after as many rounds as better it."""
@@ -135,8 +137,10 @@ class AxisByAxis:
         }
         rows = list(rows)
         make_consistent(self.problem.entries, rows, left, self.touching, dirty)
+        if not left.any(axis=1).all():
+            raise StuckError
         coding = replace(self.coding, mesh=Mesh(tuple(sizes)))
-        turn = Turn(coding, self.shapes, elsewhere, axes, left, self.step_worth)
+        turn = Turn(coding, self.shapes, elsewhere, axes, left, self.step_worth, self.coarse)
         tables = [(entry, *row) for entry, row in zip(self.problem.entries, rows, strict=True) if row is not None]
         try:
             choice, total = eliminate(turn.factors(tables, self.trees), MOST_ENTRIES)
@@ -170,9 +174,12 @@ class AxisByAxis:
     def fitting(self, axes: list[int], joined: Sequence[int], elsewhere: NDArray[np.int64]) -> Bools:
         """The states that agree with what the others do: extents and digits divide, values are partial in one way."""
         variables = np.arange(len(elsewhere))
+        waiting = [i for i in range(len(self.names)) if i not in joined and i not in axes]
+        elsewhere = elsewhere.copy()
+        elsewhere[:, waiting] = self.demanded[:, waiting]
         own = self.sizes[axes].prod()
         chips, beside = np.full(len(self.room), own), np.full(self.keys.shape, own)
-        for i in joined:
+        for i in (*joined, *waiting):
             states = elsewhere[:, i]
             splits = states >= FIRST_DIM
             if i not in axes and splits.any():
@@ -222,5 +229,5 @@ class AxisByAxis:
                 trees[id(node)] = [(kind(int(layouts[a]), node), kind(int(layouts[b]), node)) for a, b in edges]
         solution = Solution(tuple(int(code) for code in codes), received, 0.0, 0)
         return Placement(
-            self.problem.nodes, self.problem.defined, kinds, self.problem.by_use, trees, received, solution, steps
+            self.problem.nodes, self.problem.defined, kinds, self.problem.by_use, trees, received, solution, steps, None
         )

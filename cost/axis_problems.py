@@ -7,7 +7,7 @@ operands and results of each statement can have together, reduced to those that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from shardwright.cost.layouts import Coding
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Let, Program, Value
-from shardwright.ir.types import OpenType, Partial, ValueType
+from shardwright.ir.types import OpenType, Partial, ValueType, axis_set
 from shardwright.ir.walk import map_program_values
 
 Bools = NDArray[np.bool_]
@@ -166,12 +166,20 @@ def make_consistent(
 
 def _alone(program: Program, axis: str, name: str) -> Program:
     """The program on a mesh of one axis, of a size that divides everything: what is demanded of it, and no sizes."""
+    return on_axes(program, {axis: name}, Mesh(((name, 1),)))
+
+
+def on_axes(program: Program, names: Mapping[str, str], mesh: Mesh) -> Program:
+    """The program on some axes of its mesh, under other names: what is demanded of these."""
 
     def kind(before: ValueType) -> ValueType:
-        splits = tuple(None if axes is None else tuple(name for own in axes if own == axis) for axes in before.splits)
+        splits = tuple(
+            None if axes is None else axis_set(names[a] for a in axes if a in names) for axes in before.splits
+        )
         partial = before.partial
         if isinstance(partial, Partial):
-            partial = Partial(partial.kind, (name,)) if axis in partial.axes else None
+            left = axis_set(names[a] for a in partial.axes if a in names)
+            partial = Partial(partial.kind, left) if left else None
         if isinstance(before, OpenType):
             return replace(before, splits=splits, partial=partial)
         return replace(before, splits=splits, partial=partial)
@@ -180,4 +188,4 @@ def _alone(program: Program, axis: str, name: str) -> Program:
         return replace(before, type=kind(before.type))
 
     made = map_program_values(program, value, lambda _func, before: kind(before))
-    return replace(made, mesh=Mesh(((name, 1),)))
+    return replace(made, mesh=mesh)

@@ -76,7 +76,14 @@ class Turn:
     """
 
     def __init__(
-        self, coding: Coding, shapes: ShapeNumbers, elsewhere: Numbers, axes: Sequence[int], domain: Bools, worth: float
+        self,
+        coding: Coding,
+        shapes: ShapeNumbers,
+        elsewhere: Numbers,
+        axes: Sequence[int],
+        domain: Bools,
+        worth: float,
+        coarse: bool = False,
     ) -> None:
         powers = coding.radix ** np.arange(len(coding.mesh), dtype=np.int64)
         sizes = np.array(list(coding.mesh.values()), np.int64)
@@ -84,6 +91,7 @@ class Turn:
         self.shapes = shapes
         self.domain = domain
         self.step_worth = worth
+        self.coarse = coarse
         self.base = elsewhere @ powers
         """The codes of what the others do."""
         self.power = int(powers[list(axes)].sum())
@@ -106,7 +114,7 @@ class Turn:
         open_trees = [tree for tree in trees if self.is_open(tree.variables)]
         moves = _Moves(self, open_trees)
         made = [self.table(*table, moves.quantum) for table in tables if self.is_open(table[1])]
-        return made + [moves.factor(tree) for tree in open_trees]
+        return made + [factor for tree in open_trees for factor in moves.factors(tree)]
 
     def table(self, entry: Entry, variables: Sequence[int], rows: Numbers, quantum: float) -> Factor:
         """An operation's rows as an array over its variables that have a choice."""
@@ -180,6 +188,18 @@ class _Moves:
             counted = np.where(finite, received, 0.0) * weight + steps * (self.quantum * TIE)
             self.priced[shape, weight] = np.where(finite, counted, FORBIDDEN)
         return self.priced[shape, weight]
+
+    def factors(self, tree: Tree) -> list[Factor]:
+        """A value's movements; where a turn is coarse and they are too many to be seen together, each use by itself, as
+        if no two uses could share a movement."""
+        try:
+            return [self.factor(tree)]
+        except StuckError:
+            if not self.turn.coarse:
+                raise
+        home, *uses = tree.variables
+        alone = [Tree(tree.node, (home, use), (stays,)) for use, stays in zip(uses, tree.rigid, strict=True)]
+        return [self.factor(each) for each in alone if self.turn.is_open(each.variables)]
 
     def factor(self, tree: Tree) -> Factor:
         """The costs of a value's movements as an array over its variables that have a choice."""

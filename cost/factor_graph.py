@@ -18,9 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
+from shardwright.cost.work_limit import WorkLimit
 
 _SWEEPS = 40
 """At most, there and back, before choices are ruled out for the last time."""
+
+CALL_ENTRIES = 10_000
+"""What asking a factor counts for, however small it is."""
+
+PASSES = 10
+"""How often a sweep there and back, with what is read off after each way, looks at every factor."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,14 @@ class FactorGraph:
         return len(self.sizes) - 1
 
     def minimize(
-        self, tolerance: float, max_nodes: int = 300, out_of_time: Callable[[], bool] = lambda: False
+        self,
+        tolerance: float,
+        max_nodes: int = 300,
+        out_of_time: Callable[[], bool] = lambda: False,
+        limit: WorkLimit | None = None,
     ) -> Solution:
-        """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, were not enough.
+        """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, or the limit of work,
+        were not enough.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
@@ -56,7 +68,7 @@ class FactorGraph:
         cost = bound = 0.0
         nodes = 0
         for part in self._components():
-            found = _Search(self, tolerance, max_nodes, out_of_time).run(part)
+            found = _Search(self, tolerance, max_nodes, out_of_time, limit or WorkLimit()).run(part)
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for f in part:
                 for variable in self.factors[f].variables:
@@ -143,6 +155,14 @@ class Remainder:
         for f, factor in enumerate(self.factors):
             for slot, variable in enumerate(factor.variables):
                 self.neighbours[variable].append((f, slot))
+
+    def entries(self) -> int:
+        """How many numbers the factors look at when all are asked once, and as many as their calls take the time of."""
+        return sum(factor.entries + CALL_ENTRIES for factor in self.factors)
+
+    def compact(self) -> None:
+        """Drops the layouts that no choice needs, which changes no cost."""
+        self.factors = [factor if isinstance(factor, TableFactor) else factor.compacted() for factor in self.factors]
 
     def bound(self) -> float:
         least = (factor.least(theta) for factor, theta in zip(self.factors, self.theta, strict=True))
@@ -258,11 +278,14 @@ def _consistent(
 class _Search:
     """Depth-first branch and bound; every node shrinks the problem by what cannot be in a better solution."""
 
-    def __init__(self, graph: FactorGraph, tolerance: float, max_nodes: int, out_of_time: Callable[[], bool]) -> None:
+    def __init__(
+        self, graph: FactorGraph, tolerance: float, max_nodes: int, out_of_time: Callable[[], bool], limit: WorkLimit
+    ) -> None:
         self.graph = graph
         self.tolerance = tolerance
         self.max_nodes = max_nodes
         self.out_of_time = out_of_time
+        self.limit = limit
         self.nodes = 0
         self.factors: list[Factor] = []
         self.best: tuple[int, ...] = ()
@@ -283,6 +306,7 @@ class _Search:
         for sweep in range(40):
             if self.best_cost - bound <= self.tolerance:
                 return bound
+            self.limit.charge(PASSES * problem.entries())
             problem.sweep(forward=True)
             self.consider(problem, forward=False)
             problem.sweep(forward=False)
@@ -296,9 +320,10 @@ class _Search:
             if smaller is None:
                 return self.best_cost
             problem = smaller
-            if (sweep >= 2 and bound - before < 0.05 * gap) or self.out_of_time():
+            problem.compact()
+            if (sweep >= 2 and bound - before < 0.05 * gap) or self.ended():
                 break
-        if self.nodes >= self.max_nodes or self.out_of_time():
+        if self.nodes >= self.max_nodes or self.ended():
             return bound
         variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
         if self.ambiguity(problem, variable) <= 0:
@@ -312,6 +337,10 @@ class _Search:
             child = problem.restricted(keep, self.best_cost - bound)
             beneath.append(self.best_cost if child is None else self.explore(child))
         return max(bound, min(beneath))
+
+    def ended(self) -> bool:
+        """Whether what was found so far has to do."""
+        return self.limit.exhausted or self.out_of_time()
 
     def local_costs(self, problem: Remainder, variable: int) -> Costs:
         """What the factors around a variable say of its choices."""

@@ -40,6 +40,11 @@ class TableFactor:
             values, starts = np.unique(column[order], return_index=True)
             self._sorted.append((order, values.astype(np.int64), starts.astype(np.int64)))
 
+    @property
+    def entries(self) -> int:
+        """How many numbers are looked at when the factor is asked once."""
+        return self.rows.size
+
     def priced(self, costs: Costs) -> TableFactor:
         """The same rows at other costs."""
         made = copy(self)
@@ -91,6 +96,11 @@ class TreeFactor:
     moves: Costs
     places: tuple[NDArray[np.int64], ...]
     rigid: tuple[bool, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many numbers are looked at when the factor is asked once."""
+        return self.moves.size * ((1 << self.rigid.count(False)) - 1)
 
     def spread(self, slot: int, costs: Costs) -> Costs:
         """Costs of a variable's choices as costs of layouts."""
@@ -179,6 +189,16 @@ class TreeFactor:
         """The factor with fewer choices; layouts on the way stay."""
         places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
         return TreeFactor(self.variables, self.moves, places, self.rigid)
+
+    def compacted(self) -> TreeFactor:
+        """The factor without the layouts that are no choice: the one move of a single use has none on its way."""
+        if self.rigid.count(False) > 1:
+            return self
+        left = np.unique(np.concatenate(self.places))
+        if len(left) > 0.7 * len(self.moves):
+            return self
+        places = tuple(np.searchsorted(left, place).astype(np.int64) for place in self.places)
+        return TreeFactor(self.variables, self.moves[np.ix_(left, left)], places, self.rigid)
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of the cheapest arborescence for one choice of home and uses."""

@@ -7,6 +7,7 @@ made to those in which it is used, each paid once. Loops count by their trips; a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -14,7 +15,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.factor_graph import FactorGraph, Solution
+from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
 from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence
 from shardwright.cost.layout_problem import (
     Entry,
@@ -31,12 +32,22 @@ from shardwright.cost.layout_problem import (
 )
 from shardwright.cost.layouts import addends_made, local_elements, moving_costs, unique_codes
 from shardwright.cost.program_layouts import layout_problem, repeated_work
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError, Span, fault
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
 __all__ = ["Node", "Placement", "PlacementOptions", "UseKey", "place_layouts"]
+
+MOVING_ENTRIES = 100
+"""What pricing one movement between layouts counts for, in entries of a table of costs that are looked at."""
+
+TREE_ENTRIES = 20
+"""What one movement of one value counts for: its cost is worked out before the search and after it."""
+
+FIRST_SWEEPS = 3
+"""At least so many must be allowed, or the search is not begun."""
 
 TIE = 2.0**-13
 """What a communicating step weighs against the least difference in bytes: thousands of steps stay below it."""
@@ -57,6 +68,8 @@ class Placement:
     bytes_received: float
     solution: Solution
     steps: float
+    bound_bytes: float | None
+    """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
 
 
 OUT_OF_TIME = "out-of-time"
@@ -67,8 +80,10 @@ def place_layouts(
     program: Program,
     options: PlacementOptions | None = None,
     solve: Callable[[LayoutProblem], Placement] | None = None,
+    limit: WorkLimit | None = None,
 ) -> Placement:
-    """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met.
+    """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
+    `OutOfWorkError` where nothing is found within the limit (`cost.limited_placement` always finds something).
 
     `solve` chooses them, by bytes received where it is None.
 
@@ -76,18 +91,22 @@ def place_layouts(
     and the solution of the rest is proved by its bound.
     """
     options = options or PlacementOptions()
+    if limit is not None and limit.exhausted:
+        raise OutOfWorkError
     problem = layout_problem(program, options)
-    best = solve(problem) if solve is not None else Solver(problem).solve()
+    best = solve(problem) if solve is not None else Solver(problem, limit).solve()
     violated = _indivisible(program, best)
     if violated is None:
         return best
     key, choices = violated
     found: list[Placement] = []
-    late: DiagnosticError | None = None
+    late: DiagnosticError | OutOfWorkError | None = None
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed, solve))
+            found.append(place_layouts(program, narrowed, solve, limit))
+        except OutOfWorkError as error:
+            late = error
         except DiagnosticError as error:
             late = error if error.diagnostics[0].code == OUT_OF_TIME else late
     if late is not None and not found:
@@ -96,7 +115,15 @@ def place_layouts(
         raise fault(
             "no-placement", f"no set of axes that divides {key[0]} lets the program be placed", Span(0, 0, 0, 0)
         )
-    return min(found, key=lambda placement: placement.solution.cost)
+    cheapest = min(found, key=lambda placement: placement.solution.cost)
+    bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)
+    proved = [best] if late is not None else found
+    least = [placement.bound_bytes for placement in proved if placement.bound_bytes is not None]
+    return replace(
+        cheapest,
+        solution=replace(cheapest.solution, bound=min(bound, cheapest.solution.cost)),
+        bound_bytes=min(least, default=None),
+    )
 
 
 def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
@@ -139,14 +166,23 @@ Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
 """A table's variables, its rows of layouts by their numbers in the groups, and their work."""
 
 
+def _tree_variables(entry: MadeTree | UsesTree) -> tuple[int, ...]:
+    """The variables of a value's movements, the one that they set out from first; none where it is not used."""
+    node = entry.node
+    if isinstance(entry, MadeTree):
+        return node.made, node.home
+    return (node.home, *(variable for _, variable, _ in node.uses)) if node.uses else ()
+
+
 class Solver:
     """Turns a problem into a factor graph, has it minimised, and reads the choice off.
 
     Costs are bytes received and, beneath them, ties; a subclass may count otherwise.
     """
 
-    def __init__(self, problem: LayoutProblem) -> None:
+    def __init__(self, problem: LayoutProblem, limit: WorkLimit | None = None) -> None:
         self.problem = problem
+        self.limit = limit or WorkLimit()
         self.coding = problem.coding
         self.graph = FactorGraph()
         self.entries: list[Entry | None] = []
@@ -159,12 +195,21 @@ class Solver:
         """The quantum of costs."""
 
     def solve(self) -> Placement:
-        """The best choice. Raises a `DiagnosticError` where there is none."""
+        """The best choice. Raises a `DiagnosticError` where there is none, an `OutOfWorkError` where none was found."""
         self.build()
-        solution = self.graph.minimize(self.tolerance(self.unit), out_of_time=self.out_of_time)
+        solution = self.graph.minimize(self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit)
         if solution.cost >= FORBIDDEN / 2:
-            raise self.infeasible()
+            raise self.infeasible() if solution.bound >= FORBIDDEN / 2 else self.unfound()
         return self.placement(self.in_groups(solution), self.moves, self.unit)
+
+    def least_bytes(self) -> float:
+        """Bytes received at least, as far as the limit allows to prove it."""
+        self.build()
+        return self.bytes_bound(self.graph.minimize(self.tolerance(self.unit), limit=self.limit)) or 0.0
+
+    def bytes_bound(self, solution: Solution) -> float | None:
+        """The bytes of which a bound speaks: without ties, which are less than three quarters of a quantum."""
+        return max(0.0, (math.floor(solution.bound / self.unit - 0.75) + 1) * self.unit)
 
     def in_groups(self, solution: Solution) -> Solution:
         """The solution with layouts numbered as in their groups."""
@@ -180,6 +225,7 @@ class Solver:
         self.widen_slices()
         tables = {i: self.rows(entry) for i, entry in enumerate(self.problem.entries)}
         self.choices = domains = self.domains(tables)
+        self.charge(domains)
         self.graph.sizes = [len(domain) for domain in domains]
         self.unit = quantum = self.quantum(self.moves)
         for i, entry in enumerate(self.problem.entries):
@@ -198,6 +244,22 @@ class Solver:
         further = self.further(domains)
         self.graph.factors.extend(further)
         self.entries.extend([None] * len(further))
+
+    def charge(self, domains: Sequence[NDArray[np.int64]]) -> None:
+        """Counts the work of making the graph. Raises an `OutOfWorkError` where the limit does not allow that and the
+        first looks at it."""
+        groups = {(group.shape, len(group.codes)) for group in (node.group.root() for node in self.problem.nodes)}
+        making = MOVING_ENTRIES * sum(size**2 for _, size in groups)
+        looking = 0
+        for entry in self.problem.entries:
+            if isinstance(entry, MadeTree | UsesTree):
+                making += TREE_ENTRIES * len(entry.node.group.root().codes) ** 2
+                variables = _tree_variables(entry)
+                most = max((len(domains[variable]) for variable in variables), default=0)
+                looking += most**2 * ((1 << max(0, len(variables) - 1)) - 1)
+        if not self.limit.allows(making + FIRST_SWEEPS * PASSES * looking):
+            raise OutOfWorkError
+        self.limit.charge(making)
 
     def further(self, domains: Sequence[NDArray[np.int64]]) -> Sequence[TableFactor]:
         """Factors beside those of operations and values; none here."""
@@ -281,14 +343,10 @@ class Solver:
     def tree(
         self, entry: MadeTree | UsesTree, domains: list[NDArray[np.int64]], costs: NDArray[np.float64]
     ) -> TreeFactor | None:
-        node = entry.node
-        if isinstance(entry, MadeTree):
-            variables, rigid = (node.made, node.home), (False,)
-        elif node.uses:
-            variables = (node.home, *(variable for _, variable, _ in node.uses))
-            rigid = tuple(stays for _, _, stays in node.uses)
-        else:
+        variables = _tree_variables(entry)
+        if not variables:
             return None
+        rigid = (False,) if isinstance(entry, MadeTree) else tuple(stays for _, _, stays in entry.node.uses)
         layouts = np.unique(np.concatenate([domains[v] for v in variables]))
         places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
         return TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, rigid)
@@ -326,6 +384,10 @@ class Solver:
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
         return np.where(finite, costs, 16 * float(costs.max()) + quantum)
+
+    def unfound(self) -> Exception:
+        """What is raised where nothing was found, and nothing proved."""
+        return OutOfWorkError()
 
     def infeasible(self) -> DiagnosticError:
         return fault(
@@ -370,5 +432,13 @@ class Solver:
                 for a, b in edges
             ]
         return Placement(
-            self.problem.nodes, self.problem.defined, kinds, self.problem.by_use, trees, received, solution, steps
+            self.problem.nodes,
+            self.problem.defined,
+            kinds,
+            self.problem.by_use,
+            trees,
+            received,
+            solution,
+            steps,
+            self.bytes_bound(solution),
         )

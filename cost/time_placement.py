@@ -22,6 +22,7 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
 from shardwright.cost.demand import vector_s
+from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import TableFactor
 from shardwright.cost.fusion import operand_names
 from shardwright.cost.kernel_shares import Structure, Traffic
@@ -116,6 +117,13 @@ class TimeSolver(Solver):
             return super().infeasible()
         span = self.problem.program.funcs[0].span
         return fault(OUT_OF_TIME, "no layouts were found in the time that there was", span, "--time-limit gives more")
+
+    def bytes_bound(self, solution: Solution) -> float | None:
+        """Of bytes nothing is proved, for they are not what is minimised."""
+        return None
+
+    def unfound(self) -> Exception:
+        return self.infeasible()
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work

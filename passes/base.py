@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level
 from shardwright.ir.weight_source import WeightSource
@@ -26,6 +27,10 @@ class Pass(ABC):
     @abstractmethod
     def run(self, program: Program) -> Program:
         """The rewritten program. Raises a `DiagnosticError` where the program does not allow it."""
+
+    def run_with_proof(self, program: Program) -> tuple[Program, PlacementProof | None]:
+        """The rewritten program, and of a pass that chooses layouts how far these are from the best at most."""
+        return self.run(program), None
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
         """The weights of `run(program)`, read from those of `program` as they are asked for.

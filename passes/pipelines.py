@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
 from shardwright.ir.placements import off_device
@@ -65,12 +66,14 @@ EXPLICIT: tuple[Pass, ...] = (
 
 @dataclass(frozen=True)
 class Trace:
-    """What one pass did: the programs after and before it, and the seconds that it took."""
+    """What one pass did: the programs after and before it, the seconds that it took, and the proof of its layouts where
+    it chose any."""
 
     applied: Pass
     program: Program
     seconds: float
     before: Program
+    proof: PlacementProof | None = None
 
 
 def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
@@ -84,7 +87,8 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         if applied.takes is Level.EXPLICIT and level is Level.SURFACE:
             program = _taken_as_explicit(applied, program)
         began = time.perf_counter()
-        before, program = program, applied.run(program)
+        before = program
+        program, proof = applied.run_with_proof(program)
         seconds = time.perf_counter() - began
         level = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
         try:
@@ -94,8 +98,13 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
                 raise _unplaced(applied, error) from error
             raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
         if observe is not None:
-            observe(Trace(applied, program, seconds, before))
+            observe(Trace(applied, program, seconds, before, proof))
     return program
+
+
+def proof_of(traces: Sequence[Trace]) -> PlacementProof | None:
+    """How far the layouts that passes chose are from the least bytes at most; None where none were chosen."""
+    return next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
 
 
 def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSource) -> tuple[Program, WeightSource]:
@@ -137,12 +146,12 @@ def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:
     )
 
 
-def explicit(program: Program) -> Program:
+def explicit(program: Program, observe: Callable[[Trace], None] | None = None) -> Program:
     """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip.
 
     Where values live on host or disk, `offload` comes first: copies between memories are movements too.
     """
-    return run_passes(program, (Offload(), *EXPLICIT) if off_device(program) else EXPLICIT)
+    return run_passes(program, (Offload(), *EXPLICIT) if off_device(program) else EXPLICIT, observe)
 
 
 def describe(made: type[Pass]) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from shardwright.cost.axis_descent import AxisByAxis
 from shardwright.cost.layout_problem import LayoutProblem
+from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
 from shardwright.cost.placement import OUT_OF_TIME, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
@@ -35,7 +36,8 @@ class Place(Pass):
         x_gathered :~ bf16 BLE_x = x
         h :~ bf16 BLF_yz(partialsum-x) = x_gathered @[E] w_in
 
-    The choice is exact (`cost.placement`). A change of layout is left as a statement that gives a value a
+    The choice is exact (`cost.placement`); where that is beyond the limit of work, one axis after the other chooses,
+    and a bound is found (`cost.limited_placement`). A change of layout is left as a statement that gives a value a
     second name with another type; `insert-moves` writes the collectives for it. A layout that several uses
     need is named once, before the first of them; inside a loop only where the value differs from trip to trip.
     In an explicit program nothing is left to choose, and it stays as it is.
@@ -48,9 +50,14 @@ class Place(Pass):
     axiswise: bool = False
 
     def run(self, program: Program) -> Program:
+        return self.run_with_proof(program)[0]
+
+    def run_with_proof(self, program: Program) -> tuple[Program, PlacementProof | None]:
         if _is_explicit(program):
-            return program
-        return place(program, PlacementOptions(), choose=AxisByAxis(program) if self.axiswise else None)[0]
+            return program, None
+        choose = LimitedPlacement(program, axiswise=self.axiswise)
+        placed, placement = place(program, PlacementOptions(), choose=choose)
+        return placed, None if self.axiswise else choose.proof(placement)
 
 
 def _is_explicit(program: Program) -> bool:
@@ -254,12 +261,11 @@ def explain(program: Program) -> list[str]:
     from shardwright.passes.decompose import Decompose
 
     decomposed = Decompose().run(program)
-    best = place_layouts(decomposed)
+    choose = LimitedPlacement(decomposed)
+    best = choose(decomposed, PlacementOptions())
     total = best.bytes_received
     named = {(func.name, value.name) for func in program.funcs for value in _open_values(func)}
-    gap = best.solution.cost - best.solution.bound
-    proof = "proved least" if gap < 1 else f"at most {gap:,.0f} above the least"
-    lines = [f"place: {total:,.0f} bytes received per chip in all, {proof}"]
+    lines = [f"place: {total:,.0f} bytes received per chip in all, {choose.proof(best)}"]
     for node in best.nodes:
         if node.home < 0 or (node.func, node.name) not in named:
             continue
@@ -267,7 +273,12 @@ def explain(program: Program) -> list[str]:
         kind = best.kinds[node.home]
         excluded = frozenset({(node.func, node.name, kind.layout_text)})
         try:
-            other = place_layouts(decomposed, PlacementOptions(excluded=excluded))
+            other = place_layouts(decomposed, PlacementOptions(excluded=excluded), limit=choose.limit)
+        except OutOfWorkError:
+            lines.append(
+                f"{node.func}.{node.name}: {kind.layout_text}; the limit of work left no room to find the next best"
+            )
+            continue
         except DiagnosticError:
             lines.append(f"{node.func}.{node.name}: {kind.layout_text}, the only layout that its demands allow")
             continue

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.cost.placement import Placement, place_layouts
+from shardwright.cost.limited_placement import LimitedPlacement
+from shardwright.cost.placement import Placement, PlacementOptions
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.program import Func, Loop, Marking, Program, Value
 from shardwright.ir.strategies import divides
@@ -72,7 +73,8 @@ class ReduceInto(Pass):
 
 def _placed(program: Program) -> Placement:
     """The layouts that `place` would choose: of the program in which norms have become sums."""
-    return place_layouts(Cleanup().run(Decompose().run(program)))
+    plain = Cleanup().run(Decompose().run(program))
+    return LimitedPlacement(plain)(plain, PlacementOptions())
 
 
 @dataclass(frozen=True)

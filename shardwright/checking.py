@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import is_contiguous
 from shardwright.ir.program import Func, Let, Marking, Program, Value
 from shardwright.ir.types import TensorType
 from shardwright.ir.walk import defined, statements, values_in
+
+if TYPE_CHECKING:
+    from shardwright.cost.limited_placement import PlacementProof
 
 
 class CheckedValue(TypedDict):
@@ -34,20 +37,30 @@ class CheckedFunction(TypedDict):
 
 def check(program: Program, *, explicit: bool = False) -> list[CheckedFunction]:
     """The types of all values that the author named. Raises a `DiagnosticError` with every fault."""
+    return check_with_proof(program, explicit=explicit)[0]
+
+
+def check_with_proof(
+    program: Program, *, explicit: bool = False
+) -> tuple[list[CheckedFunction], PlacementProof | None]:
+    """The types of all values, and how far the layouts are from the least bytes at most, where any were chosen."""
     from shardwright.ir.completion import complete
     from shardwright.ir.verifier import Level, verify
 
+    proof: PlacementProof | None = None
     if explicit:
         typed = complete(program)
         verify(typed, Level.EXPLICIT)
     else:
         from shardwright.passes.choose_digit_order import ChooseDigitOrder
         from shardwright.passes.decompose import Decompose
-        from shardwright.passes.pipelines import run_passes
+        from shardwright.passes.pipelines import Trace, proof_of, run_passes
         from shardwright.passes.place import Place
 
-        typed = run_passes(program, (Decompose(), Place(), ChooseDigitOrder()))
-    return [_function(program, typed, func) for func in program.funcs]
+        traces: list[Trace] = []
+        typed = run_passes(program, (Decompose(), Place(), ChooseDigitOrder()), traces.append)
+        proof = proof_of(traces)
+    return [_function(program, typed, func) for func in program.funcs], proof
 
 
 def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
@@ -74,8 +87,8 @@ def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
     return {"name": func.name, "values": values}
 
 
-def listing(functions: list[CheckedFunction]) -> str:
-    """The types as lines for people."""
+def listing(functions: list[CheckedFunction], proof: PlacementProof | None = None) -> str:
+    """The types as lines for people; a last one where the layouts are not proved to move the least bytes."""
     lines: list[str] = []
     for function in functions:
         lines.append(f"func {function['name']}")
@@ -85,4 +98,6 @@ def listing(functions: list[CheckedFunction]) -> str:
             mark = ":~" if value["found"] else ": "
             remark = "  strided: its array has a dimension for each digit" if value["strided"] else ""
             lines.append(f"  {value['name']:<{width}} {mark} {value['type']:<{kinds}}  {value['op']}{remark}".rstrip())
+    if proof is not None and not proof.proved:
+        lines.append(f"{proof.bytes_received:,} bytes received per chip, {proof}")
     return "\n".join(lines)

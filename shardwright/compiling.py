@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from shardwright.backends.jax.session import Arrays
     from shardwright.backends.validation import Validation
+    from shardwright.cost.limited_placement import PlacementProof
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
 
@@ -47,11 +48,13 @@ def print_program(program: Program) -> str:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled program: its source text in Python, the explicit program that it was made of, and the proof."""
+    """A compiled program: its source text in Python, the explicit program that it was made of, and the proofs."""
 
     text: str
     program: Program
     validation: Validation | None
+    layouts: PlacementProof | None = None
+    """How far the chosen layouts are from the least bytes at most; None where the program left nothing to choose."""
 
 
 def compile_program(program: Program, *, validate: bool = True) -> Compiled:
@@ -62,11 +65,17 @@ def compile_program(program: Program, *, validate: bool = True) -> Compiled:
     """
     from shardwright.backends.jax.emit import emit
     from shardwright.backends.validation import validate as run_validation
+    from shardwright.passes.pipelines import Trace, proof_of
+    from shardwright.passes.pipelines import explicit as run
 
-    made = explicit(program)
+    traces: list[Trace] = []
+    made = run(program, traces.append)
+    layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
-    return Compiled(emit(made, header), made, proof)
+    if layouts is not None and not layouts.proved:
+        header.append(f"bytes received per chip are {layouts}")
+    return Compiled(emit(made, header), made, proof, layouts)
 
 
 def run(

@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Prints the types; every fault is reported, with status 1."""
-    from shardwright.checking import check, listing
+    from shardwright.checking import check_with_proof, listing
     from shardwright.cli.output import print_json, read_program
     from shardwright.compiling import load
     from shardwright.ir.diagnostics import DiagnosticError, located
@@ -39,7 +39,7 @@ def execute(args: argparse.Namespace) -> int:
     try:
         source = read_program(args.file)
         with located(source):
-            checked = check(load(source, args.mesh, args.dim), explicit=args.level == "explicit")
+            checked, proof = check_with_proof(load(source, args.mesh, args.dim), explicit=args.level == "explicit")
     except DiagnosticError as error:
         if not args.json:
             raise
@@ -47,7 +47,8 @@ def execute(args: argparse.Namespace) -> int:
         print_json({"ok": False, "functions": [], "diagnostics": found})
         return 1
     if args.json:
-        print_json({"ok": True, "functions": checked, "diagnostics": []})
+        placement = proof.as_json() if proof else None
+        print_json({"ok": True, "functions": checked, "diagnostics": [], "placement": placement})
     else:
-        print(listing(checked))
+        print(listing(checked, proof))
     return 0

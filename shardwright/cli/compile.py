@@ -54,6 +54,7 @@ def execute(args: argparse.Namespace) -> int:
                 "validated": proof is not None and not proof.skipped,
                 "largest_relative_difference": proof.largest_difference if proof else None,
                 "seconds": proof.seconds if proof else None,
+                "placement": compiled.layouts.as_json() if compiled.layouts else None,
             }
         )
     return 0

@@ -53,7 +53,12 @@ def execute(args: argparse.Namespace) -> int:
     steps: list[dict[str, object]] = []
 
     def observe(trace: Trace) -> None:
-        steps.append({"pass": trace.applied.name, "seconds": trace.seconds, "program": print_program(trace.program)})
+        step: dict[str, object] = {
+            "pass": trace.applied.name,
+            "seconds": trace.seconds,
+            "program": print_program(trace.program),
+        }
+        steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
     with located(source):
         program = load(source, args.mesh, args.dim)

@@ -1,0 +1,138 @@
+"""Layouts for a program within a limit of work: proved least where the limit allows the proof, valid in any case.
+
+The exact search of `cost.placement` comes first. Where the limit ends it before it has found anything, or where its
+tables alone would be beyond the limit, the axes choose one after the other (`cost.axis_descent`), which takes little,
+and a bound says how far the choice may be from the least: that of the program on parts of its mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+from shardwright.cost.axis_descent import AxisByAxis
+from shardwright.cost.axis_problems import StuckError, on_axes
+from shardwright.cost.layout_problem import PlacementOptions
+from shardwright.cost.placement import Placement, Solver, place_layouts
+from shardwright.cost.program_layouts import layout_problem
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Let, Program
+
+LEAST_ENTRIES = 3e8
+ENTRIES_PER_CUBE = 5e3
+"""The limit for a program is the first and the second for each cube of statements: 3 seconds for 30 of them, and enough
+for a whole proof of every preset of a model, which has more than 100."""
+
+FOR_BOUNDS = 0.2
+"""Of the limit, for the bound of what the axes chose."""
+
+
+@dataclass(frozen=True)
+class PlacementProof:
+    """What is known of the layouts of a program: bytes received per chip, and how many there are at least."""
+
+    bytes_received: int
+    bound_bytes: int
+
+    @property
+    def proved(self) -> bool:
+        return self.bound_bytes >= self.bytes_received
+
+    def as_json(self) -> dict[str, int | bool]:
+        """The same for `--json`."""
+        return {"bytes_received": self.bytes_received, "bound_bytes": self.bound_bytes, "proved": self.proved}
+
+    def __str__(self) -> str:
+        if self.proved:
+            return "proved least"
+        above = self.bytes_received - self.bound_bytes
+        return f"not proved least: at most {above:,} above the least"
+
+
+class LimitedPlacement:
+    """Chooses layouts for one program, again and again under other options, within one limit for all of them."""
+
+    def __init__(self, program: Program, *, axiswise: bool = False, limit: WorkLimit | None = None) -> None:
+        self.program = program
+        self.axiswise = axiswise
+        self.limit = limit or WorkLimit(most_entries(program))
+
+    def __call__(self, program: Program, options: PlacementOptions) -> Placement:
+        """The layouts. Raises a `DiagnosticError` where the demands cannot be met together."""
+        ways = (self.exact, self.descended, self.descended_coarsely)
+        for way in (self.descended, *ways) if self.axiswise else ways:
+            try:
+                return way(options)
+            except (OutOfWorkError, StuckError):
+                continue
+        try:
+            return place_layouts(self.program, options)
+        except OutOfWorkError:
+            raise fault(
+                "no-placement",
+                "no layouts were found that meet the demanded types together, nor proved not to be there",
+                self.program.funcs[0].span,
+                "leave some of them to the compiler: end the layout with ?",
+            ) from None
+
+    def exact(self, options: PlacementOptions) -> Placement:
+        """What the search finds. Raises an `OutOfWorkError` where the limit leaves it nothing."""
+        return place_layouts(self.program, options, limit=self.limit)
+
+    def descended(self, options: PlacementOptions) -> Placement:
+        """What the axes choose one after the other. Raises a `StuckError` where they find nothing."""
+        return self._descent(self.program, options)
+
+    def descended_coarsely(self, options: PlacementOptions) -> Placement:
+        """The same where values have many uses."""
+        return self._coarse_descent(self.program, options)
+
+    @cached_property
+    def _descent(self) -> AxisByAxis:
+        return AxisByAxis(self.program)
+
+    @cached_property
+    def _coarse_descent(self) -> AxisByAxis:
+        return AxisByAxis(self.program, coarse=True)
+
+    def proof(self, placement: Placement) -> PlacementProof:
+        """How far the layouts are from the least at most."""
+        received = round(placement.bytes_received)
+        bound = placement.bound_bytes
+        return PlacementProof(received, min(received, math.ceil((self.bound() if bound is None else bound) - 1e-6)))
+
+    def bound(self) -> float:
+        """Bytes received per chip at least, whatever the layouts.
+
+        On a part of the mesh nothing has to move that has not to on the whole, and the other axes leave a chip at least
+        its share of what moves.
+        """
+        limit = WorkLimit(FOR_BOUNDS * self.limit.most)
+        axes = [axis for axis, size in self.program.mesh.items() if size > 1]
+        best = 0.0
+        for count in range(1, len(axes)):
+            for chosen in combinations(axes, count):
+                part = self.on_part(chosen)
+                others = self.program.mesh.n_chips / part.mesh.n_chips
+                try:
+                    least = Solver(layout_problem(part, PlacementOptions()), limit).least_bytes()
+                except OutOfWorkError:
+                    return best
+                best = max(best, least / others)
+        return best
+
+    def on_part(self, axes: Sequence[str]) -> Program:
+        """The program on these axes of its mesh."""
+        mesh = Mesh(tuple((axis, size) for axis, size in self.program.mesh.items() if axis in axes))
+        return on_axes(self.program, {axis: axis for axis in axes}, mesh)
+
+
+def most_entries(program: Program) -> float:
+    """The limit for a program."""
+    lets = sum(isinstance(statement, Let) for func in program.funcs for statement, _ in func.walk())
+    return LEAST_ENTRIES + ENTRIES_PER_CUBE * lets**3

@@ -1,0 +1,138 @@
+"""Placement within its limit of work: what took up to minutes is placed, validly, with the gap; what fits is proved."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.differential import in_simulator, surface_program
+from program_text import program
+
+from shardwright.backends.validation import TOLERANCE
+from shardwright.cli.front import main
+from shardwright.compiling import load
+from shardwright.cost.axis_problems import on_axes
+from shardwright.cost.layout_problem import PlacementOptions
+from shardwright.cost.layouts import Coding, moving_costs
+from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
+from shardwright.cost.placement import place_layouts
+from shardwright.cost.work_limit import WorkLimit
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Program
+from shardwright.ir.types import Dim, DType, Shape
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import Trace, explicit, proof_of
+
+HARD = sorted((Path(__file__).parent / "hard").glob("*.shard"))
+
+FEEDFORWARD = """
+mesh x=2 y=2 z=2
+dim B=8 E=16 F=32
+func ffn(x: f32 BE_xyz, w_in: f32 E_xF_yz, w_out: f32 F_yzE_x) -> f32 BE_xyz {
+  h = x @[E] w_in
+  return gelu(h) @[F] w_out
+}
+"""
+
+
+def plain(source: Program) -> Program:
+    return Cleanup().run(Decompose().run(source))
+
+
+@pytest.mark.parametrize("path", HARD, ids=lambda path: path.stem)
+def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path) -> None:
+    source = load(str(path))
+    assert in_simulator(source, 0) <= TOLERANCE
+    traces: list[Trace] = []
+    explicit(source, traces.append)
+    proof = proof_of(traces)
+    assert proof is not None
+    assert 0 <= proof.bound_bytes <= proof.bytes_received
+    choose = LimitedPlacement(plain(source))
+    choose(choose.program, PlacementOptions())
+    # One more iteration of the search may begin below the limit.
+    assert choose.limit.spent < 1.3 * choose.limit.most
+
+
+def test_check_says_how_far_the_layouts_may_be_from_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard")
+    assert main(["check", path]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert main(["check", path, "--json"]) == 0
+    placement = json.loads(capsys.readouterr().out)["placement"]
+    above = placement["bytes_received"] - placement["bound_bytes"]
+    assert not placement["proved"]
+    assert last == (
+        f"{placement['bytes_received']:,} bytes received per chip, not proved least: at most {above:,} above the least"
+    )
+
+
+def test_compile_says_so_in_the_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard"), tmp_path / "out.py"
+    assert main(["compile", path, "-o", str(out), "--no-validate", "--json"]) == 0
+    placement = json.loads(capsys.readouterr().out)["placement"]
+    above = placement["bytes_received"] - placement["bound_bytes"]
+    assert f"not proved least: at most {above:,} above" in " ".join(out.read_text().replace("#", " ").split())
+
+
+def test_what_is_within_the_limit_is_proved() -> None:
+    source = program(FEEDFORWARD)
+    choose = LimitedPlacement(source)
+    placement = choose(source, PlacementOptions())
+    proof = choose.proof(placement)
+    assert proof == PlacementProof(round(placement.bytes_received), round(placement.bytes_received))
+    assert str(proof) == "proved least"
+    assert placement.solution == place_layouts(source).solution
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_any_work_the_bound_is_below_the_least(seed: int) -> None:
+    source = plain(surface_program(seed))
+    least = place_layouts(source).bytes_received
+    choose = LimitedPlacement(source, limit=WorkLimit(0.0))
+    placement = choose(source, PlacementOptions())
+    assert placement.bytes_received >= least
+    choose.limit = WorkLimit(1e9)
+    assert choose.bound() <= least
+
+
+def test_movements_on_part_of_a_mesh_take_no_more_than_their_share() -> None:
+    """The ground of the bound: of two layouts, what the axes of a part have to move."""
+    mesh = Mesh.of(x=2, y=3, z=2)
+    shape = Shape(DType.F32, (Dim("A", 36), Dim("B", 36)))
+    coding = Coding(mesh, ("A", "B"))
+    states = np.array([0, 1, *(coding.number_of_dim(name) for name in "AB")])
+    codes = coding.combine([states] * 3)
+    whole, _ = moving_costs(coding, codes, shape)
+    digits = coding.digits(codes)
+    for axes in (chosen for count in (1, 2) for chosen in combinations(range(3), count)):
+        sizes = [list(mesh.items())[i] for i in axes]
+        part = Coding(Mesh(tuple(sizes)), ("A", "B"))
+        own = digits[:, axes] @ part.radix ** np.arange(len(axes))
+        layouts, at = np.unique(own, return_inverse=True)
+        costs, _ = moving_costs(part, layouts, shape)
+        share = math.prod(mesh.values()) / math.prod(size for _, size in sizes)
+        assert (whole + 1 >= costs[np.ix_(at, at)] / share).all()
+
+
+def test_a_program_on_some_axes_keeps_their_demands() -> None:
+    part = on_axes(program(FEEDFORWARD), {"x": "x", "z": "z"}, Mesh.of(x=2, z=2))
+    assert [str(value.type) for value in part.funcs[0].params] == ["f32 BE_xz", "f32 E_xF_z", "f32 F_zE_x"]
+
+
+def test_many_uses_of_one_value() -> None:
+    """Beyond what is seen together: each use is counted apart."""
+    text = ["mesh x=2 y=2 z=2", "dim A=8 B=8 C=8 D=8", "func f(a: f32 ABCD_x, b: f32 A_xyzB) -> f32 BCD {"]
+    text += [f"  t{i} = a @[A] b * {i}" for i in range(12)]
+    text += [f"  u{i} = t{i} + sum[A](a)" for i in range(12)]
+    total = " + ".join(f"u{i}" for i in range(12))
+    source = program("\n".join([*text, f"  return {total}", "}"]))
+    choose = LimitedPlacement(plain(source), limit=WorkLimit(1e6))
+    placement = choose(choose.program, PlacementOptions())
+    assert placement.bytes_received >= choose.proof(placement).bound_bytes
+    assert in_simulator(source, 0) <= TOLERANCE
