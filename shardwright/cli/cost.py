@@ -156,14 +156,12 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tup
 
 
 def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[list[Cost], GenerationCost | None]:
-    from dataclasses import replace
-
     from shardwright.cli.draw import load_program
     from shardwright.cli.output import read_program
     from shardwright.cost.program_cost import cost_of
     from shardwright.ir.completion import complete
     from shardwright.ir.diagnostics import located
-    from shardwright.ir.format import format_module
+    from shardwright.ir.overrides import check_overrides
     from shardwright.ir.parser import parse
     from shardwright.ir.verifier import Level, verify
     from shardwright.prediction.generation import generation_cost
@@ -171,11 +169,12 @@ def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> t
 
     source = read_program(args.file)
     with located(source):
-        module, stages = one_stage(parse(source), args.mesh)
+        written = parse(source)
+        check_overrides(written, args.mesh, args.dim)
+        module, stages = one_stage(written, args.mesh)
     if stages is not None:
-        source = replace(source, text=format_module(module))
         args.mesh = {axis: size for axis, size in args.mesh.items() if axis not in stages.axes}
-    program = load_program(args, source)
+    program = load_program(args, source, module)
     with located(source):
         if args.passes is not None:
             program = complete(program)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
+    from shardwright.ir.syntax import Module
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
 OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
@@ -109,20 +110,23 @@ def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
         if args.func in (None, func.name):
             cost = cost_of(program, func, chip, constants)
             for kernel in cost.kernels:
-                share = kernel.total_s / cost.time_s
+                share = kernel.total_s / cost.time_s if cost.time_s else 0.0
                 text = f"{duration_text(kernel.total_s)}, {100 * share:.1f} %, {kernel.times.bound}"
                 made[f"{func.name}.{kernel.work.name}"] = Annotation(text, min(1.0, share))
     return made
 
 
-def load_program(args: argparse.Namespace, source: Source) -> Program:
-    """The program of FILE after the passes that were asked for, or else the compiler's."""
-    from shardwright.compiling import explicit, load
+def load_program(args: argparse.Namespace, source: Source, module: Module | None = None) -> Program:
+    """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
+    compiler's."""
+    from shardwright.compiling import explicit
     from shardwright.ir.diagnostics import Source as SourceText
     from shardwright.ir.diagnostics import located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
 
     with located(source):
-        program = load(source, args.mesh, args.dim)
+        program = elaborate(module or parse(source), args.mesh, args.dim)
     if args.passes is None:
         with located(source):
             return explicit(program)

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
-from shardwright.cost.chips import load_chip
+from shardwright.cost.chips import chip_names, load_chip, machine_names
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime, runtime_names
 from shardwright.cost.offloading.swarm import Network, petals, swarm_tokens_per_s
 from shardwright.ir.diagnostics import DiagnosticError, Source, Span, did_you_mean, fault, located
 from shardwright.prediction.checks import Check
+from shardwright.prediction.csv_columns import read_columns
 from shardwright.prediction.models import model_of
 from shardwright.prediction.offload_rows import OffloadRow, compared
 from shardwright.prediction.offloading import model_sizes
@@ -21,9 +22,15 @@ from shardwright.prediction.offloading import model_sizes
 _POLICY = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 POLICY_COLUMNS = ("prompt_len", "model", "system", "tokens_per_s", *_POLICY)
 """Those of table 2 that a file needs; `gen_len`, `machine` and `gpus` may come with them."""
+_POLICY_MORE = ("gen_len", "machine", "gpus")
+_MACHINE_WORDS = {"gpu": "machine", "chip": "machine"}
+"""What else the column of machines is called."""
 
 SWARM_COLUMNS = ("prompt_len", "model", "servers", "delay_ms", "mbit_per_s", "tokens_per_s")
 """Those of Petals' rows; `gen_len` and `chip` may come with them."""
+_SWARM_MORE = ("gen_len", "chip")
+_CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
+"""What else the column of chips is called."""
 
 
 def file_checks(path: str) -> list[Check] | None:
@@ -36,12 +43,17 @@ def file_checks(path: str) -> list[Check] | None:
     except UnicodeDecodeError:
         return None  # said where other tables are read
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
-    columns = [name.strip() for name in next(csv.reader(StringIO(lines[0][1])))] if lines else []
+    columns = [name.strip().lower() for name in next(csv.reader(StringIO(lines[0][1])))] if lines else []
     read = _policy_row if set(POLICY_COLUMNS) <= set(columns) else _swarm_row
     if read is _swarm_row and not set(SWARM_COLUMNS) <= set(columns):
         return None
     made: list[Check] = []
     with located(Source(path, text)):
+        at, header = lines[0]
+        if read is _policy_row:
+            columns = read_columns(header, at, _POLICY_MORE, _MACHINE_WORDS, POLICY_COLUMNS)
+        else:
+            columns = read_columns(header, at, _SWARM_MORE, _CHIP_WORDS, SWARM_COLUMNS)
         for number, line in lines[1:]:
             span = Span(number, 1, number, len(line) + 1)
             values = [value.strip() for value in next(csv.reader(StringIO(line)))]
@@ -63,6 +75,12 @@ class _Line:
 
     def text(self, column: str, default: str = "") -> str:
         return self.values.get(column) or default
+
+    def spelled(self, column: str, default: str, known: Sequence[str]) -> str:
+        """A name of a chip or a machine, or the path of its file; `RTX 3090` is `rtx-3090`."""
+        text = self.text(column, default)
+        letters = "".join(sign for sign in text.lower() if sign.isalnum())
+        return next((name for name in known if name.replace("-", "") == letters), text)
 
     def count(self, column: str, default: int | None = None) -> int:
         text = self.text(column)
@@ -101,7 +119,7 @@ def _policy_row(line: _Line, table: str) -> Check:
         line.positive("tokens_per_s", or_oom=True),
         prompt=line.count("prompt_len"),
         generated=line.count("gen_len", 32),
-        machine=line.text("machine", "t4"),
+        machine=line.spelled("machine", "t4", machine_names()),
         gpus=line.count("gpus", 1),
     )
     (check,) = compared([row])
@@ -127,6 +145,8 @@ def _swarm_row(line: _Line, table: str) -> Check:
     if servers > sizes.layers:
         raise fault("bad-row", f"{sizes.layers} layers cannot be on {servers} servers", line.span)
     network = Network(delay / 1e3, megabits * 1e6 / 8)
-    predicted = swarm_tokens_per_s(sizes, load_chip(line.text("chip", "t4")), servers, network, petals())
+    predicted = swarm_tokens_per_s(
+        sizes, load_chip(line.spelled("chip", "t4", chip_names())), servers, network, petals()
+    )
     row = f"{name} petals {prompt}, {delay:g} ms, {megabits:g} Mbit/s"
     return Check(table, row, f"{servers} servers, token/s of one", published, predicted, None)

@@ -65,6 +65,7 @@ def one_stage(module: Module, mesh: Mapping[str, int]) -> tuple[Module, Stages |
     axes = {axis for name, axis in split if name == dim}
     sizes = {axis.name: axis.size for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
     items = tuple(_without(item, dim, axes) for item in module.items)
+    items = tuple(item for item in items if not isinstance(item, MeshItem) or item.axes)  # all chips may be stages
     return replace(module, items=items), Stages(
         dim, {axis: mesh.get(axis, sizes.get(axis, 1)) for axis in sorted(axes)}
     )
@@ -115,7 +116,12 @@ def pipeline_cost(
     """
     sizes, P, M = program.sizes(func), stages.count, micro_batches
     if sizes[stages.dim] % P:
-        raise fault("not-divisible", f"{stages.dim}={sizes[stages.dim]} does not divide over {P} stages", NOWHERE)
+        raise fault(
+            "not-divisible",
+            f"{stages.dim}={sizes[stages.dim]} does not divide over {P} stages",
+            program.dim(stages.dim).span,
+            f"give {stages.dim} a size that is a multiple of {P}",
+        )
     if M > 1:
         if sizes.get(_BATCH, 0) % M:
             raise fault("not-divisible", f"{M} micro-batches do not divide {_BATCH}={sizes.get(_BATCH, 0)}", NOWHERE)

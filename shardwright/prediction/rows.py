@@ -18,6 +18,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import Learned
 from shardwright.models.layouts import PRESETS, AttentionOver
+from shardwright.prediction.csv_columns import read_columns
 from shardwright.prediction.models import parameters_of
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
@@ -25,13 +26,18 @@ from shardwright.prediction.programs import Deployment, Phase, Weights
 _T = TypeVar("_T")
 _FOLDER = Path(__file__).parent / "published"
 
+_CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
+"""What else the column of chips is called."""
+
 LATENCY_COLUMNS = ("model", "chips", "chip", "input_tokens", "output_tokens", "batch", "phase", "time_ms")
 """Those of tables D.2 and D.3 that are needed; `system`, `ffn_layout`, `attention_sharding` and `weights` may come with
 them."""
+_LATENCY_MORE = ("system", "ffn_layout", "attention_sharding", "weights", "mfu_percent")
 
 SCENARIO_COLUMNS = ("phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
 """Those of table 2 that are needed; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
 come with them."""
+_SCENARIO_MORE = ("scenario", "model", "chip", "input_tokens", "output_tokens", "mfu_percent")
 
 _LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
 _WEIGHTS: Mapping[str, Weights] = {"int8": "int8", "bf16": "bf16", "bfloat16": "bf16"}
@@ -123,10 +129,13 @@ def read_rows(text: str, name: str, table: str) -> list[Row]:
         header_at, header = lines[0]
         columns = [column.strip().lstrip("\ufeff").lower() for column in next(csv.reader(StringIO(header)))]
         reader: Callable[[_Line], Row | None]
+        columns = [_CHIP_WORDS.get(column, column) for column in columns]
         if all(column in columns for column in LATENCY_COLUMNS):
             reader = _latency_row
+            columns = read_columns(header, header_at, _LATENCY_MORE, _CHIP_WORDS, LATENCY_COLUMNS)
         elif all(column in columns for column in SCENARIO_COLUMNS):
             reader = _scenario_row
+            columns = read_columns(header, header_at, _SCENARIO_MORE, _CHIP_WORDS, SCENARIO_COLUMNS)
         else:
             span = Span(header_at, 1, header_at, len(header) + 1)
             known = min((LATENCY_COLUMNS, SCENARIO_COLUMNS), key=lambda known: len(set(known).difference(columns)))

@@ -67,6 +67,17 @@ def test_a_line_at_fault_is_named(
     assert note is None or f"note: {note}" in got.err or note in got.err.partition("note: ")[2]
 
 
+def test_a_gpu_is_a_machine_that_is_known_or_the_row_is_refused(compare: Callable[..., SimpleNamespace]) -> None:
+    head = HEAD.replace("machine", "gpu")
+    row = f"128,8,{{}},,opt-1.3b,flexgen,1,4,2,{ALL}"
+    mine, theirs = json.loads(compare(head, row.format("RTX 3090"), row.format("T4")).out)["rows"]
+    assert mine["predicted"] != theirs["predicted"]
+    assert "there is no machine `A100`" in compare(head, row.format("A100"), options=()).err
+    assert compare(HEAD.replace("machine", "colour"), row.format("red"), options=()).err.splitlines()[0] == (
+        "own.csv:2:20: error: there is no column colour, and nothing would be made of it [unknown-column]"
+    )
+
+
 def test_petals_of_ones_own(compare: Callable[..., SimpleNamespace]) -> None:
     """A worse network is slower; servers cannot be more than layers."""
     head = "prompt_len,model,servers,delay_ms,mbit_per_s,tokens_per_s"

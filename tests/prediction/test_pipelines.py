@@ -71,3 +71,30 @@ def test_micro_batches_divide_the_batch(shardwright: Callable, tmp_path: Path) -
     got = shardwright("cost", str(file), "--chip", "tpu-v4", "--micro-batches", "3")
     assert got.status == 1
     assert "3 micro-batches do not divide B=64 [not-divisible]" in got.err
+
+
+def test_a_pipeline_alone_is_priced(shardwright: Callable, tmp_path: Path) -> None:
+    """All chips are stages: each step runs on one chip, and the sum of both stages' passes is as on one chip."""
+    file = tmp_path / "layers.shard"
+    text = TEXT.replace("F_x", "F")
+    times = []
+    for mesh, dim in (("p=2", "N_p"), ("p=1", "N_p"), ("p=1", "N")):
+        file.write_text(text.format(mesh=mesh, N=dim, name="f"))
+        got = shardwright("cost", str(file), "--chip", "tpu-v4", "--json")
+        assert got.status == 0, got.err
+        times.append(json.loads(got.out))
+    assert [cost["n_chips"] for cost in times] == [2, 1, 1]
+    assert times[0]["compute_s"] == pytest.approx(times[2]["compute_s"])
+    assert times[1]["time_s"] == pytest.approx(times[2]["time_s"])
+
+
+def test_what_is_wrong_with_a_pipeline_is_shown_in_its_own_text(shardwright: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "layers.shard"
+    file.write_text("# a comment moves the lines\n" + TEXT.replace("F_x", "F").format(mesh="p=2", N="N_p", name="f"))
+    got = shardwright("cost", str(file), "--chip", "tpu-v4", "--mesh", "p=3")
+    assert (got.status, got.err.splitlines()[0]) == (
+        1,
+        f"{file}:3:5: error: N=8 does not divide over 3 stages [not-divisible]",
+    )
+    got = shardwright("cost", str(file), "--chip", "tpu-v4", "--mesh", "x=2")
+    assert got.err.splitlines()[0] == (f"{file}: error: the file has no axis x, for which x=2 is given [unknown-axis]")

@@ -122,3 +122,24 @@ def test_weights_that_the_chips_do_not_hold() -> None:
     found, line = message(HEAD + "x,palm-62b,2,tpu-v4,20,8,4,total,1\n")
     assert found.endswith("GB of bf16 weights, and 2 tpu-v4 hold 69 GB")
     assert line == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "found", "column"),
+    [
+        ("model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms,colour", "there is no column colour", 65),
+        ("model,chips,chip,gpu,input_tokens,output_tokens,batch,phase,time_ms", "column chip is there 2 times", 18),
+    ],
+)
+def test_no_column_is_ignored(header: str, found: str, column: int) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        read_rows(f"# mine\n{header}\n", "own.csv", "own")
+    (diagnostic,) = raised.value.diagnostics
+    assert diagnostic.message.startswith(found)
+    assert (diagnostic.span.line, diagnostic.span.column) == (2, column)
+
+
+def test_a_gpu_is_a_chip() -> None:
+    text = "model,chips,gpu,input_tokens,output_tokens,batch,phase,time_ms,note\n"
+    (row,) = read_rows(text + "palm-8b,8,TPU v4,20,8,4,decode,30,mine\n", "own.csv", "own")
+    assert row.chip.name == "tpu-v4"
