@@ -104,3 +104,8 @@ class Rewriter:
     def trial(self) -> Rewriter:
         """For statements that are thrown away: the names that they take stay free here."""
         return replace(self, namer=Namer(set(self.namer.taken)), origins=dict(self.origins), out=[])
+
+
+def derived(value: Value, name: str) -> Value:
+    """The value under another name, made from what it was; itself under its own."""
+    return value if name == value.name else replace(value, name=name, origin=(value.name, *value.origin))

@@ -70,26 +70,23 @@ def _changed(values: tuple[Value, ...], change: Callable[[Value], Value]) -> tup
     return values if all(a is b for a, b in zip(made, values, strict=True)) else made
 
 
-def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """The statement with operands renamed, also those inside a loop. State that is `set` keeps its name."""
+def with_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with what it reads itself, or frees, under other names. State that is `set` keeps its name."""
 
-    def new(operand: Operand) -> Operand:
-        return operand if isinstance(operand, Number) else names.get(operand, operand)
+    def new(name: str) -> str:
+        return names.get(name, name)
 
     match statement:
         case Let():
-            return replace(statement, operands=tuple(new(o) for o in statement.operands))
+            operands = tuple(o if isinstance(o, Number) else new(o) for o in statement.operands)
+            return replace(statement, operands=operands)
         case SetState():
-            return replace(statement, operand=names.get(statement.operand, statement.operand))
+            return replace(statement, operand=new(statement.operand))
         case Free():
-            return replace(statement, names=tuple(names.get(name, name) for name in statement.names))
+            return replace(statement, names=tuple(map(new, statement.names)))
         case Loop():
-            return replace(
-                statement,
-                carries=tuple(replace(c, initial=names.get(c.initial, c.initial)) for c in statement.carries),
-                body=tuple(rename_operands(inner, names) for inner in statement.body),
-                following=tuple(names.get(n, n) for n in statement.following),
-            )
+            carries = tuple(replace(carry, initial=new(carry.initial)) for carry in statement.carries)
+            return replace(statement, carries=carries, following=tuple(map(new, statement.following)))
 
 
 # ---------------------------------------------------------------- blocks, inner ones included
@@ -144,6 +141,11 @@ def captured(loop: Loop) -> list[str]:
     """The names that a loop reads of what stands around it, each once, in order of appearance."""
     own = names_defined((loop,)) - {value.name for value in loop.results}
     return [name for name in names_read((loop,)) if name not in own]
+
+
+def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """The statement with operands renamed, also those inside a loop."""
+    return with_body(with_operands(statement, names), lambda body: tuple(rename_operands(s, names) for s in body))
 
 
 def map_values(body: Iterable[Statement], change: Callable[[Value], Value]) -> tuple[Statement, ...]:

@@ -6,30 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.ops import Alias, Fetch, Merge, Rename, Split, Start, Store, Take, Update, Wait
-from shardwright.ir.program import Free, Let, Loop, Marking, Scope, SetState, Statement, Value
-from shardwright.ir.rewriter import Namer
+from shardwright.ir.program import Free, Let, Marking, Scope, SetState, Statement, Value
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, ValueType
-from shardwright.ir.walk import rename_operands
+from shardwright.ir.walk import names_freed, names_read, rename_operands
 from shardwright.passes.micro_batches import MicroBatches
 
 _VIEWS = (Alias, Rename, Split, Merge)
 
 _LINE = 80
 """Columns of names in one `free`."""
-
-
-def reads(statement: Statement) -> set[str]:
-    """The names that a statement reads, those inside a loop too."""
-    match statement:
-        case Let():
-            return {operand for operand in statement.operands if isinstance(operand, str)}
-        case SetState():
-            return {statement.operand}
-        case Free():
-            return set(statement.names)
-        case Loop():
-            inner = set[str]().union(*(reads(s) for s in statement.body), statement.following)
-            return inner | {carry.initial for carry in statement.carries}
 
 
 def forwarded(rows: Sequence[Statement], scope: Scope) -> tuple[list[Statement], dict[str, str]]:
@@ -63,7 +49,7 @@ def forwarded(rows: Sequence[Statement], scope: Scope) -> tuple[list[Statement],
     return made, names
 
 
-def stored_early(rows: Sequence[Statement], scope: Scope, namer: Namer) -> list[Statement]:
+def stored_early(rows: Sequence[Statement], scope: Scope, writer: Rewriter) -> list[Statement]:
     """The statements of a batch's turn with stores that begin at once and end, with the `set`, at the turn's end.
 
     Of a state that is updated, only the new rows are stored, and written where it lives:
@@ -85,14 +71,14 @@ def stored_early(rows: Sequence[Statement], scope: Scope, namer: Namer) -> list[
         row = update is not None and isinstance(update.operation, Update) and _fetched(update, setting.state, lets)
         source = str(update.operands[1]) if update is not None and row else str(store.operands[0])
         kind = replace(scope.type_of(source), placement=store.result.type.placement)
-        flying = Value(namer.fresh(f"{source}_going"), replace(kind, in_flight=True), Marking.FOUND)
+        flying = writer.value(f"{source}_going", replace(kind, in_flight=True), source=source)
         begun = Let((flying,), Start(store.operation), (source,), store.span)
         at = made.index(update if update is not None and row else store)
         made[at:at] = [begun]
         made.remove(store)
         made.remove(setting)
         if update is not None and row:
-            arrived = Value(namer.fresh(f"{source}_stored"), kind, Marking.FOUND)
+            arrived = writer.value(f"{source}_stored", kind, source=source)
             made.append(Let((arrived,), Wait(), (flying.name,)))
             operands = (setting.state, arrived.name, *update.operands[2:])
             made.append(Let(store.results, update.operation, operands, update.span))
@@ -107,10 +93,10 @@ def stored_early(rows: Sequence[Statement], scope: Scope, namer: Namer) -> list[
 def _alone(rows: Sequence[Statement], setting: SetState, store: Let) -> bool:
     """Whether nothing reads the state after it is set, nor what is stored but the `set`."""
     at = rows.index(setting)
-    later = set[str]().union(*(reads(s) for s in rows[at + 1 :]))
+    later = names_read(rows[at + 1 :])
     twice = sum(isinstance(s, SetState) and s.state == setting.state for s in rows) > 1
     name = store.result.name
-    return setting.state not in later and not twice and all(name not in reads(s) for s in rows if s is not setting)
+    return setting.state not in later and not twice and name not in names_read(s for s in rows if s is not setting)
 
 
 def _fetched(update: Let, state: str, lets: Mapping[str, Let]) -> bool:
@@ -142,20 +128,20 @@ class Flight:
     over: str = ""
 
     def value(self, name: str) -> Value:
-        return Value(name, self.kind, Marking.FOUND)
+        return Value(name, self.kind, Marking.FOUND, origin=(self.source,))
 
 
 class Flights:
     """What a schedule has under way: weights of the next layer, caches and hidden states of the next batch."""
 
     def __init__(
-        self, batches: str, layers: str, sizes: Mapping[str, int], namer: Namer, lasting: Collection[str]
+        self, batches: str, layers: str, sizes: Mapping[str, int], writer: Rewriter, lasting: Collection[str]
     ) -> None:
         """`lasting` are sources of which a loop around the layers sees the same in every trip."""
         self.batches = batches
         self.layers = layers
         self.sizes = sizes
-        self.namer = namer
+        self.writer = writer
         self.lasting = lasting
         self.weights: list[Flight] = []
         self.rows: list[Flight] = []
@@ -223,10 +209,11 @@ class Flights:
 
     def _flight(self, source: str, fetch: Let, ahead: tuple[str, ...], *, wrap: bool) -> Flight:
         kind = replace(fetch.result.type, placement=ON_DEVICE, in_flight=True)
-        names = [self.namer.fresh(f"{source}_{word}") for word in ("first", "now", "this", "next", "left", "rest")]
+        fresh = self.writer.namer.fresh
+        names = [fresh(f"{source}_{word}") for word in ("first", "now", "this", "next", "left", "rest")]
         if source not in self.lasting:
             return Flight(source, kind, ahead, wrap, *names)
-        around = [self.namer.fresh(f"{source}_{word}") for word in ("round", "over")]
+        around = [fresh(f"{source}_{word}") for word in ("round", "over")]
         return Flight(source, kind, ahead, True, *names, *around)
 
     def next(self, flight: Flight) -> Statement:
@@ -239,10 +226,10 @@ class Flights:
         name, kind = flight.source, whole
         for dim in flight.ahead:
             kind = kind.without_dim(dim)
-            value = Value(self.namer.fresh(f"{flight.source}_0"), kind, Marking.FOUND)
+            value = self.writer.value(f"{flight.source}_0", kind, source=name)
             made.append(Let((value,), Take(dim, 0), (name,)))
             name = value.name
-        begun = Value(flight.begun, replace(kind, placement=ON_DEVICE, in_flight=True), Marking.FOUND)
+        begun = replace(flight.value(flight.begun), type=replace(kind, placement=ON_DEVICE, in_flight=True))
         return [*made, Let((begun,), Start(Fetch()), (name,))]
 
 
@@ -255,7 +242,7 @@ def freed(body: Sequence[Statement], ending: Sequence[str]) -> tuple[Statement, 
     last: dict[str, int] = {}
     kept = set(ending)
     for number, statement in enumerate(body):
-        for name in reads(statement):
+        for name in names_read((statement,)):
             if name in roots:
                 last[roots[name]] = number
         if isinstance(statement, Free):
@@ -290,7 +277,7 @@ def _read_later(
     roots: Mapping[str, str], source: str, body: Sequence[Statement], ending: Sequence[str]
 ) -> bool:  # fmt: skip
     """Whether a copy, or a view of it, is read again."""
-    later = set(ending).union(*(reads(statement) for statement in body))
+    later = {*ending, *names_read(body), *names_freed(body)}
     return any(root == source and name in later for name, root in roots.items())
 
 

@@ -11,9 +11,10 @@ from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import order_within, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, is_contiguous, order_size, radix
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take, Topk
-from shardwright.ir.program import DimInfo, Free, Func, Let, Program, Scope
+from shardwright.ir.program import DimInfo, Func, Let, Program
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.walk import sites
 from shardwright.passes.base import Pass
 
 
@@ -260,32 +261,17 @@ def _edges(kinds: Sequence[ValueType]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _constraints(program: Program) -> Iterator[_Constraint]:
-    for func in program.funcs:
-        scope = Scope.of(program, func)
-        yield from _constraints_in(func, func.body, scope)
-
-
-def _constraints_in(func: Func, body: tuple[object, ...], scope: Scope) -> Iterator[_Constraint]:
-    from shardwright.ir.program import Loop, SetState
-
-    for statement in body:
-        match statement:
-            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() | Topk() as operation):
+    for site in (site for func in program.funcs for site in sites(program, func)):
+        match site.statement:
+            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() | Topk() as operation) as statement:
                 name = statement.operands[0]
-                operand = scope.type_of(name) if isinstance(name, str) else None
+                operand = site.scope.type_of(name) if isinstance(name, str) else None
                 if isinstance(operand, TensorType):
                     tied = _tied_dims(operation, operand)
                     if tied:
-                        yield _Constraint(func, statement, operand, tied)
-            case Loop():
-                yield from _constraints_in(func, statement.body, scope.inside(statement))
+                        yield _Constraint(site.func, statement, operand, tied)
             case _:
                 pass
-        if isinstance(statement, Let | Loop):
-            for value in statement.results:
-                scope.define(value)
-        else:
-            assert isinstance(statement, SetState | Free)
 
 
 def _tied_dims(operation: Rename | Split | Merge | Take | Concat | Topk, operand: TensorType) -> tuple[str, ...]:

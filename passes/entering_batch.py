@@ -15,7 +15,6 @@ from shardwright.ir.ops import Alias, Fetch, Full, Store, Update
 from shardwright.ir.program import (
     Carry,
     DimInfo,
-    Free,
     Func,
     Let,
     Loop,
@@ -26,10 +25,10 @@ from shardwright.ir.program import (
     Statement,
     Value,
 )
-from shardwright.ir.rewriter import Namer
+from shardwright.ir.rewriter import Rewriter, derived
 from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
-from shardwright.ir.walk import names_of, rename_operands
-from shardwright.passes.block_copies import forwarded, reads
+from shardwright.ir.walk import names_of, names_read, reads, rename_operands, with_body, with_operands, with_values
+from shardwright.passes.block_copies import forwarded
 from shardwright.passes.hidden_states import over_layers
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim, unschedulable
 
@@ -80,9 +79,10 @@ class EnteringBatch:
     """
 
     def __init__(
-        self, program: Program, enters: Func, stays: Func, made: MicroBatches, namer: Namer, dims: Sequence[DimInfo]
+        self, program: Program, enters: Func, stays: Func, made: MicroBatches, writer: Rewriter, dims: Sequence[DimInfo]
     ) -> None:
-        self.program, self.func, self.made, self.namer = program, enters, made, namer
+        self.program, self.func, self.made, self.writer = program, enters, made, writer
+        namer = writer.namer
         self.at, self.loop = layers_of(program, enters, made)
         stays_at, other = layers_of(program, stays, made)
         if self.loop.dim != other.dim:
@@ -139,17 +139,17 @@ class EnteringBatch:
         self.written = written
         carried = f"read it in the loop over {self.loop.dim}, and carry what is made of it"
         outside = [s for i, s in enumerate(enters.body) if i != self.at]
-        for name in sorted(layered & set[str]().union(*map(reads, outside))):
+        for name in sorted(layered.intersection(names_read(outside))):
             raise unschedulable(
                 f"{enters.name} reads {name} outside its loop over {self.loop.dim}", enters.span, carried
             )
-        for name in sorted(layered & written & set[str]().union(*map(reads, after))):
+        for name in sorted((layered & written).intersection(names_read(after))):
             raise unschedulable(
                 f"{stays.name} reads {name} after its layers, where the batch that begins has taken its place",
                 stays.span,
                 carried,
             )
-        for name in sorted((having - written) & set[str]().union(*map(reads, enters.body))):
+        for name in sorted((having - written).intersection(names_read(enters.body))):
             raise unschedulable(
                 f"{name} is state that nothing sets: what it is for a batch that begins is not said",
                 self.program.globals[name].span,
@@ -181,39 +181,24 @@ class EnteringBatch:
         return replace(part, dims=tuple(Dim(self.renamed.get(dim.name, dim.name), dim.size) for dim in part.dims))
 
     def value(self, value: Value) -> Value:
-        return replace(value, name=self.names.get(value.name, value.name), type=self.kind(value.type))
+        named = derived(value, self.names[value.name]) if value.name in self.names else value
+        return replace(named, type=self.kind(value.type))
 
     def _spelled(self, statement: Statement) -> Statement:
         """The statement for one batch under the names that it has in the function for both."""
-        match statement:
-            case Let():
+        named = with_operands(with_values(statement, self.value), self.names)
+        match with_body(named, lambda body: tuple(map(self._spelled, body))):
+            case Let() as let:
                 operands = tuple(
-                    Number(o.text, self.renamed.get(o.size_of, o.size_of))
-                    if isinstance(o, Number) and o.size_of
-                    else self.names.get(o, o)
-                    if isinstance(o, str)
-                    else o
-                    for o in statement.operands
+                    Number(o.text, self.renamed.get(o.size_of, o.size_of)) if isinstance(o, Number) and o.size_of else o
+                    for o in let.operands
                 )
-                operation = _of_dims(statement.operation, self.renamed)
-                results = tuple(map(self.value, statement.results))
-                return replace(statement, operation=operation, operands=operands, results=results)
-            case SetState():
-                return replace(statement, operand=self.names.get(statement.operand, statement.operand))
-            case Free():
-                return replace(statement, names=tuple(self.names.get(name, name) for name in statement.names))
-            case Loop():
-                return replace(
-                    statement,
-                    results=tuple(map(self.value, statement.results)),
-                    dim=self.renamed.get(statement.dim, statement.dim),
-                    index=self.names.get(statement.index, statement.index) if statement.index else None,
-                    carries=tuple(
-                        Carry(self.value(c.value), self.names.get(c.initial, c.initial)) for c in statement.carries
-                    ),
-                    body=tuple(map(self._spelled, statement.body)),
-                    following=tuple(self.names.get(name, name) for name in statement.following),
-                )
+                return replace(let, operation=_of_dims(let.operation, self.renamed), operands=operands)
+            case Loop() as loop:
+                index = self.names.get(loop.index, loop.index) if loop.index else None
+                return replace(loop, dim=self.renamed.get(loop.dim, loop.dim), index=index)
+            case other:
+                return other
 
     # ------------------------------------------------------------ the statements
 
@@ -279,7 +264,7 @@ class EnteringBatch:
                     continue
                 case _:
                     pass
-            for name in sorted(reads(statement) & states - set(self.versions)):
+            for name in sorted((states - set(self.versions)).intersection(names_read((statement,)))):
                 made += self._begun(name, scope)
             spelled = self._spelled(rename_operands(statement, self.versions))
             made.append(spelled)
@@ -294,24 +279,25 @@ class EnteringBatch:
     def _begun(self, name: str, scope: Scope) -> list[Statement]:
         """State as it is for a batch that begins, where it lives."""
         kind = scope.type_of(name)
-        fresh = Value(self._fresh(f"{name}_begun"), replace(kind, placement=ON_DEVICE), Marking.FOUND)
+        fresh = self._fresh(f"{name}_begun", replace(kind, placement=ON_DEVICE), Marking.FOUND, name)
         made: list[Statement] = [self._spelled(self._zeros(fresh))]
         scope.define(fresh)
         self.versions[name] = fresh.name
         if kind.placement is not None and kind.placement != ON_DEVICE:
             tier = kind.placement.tier
-            placed = Value(self._fresh(f"{name}_placed"), kind, Marking.FOUND if tier is not None else Marking.DEMANDED)
+            marking = Marking.FOUND if tier is not None else Marking.DEMANDED
+            placed = self._fresh(f"{name}_placed", kind, marking, fresh.name)
             operation = Alias() if tier is None else Store(tier)
             made.append(self._spelled(Let((placed,), operation, (fresh.name,))))
             scope.define(placed)
             self.versions[name] = placed.name
         return made
 
-    def _fresh(self, wish: str) -> str:
-        """A name that stays as it is."""
-        name = self.namer.fresh(wish)
-        self.names[name] = name
-        return name
+    def _fresh(self, wish: str, kind: ValueType, marking: Marking, source: str) -> Value:
+        """A value whose name stays as it is."""
+        value = self.writer.value(wish, kind, marking, source)
+        self.names[value.name] = value.name
+        return value
 
     def _placed_all(self, values: Sequence[Value], scope: Scope) -> list[Statement]:
         """The batch's own version of each state as that of place `slot` of the block."""
@@ -320,7 +306,7 @@ class EnteringBatch:
             if value.name not in self.versions:
                 made += self._begun(value.name, scope)
             kind = self.made.whole(scope.type_of(value.name))
-            whole = Value(self.namer.fresh(f"{value.name}_entered"), kind, Marking.FOUND)
+            whole = self.writer.value(f"{value.name}_entered", kind, source=value.name)
             version = self.versions[value.name]
             operands = (value.name, self.names.get(version, version), self.slot.name)
             made.append(Let((whole,), Update(self.made.outer), operands))
@@ -337,7 +323,8 @@ class EnteringBatch:
         states = self.program.state_names
         for original in statements:
             statement = rename_operands(original, same)
-            if isinstance(statement, Let) and len(statement.results) == 1 and not reads(statement) & states:
+            single = isinstance(statement, Let) and len(statement.results) == 1
+            if isinstance(statement, Let) and single and not states.intersection(reads(statement)):
                 found = known.get((statement.operation, statement.operands))
                 if found is not None and found.type == statement.result.type:
                     same[statement.result.name] = found.name

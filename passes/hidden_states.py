@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Program, Value
 from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Dim
-from shardwright.ir.walk import names_of
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim
 
 
@@ -21,7 +20,7 @@ class HiddenStates:
         self.dims: list[DimInfo] = []
         self.carried: dict[tuple[str, str], CarriedState] = {}
         self._overridden = {name for func in program.funcs for name, _ in func.overrides}
-        namer = Namer({name for func in program.funcs for name in names_of(func)} | set(program.globals))
+        namer = Namer.of(program, *program.funcs)
         for func in program.funcs:
             for statement, _ in func.walk():
                 if isinstance(statement, Loop) and over_layers(statement, program, made):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, did_you_mean, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
-from shardwright.ir.program import Carry, DimInfo, Let, Loop, Program, Scope, Statement, Value
+from shardwright.ir.program import DimInfo, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.types import Axes, Dim, OpenType, ValueType
 from shardwright.ir.unparse import statement_syntax
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import program_values, sites, with_body, with_values
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,27 @@ class MicroBatches:
         """Whether a value has something for each row of the batch."""
         return self.batch in kind.names
 
+    def part_value(self, value: Value) -> Value:
+        return replace(value, type=self.part(value.type))
+
     def whole_statement(self, statement: Statement) -> Statement:
         """The statement for all batches together."""
-        match statement:
-            case Let():
-                operation = statement.operation
-                if isinstance(operation, Full) and self.batch in operation.dims:
-                    at = operation.dims.index(self.batch)
-                    operation = replace(operation, dims=(*operation.dims[:at], self.outer, *operation.dims[at:]))
-                results = tuple(map(self.whole_value, statement.results))
-                return replace(statement, operation=operation, operands=self._operands(statement), results=results)
-            case Loop():
-                carries = tuple(Carry(self.whole_value(carry.value), carry.initial) for carry in statement.carries)
-                body = tuple(map(self.whole_statement, statement.body))
-                results = tuple(map(self.whole_value, statement.results))
-                return replace(statement, carries=carries, body=body, results=results)
-            case _:
-                return statement
+        made = self._statement(statement, self.whole_value, self.whole_statement)
+        if isinstance(made, Let) and isinstance(made.operation, Full) and self.batch in made.operation.dims:
+            at = made.operation.dims.index(self.batch)
+            dims = (*made.operation.dims[:at], self.outer, *made.operation.dims[at:])
+            return replace(made, operation=replace(made.operation, dims=dims))
+        return made
 
     def part_statement(self, statement: Statement) -> Statement:
         """The statement for one batch."""
-        match statement:
-            case Let():
-                results = tuple(replace(value, type=self.part(value.type)) for value in statement.results)
-                return replace(statement, operands=self._operands(statement), results=results)
-            case Loop():
-                carries = tuple(
-                    Carry(replace(carry.value, type=self.part(carry.value.type)), carry.initial)
-                    for carry in statement.carries
-                )
-                body = tuple(map(self.part_statement, statement.body))
-                results = tuple(replace(value, type=self.part(value.type)) for value in statement.results)
-                return replace(statement, carries=carries, body=body, results=results)
-            case _:
-                return statement
+        return self._statement(statement, self.part_value, self.part_statement)
+
+    def _statement(
+        self, statement: Statement, value: Callable[[Value], Value], inner: Callable[[Statement], Statement]
+    ) -> Statement:
+        made = with_body(with_values(statement, value), lambda body: tuple(map(inner, body)))
+        return replace(made, operands=self._operands(made)) if isinstance(made, Let) else made
 
     def _operands(self, statement: Let) -> tuple[Operand, ...]:
         """`size[B]` stays the number that it was."""
@@ -141,7 +128,8 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
 def _outer_dim(program: Program, count: int) -> str:
     """M, where it is free, or declared as this number of batches and no value's."""
     names = [dim.name for dim in program.dims]
-    if "M" in names and program.dim("M").size == count and all("M" not in kind.names for _, kind in _types(program)):
+    free = all("M" not in value.type.names for _, value in program_values(program))
+    if "M" in names and program.dim("M").size == count and free:
         return "M"
     return _fresh_dim(names, "M")
 
@@ -161,7 +149,8 @@ def fresh_dim(program: Program, taken: set[str], like: str) -> str:
 
 def _check_chips(program: Program, made: MicroBatches) -> None:
     """Chips that split the batch divide each of the batches."""
-    for name, kind in _types(program):
+    for _, value in program_values(program):
+        name, kind = value.name, value.type
         axes = kind.splits[kind.names.index(made.batch)] if made.has_rows(kind) else ()
         chips = _product(program.mesh, axes)
         if made.size % chips:
@@ -174,15 +163,6 @@ def _check_chips(program: Program, made: MicroBatches) -> None:
 
 def _product(mesh: Mesh, axes: Axes | None) -> int:
     return mesh.product(axes or ())
-
-
-def _types(program: Program) -> Iterator[tuple[str, ValueType]]:
-    for value in (*program.weights, *program.state, *(value for func in program.funcs for value in func.params)):
-        yield value.name, value.type
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            for value in statement.results if isinstance(statement, Let | Loop) else ():
-                yield value.name, value.type
 
 
 @dataclass(frozen=True)

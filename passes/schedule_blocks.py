@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,11 +11,11 @@ from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Full, Rename, Update
 from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
-from shardwright.ir.rewriter import Namer
+from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ValueType
-from shardwright.ir.walk import names_of, rename_operands
+from shardwright.ir.walk import names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
-from shardwright.passes.block_copies import Flight, Flights, forwarded, freed, frees, reads, stored_early
+from shardwright.passes.block_copies import Flight, Flights, forwarded, freed, frees, stored_early
 from shardwright.passes.entering_batch import EnteringBatch, function_of
 from shardwright.passes.hidden_states import CarriedState, HiddenStates, over_layers
 from shardwright.passes.micro_batches import MicroBatches, divided, unschedulable
@@ -107,7 +107,7 @@ class ScheduleBlocks(Pass):
                 funcs.append(_Function(program, func, made, hidden).rewritten())
                 continue
             both = _Function(program, function_of(program, self.stays, "stays"), made, hidden)
-            both.entering = EnteringBatch(program, func, both.func, made, both.namer, dims)
+            both.entering = EnteringBatch(program, func, both.func, made, both.writer, dims)
             dims += both.entering.dims
             funcs.append(both.rewritten())
         state = (*map(made.whole_value, program.state), *hidden.values)
@@ -120,7 +120,7 @@ class _Function:
         self.func = func
         self.made = made
         self.hidden = hidden
-        self.namer = Namer(names_of(func) | set(program.globals) | {value.name for value in hidden.values})
+        self.writer = Rewriter.of(program, func, [value.name for value in hidden.values])
         self.rounds: list[list[tuple[Flight, list[Statement]]]] = []
         """For each loop around, what stays under way between its trips, with how it begins."""
         self.sizes = program.sizes(func) | {made.outer: made.count, made.batch: made.size}
@@ -188,7 +188,7 @@ class _Function:
         """What a loop around sees the same of in every trip, and nothing but the layers sets."""
         if not scope.loops:
             return set()
-        set_here = {s.state for i, s in enumerate(body) if i != at for s in _deep(s) if isinstance(s, SetState)}
+        set_here = states_set(s for i, s in enumerate(body) if i != at)
         outside, around = len(scope.loops), scope.loops[-1].dim
         return {
             name
@@ -210,9 +210,9 @@ class _Function:
                     f" {self.made.batch}", loop.span, "carry it in a loop around, or as state",
                 )  # fmt: skip
         carried = [self.hidden.carried[self.func.name, carry.value.name] for carry in loop.carries]
-        later = set(ending).union(*(reads(s) for s in (*loop.body, *after)), loop.following)
+        later = {*ending, *names_read((*loop.body, *after)), *loop.following}
         made = self.before(body[:at], carried, later, scope)
-        flights = Flights(self.made.outer, loop.dim, self.sizes, self.namer, self.lasting(body, at, scope))
+        flights = Flights(self.made.outer, loop.dim, self.sizes, self.writer, self.lasting(body, at, scope))
         layers = self.layers(loop, carried, scope, flights)
         last = {result.name: each for result, each in zip(loop.results, carried, strict=True)}
         states = {each.state.name: each for each in carried}
@@ -255,7 +255,7 @@ class _Function:
     def set_hidden(self, each: CarriedState, name: str, kind: ValueType) -> list[Statement]:
         if not each.renamed:
             return [SetState(each.state.name, name)]
-        value = Value(self.namer.fresh(f"{name}_set"), replace(kind, dims=each.state.type.dims), Marking.FOUND)
+        value = self.writer.value(f"{name}_set", replace(kind, dims=each.state.type.dims), source=name)
         return [Let((value,), Rename(each.renamed), (name,)), SetState(each.state.name, value.name)]
 
     # ------------------------------------------------------------ before the layers
@@ -269,9 +269,8 @@ class _Function:
         together: set[int] = set(range(started))
         for i in range(len(body) - 1, started - 1, -1):
             statement = body[i]
-            names = {value.name for value in statement.results} if isinstance(statement, Let) else set[str]()
-            if names & needed:
-                needed |= reads(statement)
+            if needed.intersection(_names(statement)):
+                needed.update(names_read((statement,)))
                 together.add(i)
         made: list[Statement] = []
         rows: list[Statement] = []
@@ -312,7 +311,7 @@ class _Function:
         following = [seen.get(name, name) for name in loop.following]
         states = {s.state for s in rows if isinstance(s, SetState)} | {each.state.name for each in carried}
         rows, names = forwarded(rows, inside)
-        rows = stored_early(rows, inside, self.namer)
+        rows = stored_early(rows, inside, self.writer)
         for each, name in zip(carried, (names.get(name, name) for name in following), strict=True):
             rows += self.set_hidden(each, name, inside.type_of(name))
         outside = set(scope.values) | {each.state.name for each in carried}
@@ -358,25 +357,24 @@ class _Function:
             case Let():
                 return any(self.made.has_rows(value.type) for value in statement.results)
             case _:
-                return any(
-                    name in scope.values and self.made.has_rows(scope.type_of(name)) for name in reads(statement)
-                )
+                names = names_read((statement,))
+                return any(name in scope.values and self.made.has_rows(scope.type_of(name)) for name in names)
 
     def renamed_reads(self, statement: Statement, carried: Sequence[CarriedState], scope: Scope) -> list[Statement]:
         """A statement that reads a carried value whose state has other dimensions, with these renamed back."""
         made: list[Statement] = []
         for each in carried:
             name = each.carry.value.name
-            if not each.renamed or name not in reads(statement):
+            if not each.renamed or name not in names_read((statement,)):
                 continue
             back = Rename(tuple((new, old) for old, new in each.renamed))
             if isinstance(statement, Let) and statement.operation.is_movement:
-                moved = replace(statement.result, name=self.namer.fresh(f"{name}_moved"))
-                moved = replace(moved, type=replace(moved.type, dims=each.state.type.dims), marking=Marking.FOUND)
+                kind = replace(statement.result.type, dims=each.state.type.dims)
+                moved = self.writer.like(statement.result, f"{name}_moved", kind, Marking.FOUND)
                 made.append(replace(statement, operands=(each.state.name,), results=(moved,)))
                 scope.define(moved)
                 return [*made, Let(statement.results, back, (moved.name,), statement.span)]
-            value = Value(self.namer.fresh(f"{name}_seen"), each.carry.value.type, Marking.FOUND)
+            value = self.writer.value(f"{name}_seen", each.carry.value.type, source=name)
             made.append(Let((value,), back, (each.state.name,)))
             scope.define(value)
             statement = rename_operands(statement, {name: value.name})
@@ -395,7 +393,7 @@ class _Function:
             if not each.renamed:
                 names[name] = each.state.name
                 continue
-            if any(name in reads(s) for s in body) or name in ending:
+            if name in names_read(body) or name in ending:
                 value = self.made.whole_value(Value(name, each.carry.value.type, Marking.FOUND))
                 back = Rename(tuple((new, old) for old, new in each.renamed))
                 made.append(Let((value,), back, (each.state.name,)))
@@ -406,12 +404,13 @@ class _Function:
             statement = rename_operands(original, names)
             _define(original, scope)
             rows = isinstance(statement, Let) and self.made.has_rows(statement.result.type)
-            if isinstance(statement, Let) and rows and reads(statement) & run.depending:
+            read = set(names_read((statement,)))
+            if isinstance(statement, Let) and rows and read & run.depending:
                 run.body.append(statement)
-                run.depending |= {value.name for value in statement.results}
+                run.depending.update(_names(statement))
                 continue
-            if not isinstance(statement, Let) or reads(statement) & {v for s in run.body for v in _names(s)}:
-                wanted = set(ending).union(*(reads(s) for s in rest[position:]))
+            if not isinstance(statement, Let) or read & {v for s in run.body for v in _names(s)}:
+                wanted = {*ending, *names_read(rest[position:])}
                 made += self.closed(run, wanted, scope)
             made.append(self.made.whole_statement(statement))
         made += self.closed(run, set(ending), scope)
@@ -427,21 +426,21 @@ class _Function:
         if not body:
             return []
         outputs = [v for s in body if isinstance(s, Let) for v in s.results if v.name in wanted]
-        index = self.namer.fresh("m") if outputs else None
+        index = self.writer.namer.fresh("m") if outputs else None
         made: list[Statement] = []
         inner: list[Statement] = list(body)
         carries: list[Carry] = []
         following: list[str] = []
         results: list[Value] = []
         for value in outputs:
-            own = self.namer.fresh(f"{value.name}_part")
+            own = self.writer.namer.fresh(f"{value.name}_part")
             inner = [_renamed_result(rename_operands(s, {value.name: own}), value.name, own) for s in inner]
             whole = self.made.whole(value.type)
-            begins = Value(self.namer.fresh(f"{value.name}_0"), whole, Marking.FOUND)
+            begins = self.writer.value(f"{value.name}_0", whole, source=value.name)
             zero = "0" if not value.shape.dtype.is_float else "0.0"
             made.append(Let((begins,), Full(whole.names, value.shape.dtype), (Number(zero),)))
-            carried = Value(self.namer.fresh(f"{value.name}_all"), whole, Marking.FOUND)
-            grown = Value(self.namer.fresh(f"{value.name}_next"), whole, Marking.FOUND)
+            carried = self.writer.value(f"{value.name}_all", whole, source=value.name)
+            grown = self.writer.value(f"{value.name}_next", whole, source=value.name)
             assert index is not None
             inner.append(Let((grown,), Update(self.made.outer), (carried.name, own, index)))
             carries.append(Carry(carried, begins.name))
@@ -460,14 +459,8 @@ class _Run:
         self.body: list[Statement] = []
 
 
-def _deep(statement: Statement) -> Iterator[Statement]:
-    yield statement
-    for inner in statement.body if isinstance(statement, Loop) else ():
-        yield from _deep(inner)
-
-
 def _define(statement: Statement, scope: Scope) -> None:
-    for value in statement.results if isinstance(statement, Let | Loop) else ():
+    for value in statement.results:
         scope.define(value)
 
 

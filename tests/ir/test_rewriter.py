@@ -10,7 +10,7 @@ from shardwright.ir.elaborate import elaborate
 from shardwright.ir.ops import Alias, Mul
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Marking
-from shardwright.ir.rewriter import Namer, Rewriter
+from shardwright.ir.rewriter import Namer, Rewriter, derived
 from shardwright.ir.types import OpenType
 from shardwright.ir.walk import values_in
 from shardwright.passes.decompose import Decompose
@@ -54,6 +54,8 @@ def test_what_is_written_has_the_place_and_the_origin_of_what_it_replaces() -> N
     later = writer.like(raw.result, "b_raw", raw.result.type, Marking.FOUND)
     writer.define(later, Alias(), (name,))
     assert (later.name, later.origin, later.span) == ("b_raw_2", ("b_raw", "b"), raw.result.span)
+    assert derived(later, "z").origin == ("b_raw_2", "b_raw", "b")
+    assert derived(later, later.name) is later
     assert [type(s) for s in writer.written()] == [Let]
     assert writer.written() == ()
 
