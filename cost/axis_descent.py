@@ -98,9 +98,9 @@ class AxisByAxis:
 
     def alike(self) -> list[list[int]]:
         """The axes that are demanded alike, together."""
-        made: dict[int, list[int]] = {}
+        made: dict[AxisProblem, list[int]] = {}
         for axis, problem in enumerate(self.by_axis):
-            made.setdefault(id(problem), []).append(axis)
+            made.setdefault(problem, []).append(axis)
         return list(made.values())
 
     def without(self, made: AxisProblem, whole: frozenset[tuple[str, str]]) -> tuple[list[Rows | None], Bools]:
@@ -206,12 +206,12 @@ class AxisByAxis:
             return known[key]
 
         kinds = {variable: kind(int(codes[variable]), node) for variable, node in enumerate(self.problem.variables)}
-        trees: dict[int, list[tuple[TensorType, TensorType]]] = {}
+        trees: dict[Node, list[tuple[TensorType, TensorType]]] = {}
         moving: list[tuple[Node, Codes, bool]] = []
         for node in self.problem.nodes:
             if node.home < 0:
                 continue
-            trees[id(node)] = []
+            trees[node] = []
             made, home = node.made if node.made >= 0 else node.home, node.home
             uses = [variable for _, variable, rigid in node.uses if not rigid]
             for variables, to_uses in (([made, home], False), ([home, *uses], True)):
@@ -226,7 +226,7 @@ class AxisByAxis:
             received += sum(float(moved[edge]) for edge in edges) * node.weight
             steps += sum(float(taken[edge]) for edge in edges)
             if to_uses:
-                trees[id(node)] = [(kind(int(layouts[a]), node), kind(int(layouts[b]), node)) for a, b in edges]
+                trees[node] = [(kind(int(layouts[a]), node), kind(int(layouts[b]), node)) for a, b in edges]
         solution = Solution(tuple(int(code) for code in codes), received, 0.0, 0)
         return Placement(
             self.problem.nodes, self.problem.defined, kinds, self.problem.by_use, trees, received, solution, steps, None

@@ -42,7 +42,7 @@ Rows = tuple[list[int], NDArray[np.int64]]
 """Variables, and the states (numbers of `Coding`) that they can have together."""
 
 
-@dataclass
+@dataclass(eq=False)
 class AxisProblem:
     """What one axis may do, sizes apart: for each entry of the layout problem its rows (None for trees), and for each
     variable the states that occur in them."""
@@ -62,18 +62,13 @@ def axis_problems(program: Program, coding: Coding) -> Iterator[AxisProblem]:
         alone = _alone(program, axis, axis if named else "a")
         found = next((problem for other, problem in known if other == alone), None)
         if found is None:
-            found = _axis_problem(program, alone, coding)
+            found = _axis_problem(alone, coding)
             known.append((alone, found))
         yield found
 
 
-def _axis_problem(program: Program, alone: Program, coding: Coding) -> AxisProblem:
+def _axis_problem(alone: Program, coding: Coding) -> AxisProblem:
     problem = layout_problem(alone, PlacementOptions())
-    same = {id(b): id(a) for a, b in zip(program.funcs, alone.funcs, strict=True)}
-    for a, b in zip(program.funcs, alone.funcs, strict=True):
-        same |= {id(two): id(one) for (one, _), (two, _) in zip(a.walk(), b.walk(), strict=True)}
-    problem.defined = {(same[at], name): node for (at, name), node in problem.defined.items()}
-    problem.by_use = {(same[at], i): use for (at, i), use in problem.by_use.items()}
     rows = [_rows(entry, coding) for entry in problem.entries]
     domain = np.ones((len(problem.variables), coding.radix), np.bool_)
     touching = entries_of(problem)

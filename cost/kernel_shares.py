@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.fusion import Block, Kernel, fused
+from shardwright.cost.layout_problem import Location
 from shardwright.cost.work import widens
 from shardwright.ir.ops import Lookup, Slice, Take, Update
 from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
@@ -39,76 +40,62 @@ class Shares:
 
 @dataclass(frozen=True)
 class Structure:
-    """The kernels of a program: of the main statements, by the identity of the statement.
+    """The kernels of a program, by where their main statements stand.
 
     `before` and `after` are values, by function and name, that are not written to memory unless a movement parts their
     kernel: computed before its main statement, or by it and after it.
-    `bodies` has for each statement the number of the innermost loop's body that it is in, 0 outside loops.
-    `within` has for each statement the statements, by identity, whose kernels it is computed in; itself, where its
-    result goes to memory.
+    `within` has for each statement the statements whose kernels it is computed in; itself, where its result goes to
+    memory.
     """
 
-    kernels: Mapping[int, Shares]
+    kernels: Mapping[Location, Shares]
     before: frozenset[tuple[str, str]]
     after: frozenset[tuple[str, str]]
-    bodies: Mapping[int, int]
-    within: Mapping[int, tuple[int, ...]]
+    within: Mapping[Location, tuple[Location, ...]]
 
 
 def structure_of(program: Program) -> Structure:
     """The kernels of a surface program without norms and softmax (`decompose`)."""
     whole = map_program_values(program, lambda _func, value: replace(value, type=_whole_type(value.type)))
-    kernels: dict[int, Shares] = {}
-    before: set[tuple[str, str]] = set()
-    after: set[tuple[str, str]] = set()
-    bodies: dict[int, int] = {}
-    within: dict[int, tuple[int, ...]] = {}
-    for func, copy in zip(program.funcs, whole.funcs, strict=True):
-        originals = {id(b): a for (a, _), (b, _) in zip(func.walk(), copy.walk(), strict=True)}
-        inside = (before, after)
-        _gather(whole, copy.body, Scope.of(whole, copy), copy.returns, originals, kernels, inside, within, copy.name)
-        _number(func.body, 0, bodies)
-    return Structure(kernels, frozenset(before), frozenset(after), bodies, within)
+    gathering = _Gathering(whole)
+    for func in whole.funcs:
+        gathering.block(func.body, Scope.of(whole, func), func.returns, (func.name, ()))
+    return Structure(gathering.kernels, frozenset(gathering.before), frozenset(gathering.after), gathering.within)
 
 
-def _number(body: Sequence[Statement], at: int, bodies: dict[int, int]) -> None:
-    for statement in body:
-        if isinstance(statement, Loop):
-            _number(statement.body, id(statement), bodies)
-        else:
-            bodies[id(statement)] = at
+class _Gathering:
+    """Gathers the kernels of a program whose values are whole."""
 
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.kernels: dict[Location, Shares] = {}
+        self.before: set[tuple[str, str]] = set()
+        self.after: set[tuple[str, str]] = set()
+        self.within: dict[Location, tuple[Location, ...]] = {}
 
-def _gather(
-    program: Program,
-    body: Sequence[Statement],
-    scope: Scope,
-    returned: Sequence[str],
-    originals: Mapping[int, Statement],
-    kernels: dict[int, Shares],
-    inside: tuple[set[tuple[str, str]], set[tuple[str, str]]],
-    within: dict[int, tuple[int, ...]],
-    func: str,
-) -> None:
-    block = fused(program, body, scope, returned)
-    lets = {value.name: s for s in body if isinstance(s, Let) for value in s.results}
-    for step in block.steps:
-        match step:
-            case Kernel():
-                kernels[id(originals[id(step.heavy)])] = _shares(step, block, lets)
-                following = _following(step)
-                root = id(originals[id(step.root)])
-                for statement in step.statements:
-                    own = id(originals[id(statement)])
-                    within[own] = (*within.get(own, ()), root)
-                for statement in step.inlined:
-                    name = statement.results[0].name
-                    inside[name in following].add((func, name))
-            case Loop():
-                inner = scope.inside(step)
-                _gather(program, step.body, inner, step.following, originals, kernels, inside, within, func)
-            case SetState() | Free():
-                pass
+    def block(self, body: Sequence[Statement], scope: Scope, returned: Sequence[str], of: Location) -> None:
+        func, position = of
+        block = fused(self.program, body, scope, returned)
+        places = [(func, (*position, number)) for number in range(len(body))]
+        lets = {value.name: s for s in body if isinstance(s, Let) for value in s.results}
+        at = {value.name: place for place, s in zip(places, body, strict=True) for value in s.results}
+        loops = iter([place for place, s in zip(places, body, strict=True) if isinstance(s, Loop)])
+        for step in block.steps:
+            match step:
+                case Kernel():
+                    self.kernels[at[step.heavy.result.name]] = _shares(step, block, lets)
+                    following = _following(step)
+                    root = at[step.root.result.name]
+                    for statement in step.statements:
+                        own = at[statement.result.name]
+                        self.within[own] = (*self.within.get(own, ()), root)
+                    for statement in step.inlined:
+                        name = statement.result.name
+                        (self.after if name in following else self.before).add((func, name))
+                case Loop():
+                    self.block(step.body, scope.inside(step), step.following, next(loops))
+                case SetState() | Free():
+                    pass
 
 
 def _following(kernel: Kernel) -> set[str]:

@@ -15,9 +15,13 @@ import numpy as np
 from shardwright.cost.layouts import Codes, Coding
 from shardwright.ir.program import Let, Loop, Program
 from shardwright.ir.types import Shape, ValueType
+from shardwright.ir.walk import Position
 
-UseKey = tuple[int, int]
-"""The statement (by identity) and the number of the operand within it."""
+Location = tuple[str, Position]
+"""The function and the position of a statement in it; a function itself, or its body, has position ()."""
+
+UseKey = tuple[Location, int]
+"""The statement, or the function that returns, and the number of the operand within it."""
 
 
 @dataclass(eq=False)
@@ -58,6 +62,8 @@ class Node:
     group: Group
     weight: float
     loops: tuple[Loop, ...]
+    body: Location
+    """The loop in whose body it is, or the function."""
     home: int = -1
     made: int = -1
     uses: list[tuple[UseKey, int, bool]] = field(default_factory=list[tuple[UseKey, int, bool]])
@@ -67,7 +73,7 @@ class Node:
         return self.type.shape
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
     """An operation's strategies before layouts are numbered: codes per slot."""
 
@@ -78,6 +84,8 @@ class Table:
     """The operation's; None where a written type restricts a value."""
     operands: tuple[int, ...] = ()
     """For each operand of the statement the number of its slot, -1 for numbers."""
+    at: Location = ("", ())
+    """Where the statement stands."""
 
 
 @dataclass
@@ -151,8 +159,8 @@ class LayoutProblem:
     coding: Coding
     step_worth: float
     nodes: list[Node] = field(default_factory=list[Node])
-    defined: dict[tuple[int, str], Node] = field(default_factory=dict[tuple[int, str], Node])
-    """Values by the statement (or function) that defines them, by identity, and their name."""
+    defined: dict[tuple[Location, str], Node] = field(default_factory=dict[tuple[Location, str], Node])
+    """Values by the statement (or function) that defines them and their name."""
     variables: list[Node] = field(default_factory=list[Node])
     entries: list[Entry] = field(default_factory=list[Entry])
     by_use: dict[UseKey, tuple[Node, int]] = field(default_factory=dict[UseKey, tuple[Node, int]])

@@ -20,7 +20,9 @@ from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arbores
 from shardwright.cost.layout_problem import (
     Entry,
     Equal,
+    Group,
     LayoutProblem,
+    Location,
     MadeTree,
     Node,
     NotPartial,
@@ -38,7 +40,7 @@ from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
-__all__ = ["Node", "Placement", "PlacementOptions", "UseKey", "place_layouts"]
+__all__ = ["Location", "Node", "Placement", "PlacementOptions", "UseKey", "place_layouts"]
 
 MOVING_ENTRIES = 100
 """What pricing one movement between layouts counts for, in entries of a table of costs that are looked at."""
@@ -58,12 +60,12 @@ class Placement:
     """A solved layout problem."""
 
     nodes: list[Node]
-    defined: dict[tuple[int, str], Node]
+    defined: dict[tuple[Location, str], Node]
     """Nodes by the statement (or function) that defines them, by identity, and their name."""
     kinds: dict[int, TensorType]
     """The chosen type of each variable."""
     by_use: dict[UseKey, tuple[Node, int]]
-    trees: dict[int, list[tuple[TensorType, TensorType]]]
+    trees: dict[Node, list[tuple[TensorType, TensorType]]]
     """For each node (by identity) the movements from home, parents first."""
     bytes_received: float
     solution: Solution
@@ -159,7 +161,7 @@ def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str
 def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
     variables = [node.home, node.made, *(variable for _, variable, _ in node.uses)]
     kinds = [placement.kinds[v] for v in variables if v >= 0]
-    return kinds + [kind for edge in placement.trees.get(id(node), []) for kind in edge]
+    return kinds + [kind for edge in placement.trees.get(node, []) for kind in edge]
 
 
 Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
@@ -189,7 +191,7 @@ class Solver:
         """What each factor of the graph is of; None for further ones."""
         self.choices: list[NDArray[np.int64]] = []
         """What each variable can be: numbers of layouts within its group."""
-        self.moves: dict[int, NDArray[np.float64]] = {}
+        self.moves: dict[Group, NDArray[np.float64]] = {}
         """Movements between the layouts of each group, by its identity."""
         self.unit = 1.0
         """The quantum of costs."""
@@ -361,24 +363,24 @@ class Solver:
                 inner.codes = unique_codes([inner.codes, outer.codes[whole]])
                 outer.codes = unique_codes([outer.codes, inner.codes])
 
-    def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
+    def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""
         least = 1 << 40
         known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
         for node in self.problem.nodes:
             group = node.group.root()
-            if id(group) not in moves:
+            if group not in moves:
                 key = (group.shape, group.codes.tobytes())
                 if key not in known:
                     known[key] = np.stack(moving_costs(self.coding, group.codes, group.shape))
-                moves[id(group)] = known[key]
+                moves[group] = known[key]
         for received, _ in known.values():
             whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
             least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
 
-    def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
-        received, steps = moves[id(node.group.root())]
+    def tree_costs(self, node: Node, moves: dict[Group, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
+        received, steps = moves[node.group.root()]
         finite = np.isfinite(received)
         group = node.group.root()
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
@@ -401,19 +403,19 @@ class Solver:
         """A value's movements from home to the layouts of its uses, parents first."""
         return arborescence(costs, home, targets)[1]
 
-    def placement(self, solution: Solution, moves: dict[int, NDArray[np.float64]], quantum: float) -> Placement:
+    def placement(self, solution: Solution, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Placement:
         kinds: dict[int, TensorType] = {}
         for variable, node in enumerate(self.problem.variables):
             code = int(node.group.root().codes[solution.choice[variable]])
             kinds[variable] = self.coding.decode(code, node.shape, node.type.placement or ON_DEVICE)
-        trees: dict[int, list[tuple[TensorType, TensorType]]] = {}
+        trees: dict[Node, list[tuple[TensorType, TensorType]]] = {}
         received = steps = 0.0
         for node in self.problem.nodes:
             if node.home < 0:
                 continue
             costs = self.tree_costs(node, moves, quantum)
             codes = node.group.root().codes
-            table = moves[id(node.group.root())]
+            table = moves[node.group.root()]
             targets = [solution.choice[v] for _, v, rigid in node.uses if not rigid]
             edges = self.edges(node, costs, solution.choice[node.home], targets)
             if node.made >= 0 and node.made != node.home:
@@ -424,7 +426,7 @@ class Solver:
                 received += float(table[0][a, b]) * node.weight
                 steps += float(table[1][a, b])
             placement = node.type.placement or ON_DEVICE
-            trees[id(node)] = [
+            trees[node] = [
                 (
                     self.coding.decode(int(codes[a]), node.shape, placement),
                     self.coding.decode(int(codes[b]), node.shape, placement),

@@ -17,6 +17,7 @@ from shardwright.cost.layout_problem import (
     Equal,
     Group,
     LayoutProblem,
+    Location,
     MadeTree,
     Node,
     NotPartial,
@@ -88,6 +89,7 @@ class _Frame:
     loop: Loop | None
     names: dict[str, Node]
     sets: Sequence[str]
+    at: Location
 
 
 class _Builder:
@@ -111,7 +113,7 @@ class _Builder:
 
     def build(self) -> LayoutProblem:
         for value in (*self.program.weights, *self.program.state):
-            node = self.node(value.name, value.type, 0.0, ())
+            node = self.node(value.name, value.type, 0.0)
             node.func = None
             node.home = self.variable(node)
             self.restrict(node, node.home, value.type)
@@ -123,17 +125,17 @@ class _Builder:
         return self.problem
 
     def function(self, func: Func) -> None:
-        top = _Frame(None, {}, states_set(func.body))
+        top = _Frame(None, {}, states_set(func.body), (func.name, ()))
         self.frames = [top]
         for name, node in self.globals.items():
-            local = self.node(name, node.type, 1.0, ())
+            local = self.node(name, node.type, 1.0)
             local.group.join(node.group)
             local.home = node.home
             self.problem.entries.append(UsesTree(local))
             top.names[name] = local
         for value in func.params:
-            node = self.node(value.name, value.type, 1.0, ())
-            self.problem.defined[id(func), value.name] = node
+            node = self.node(value.name, value.type, 1.0)
+            self.problem.defined[top.at, value.name] = node
             node.home = self.variable(node)
             self.restrict(node, node.home, value.type)
             self.exclude(node, value)
@@ -142,21 +144,23 @@ class _Builder:
         self.block(func.body)
         for i, (name, kind) in enumerate(zip(func.returns, func.results, strict=True)):
             node = self.resolve(name)
-            self.restrict(node, self.use(node, (id(func), i), rigid=False), kind)
+            self.restrict(node, self.use(node, (top.at, i), rigid=False), kind)
 
     def block(self, body: tuple[Statement, ...]) -> None:
-        for statement in body:
+        func, block = self.frames[-1].at
+        for number, statement in enumerate(body):
+            at = func, (*block, number)
             match statement:
                 case Let():
-                    self.let(statement)
+                    self.let(statement, at)
                 case SetState():
-                    self.set(statement)
+                    self.set(statement, at)
                 case Free():
                     pass
                 case Loop():
-                    self.loop(statement)
+                    self.loop(statement, at)
 
-    def let(self, statement: Let) -> None:
+    def let(self, statement: Let, at: Location) -> None:
         operation = statement.operation
         args: list[Arg] = []
         nodes: list[Node] = []
@@ -168,12 +172,12 @@ class _Builder:
             node = self.resolve(operand)
             args.append(Arg(operand, node.shape))
             nodes.append(node)
-            variables.append(self.use(node, (id(statement), i), rigid=operation.is_movement))
-        results = [self.define(value, statement) for value in statement.results]
+            variables.append(self.use(node, (at, i), rigid=operation.is_movement))
+        results = [self.define(value, at) for value in statement.results]
         for node in results:
             node.made = self.variable(node)
         variables += [node.made for node in results]
-        self.problem.entries.append(self.table(statement, args, [*nodes, *results], variables))
+        self.problem.entries.append(self.table(statement, at, args, [*nodes, *results], variables))
         for node, value in zip(results, statement.results, strict=True):
             self.settle(node, value, rigid=operation.is_movement)
 
@@ -193,35 +197,35 @@ class _Builder:
         self.restrict(node, node.home, value.type)
         self.problem.entries.append(UsesTree(node))
 
-    def set(self, statement: SetState) -> None:
+    def set(self, statement: SetState, at: Location) -> None:
         source = self.resolve(statement.operand)
         before = self.resolve(statement.state)
         source.group.join(before.group)
-        variable = self.use(source, (id(statement), 0), rigid=False)
+        variable = self.use(source, (at, 0), rigid=False)
         self.equal(source, [variable, before.home])
-        version = self.node(statement.state, before.type, before.weight, before.loops)
+        version = self.node(statement.state, before.type, before.weight, before.loops, before.body)
         version.group.join(before.group)
         version.home = before.home
         self.problem.entries.append(UsesTree(version))
         self.frames[-1].names[statement.state] = version
 
-    def loop(self, statement: Loop) -> None:
+    def loop(self, statement: Loop, at: Location) -> None:
         trips = self.trips(statement)
         outer_weight = self.weight()
         entries: list[int] = []
         for i, carry in enumerate(statement.carries):
-            entries.append(self.use(self.resolve(carry.initial), (id(statement), i), rigid=False))
+            entries.append(self.use(self.resolve(carry.initial), (at, i), rigid=False))
         sources = [self.resolve(carry.initial) for carry in statement.carries]
-        frame = _Frame(statement, {}, states_set(statement.body))
+        frame = _Frame(statement, {}, states_set(statement.body), at)
         self.frames.append(frame)
         if statement.index is not None:
-            counter = self.define(index_value(statement), statement)
+            counter = self.define(index_value(statement), at)
             counter.home = self.variable(counter)
             self.restrict(counter, counter.home, counter.type)
             self.problem.entries.append(UsesTree(counter))
         bodies: list[Node] = []
         for carry in statement.carries:
-            node = self.define(carry.value, statement)
+            node = self.define(carry.value, at)
             node.weight = outer_weight * trips
             node.home = self.variable(node)
             self.restrict(node, node.home, carry.value.type)
@@ -232,18 +236,18 @@ class _Builder:
         for i, name in enumerate(statement.following):
             source = self.resolve(name)
             source.group.join(bodies[i].group)
-            nexts.append(self.use(source, (id(statement), len(statement.carries) + i), rigid=False))
+            nexts.append(self.use(source, (at, len(statement.carries) + i), rigid=False))
         self.frames.pop()
         for i, (body, source) in enumerate(zip(bodies, sources, strict=True)):
             source.group.join(body.group)
-            result = self.define(statement.results[i], statement)
+            result = self.define(statement.results[i], at)
             result.group.join(body.group)
             result.home = self.variable(result)
             self.equal(body, [entries[i], body.home, nexts[i], result.home])
             self.problem.entries.append(UsesTree(result))
         for name in frame.sets:
             before = self.resolve(name)
-            after = self.node(name, before.type, before.weight, before.loops)
+            after = self.node(name, before.type, before.weight, before.loops, before.body)
             after.group.join(before.group)
             after.home = before.home
             self.problem.entries.append(UsesTree(after))
@@ -261,15 +265,17 @@ class _Builder:
     def trips(self, loop: Loop) -> int:
         return self.program.sizes(self.func)[loop.dim]
 
-    def node(self, name: str, kind: ValueType, weight: float, loops: tuple[Loop, ...]) -> Node:
-        node = Node(self.func.name, name, kind, Group(kind.shape), weight, loops)
+    def node(
+        self, name: str, kind: ValueType, weight: float, loops: tuple[Loop, ...] = (), body: Location | None = None
+    ) -> Node:
+        node = Node(self.func.name, name, kind, Group(kind.shape), weight, loops, body or (self.func.name, ()))
         self.problem.nodes.append(node)
         return node
 
-    def define(self, value: Value, by: Statement) -> Node:
+    def define(self, value: Value, at: Location) -> Node:
         loops = tuple(frame.loop for frame in self.frames if frame.loop is not None)
-        node = self.node(value.name, value.type, self.weight(), loops)
-        self.problem.defined[id(by), value.name] = node
+        node = self.node(value.name, value.type, self.weight(), loops, self.frames[-1].at)
+        self.problem.defined[at, value.name] = node
         self.frames[-1].names[value.name] = node
         return node
 
@@ -291,7 +297,7 @@ class _Builder:
         sliced = loop.dim in outer.shape
         kind = outer.type.without_dim(loop.dim) if sliced else outer.type
         weight = outer.weight * self.trips(loop) if outer.weight else self.weight()
-        view = self.node(name, kind, weight, (*outer.loops, loop))
+        view = self.node(name, kind, weight, (*outer.loops, loop), frame.at)
         if sliced:
             view.home = self.variable(view)
             self.problem.entries.append(Slice(view, outer.home))
@@ -325,7 +331,7 @@ class _Builder:
             return False  # a value may have another extent than declared, but no digits of its own
         return (chosen is None or axis in chosen) and (order is None or axis in order)
 
-    def table(self, statement: Let, args: list[Arg], nodes: list[Node], variables: list[int]) -> Table:
+    def table(self, statement: Let, at: Location, args: list[Arg], nodes: list[Node], variables: list[int]) -> Table:
         """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
         shapes = [value.shape for value in statement.results]
         width = len(args) + len(shapes)
@@ -347,9 +353,9 @@ class _Builder:
         codes = [code[keep] for code in codes]
         for node, code in zip(nodes, codes, strict=True):
             node.group.root().found.append(code)
-        at = iter(range(len(slots)))
-        operands = tuple(-1 if arg.shape is None else next(at) for arg in args)
-        return Table(nodes, variables, codes, statement, operands)
+        slot = iter(range(len(slots)))
+        operands = tuple(-1 if arg.shape is None else next(slot) for arg in args)
+        return Table(nodes, variables, codes, statement, operands, at)
 
     def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
         """Only layouts that the written type admits."""

@@ -24,9 +24,8 @@ from shardwright.cost.constants import Constants
 from shardwright.cost.demand import vector_s
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import TableFactor
-from shardwright.cost.fusion import operand_names
 from shardwright.cost.kernel_shares import Structure, Traffic
-from shardwright.cost.layout_problem import Entry, LayoutProblem, Node, Table
+from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
@@ -35,6 +34,7 @@ from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import Alias, AllGather, Contract, Movement, Roll
 from shardwright.ir.program import Let, Loop, SetState, Statement
 from shardwright.ir.types import ON_DEVICE, Shape
+from shardwright.ir.walk import defined, operand_names, positions
 
 Floats = NDArray[np.float64]
 
@@ -91,8 +91,8 @@ class TimeSolver(Solver):
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
         self.ahead = _ahead(problem)
-        self.table_times: dict[int, Floats] = {}
-        self.copies: dict[int, Floats] = {}
+        self.table_times: dict[Table, Floats] = {}
+        self.copies: dict[Group, Floats] = {}
         self.taken_as_slices = _taken_as_slices(problem)
 
     def under(self, prices: Prices) -> TimeSolver:
@@ -138,10 +138,10 @@ class TimeSolver(Solver):
     def further(self, domains: Sequence[NDArray[np.int64]]) -> list[TableFactor]:
         """What weights and state cost by the bytes that they take; of equal layouts the smallest."""
         made: list[TableFactor] = []
-        params = {id(self.problem.defined[id(f), v.name]) for f in self.problem.program.funcs for v in f.params}
+        params = {self.problem.defined[(f.name, ()), v.name] for f in self.problem.program.funcs for v in f.params}
         for node in self.problem.nodes:
             price = self.prices.byte_ns if node.func is None else self.prices.live_ns
-            if node.func is None or id(node) in params:
+            if node.func is None or node in params:
                 price += _HELD
             own = node.home >= 0 and node.name not in self.globals
             for variable in {node.home, node.made, *(v for _, v, _ in node.uses)} if own or node.func is None else ():
@@ -151,19 +151,19 @@ class TimeSolver(Solver):
                     made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
         return made
 
-    def quantum(self, moves: dict[int, NDArray[np.float64]]) -> float:
+    def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
         known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
         for node in self.problem.nodes:
             group = node.group.root()
-            if id(group) not in moves:
+            if group not in moves:
                 key = (group.shape, group.codes.tobytes())
                 if key not in known:
                     known[key] = np.stack(moving_seconds(self.coding, group.codes, group.shape, self.links))
-                moves[id(group)] = known[key]
+                moves[group] = known[key]
         return 1.0
 
-    def tree_costs(self, node: Node, moves: dict[int, NDArray[np.float64]], quantum: float) -> Floats:
-        _, steps, seconds = moves[id(node.group.root())]
+    def tree_costs(self, node: Node, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Floats:
+        _, steps, seconds = moves[node.group.root()]
         finite = np.isfinite(seconds)
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
@@ -187,7 +187,7 @@ class TimeSolver(Solver):
             parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
             np.fill_diagonal(parted, 0.0)
             costs = costs + parted * NANOSECONDS * alone
-        if id(node) in self.taken_as_slices:
+        if node in self.taken_as_slices:
             # A slice that no kernel makes on its way to memory is one by itself, which reads and writes it.
             held = local_elements(self.coding, node.group.root().codes, node.shape) * node.shape.dtype.bits / 8
             rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
@@ -200,12 +200,12 @@ class TimeSolver(Solver):
     def copied(self, node: Node) -> Floats:
         """Of the time of each of a value's movements the share in which kernels copy slices."""
         group = node.group.root()
-        if id(group) not in self.copies:
+        if group not in self.copies:
             whole = moving_seconds(self.coding, group.codes, group.shape, self.links)[2]
             alone = moving_seconds(self.coding, group.codes, group.shape, replace(self.links, copied=(0.0, 0.0)))[2]
             moved = np.isfinite(whole) & (whole > 0)
-            self.copies[id(group)] = np.where(moved, 1 - alone / np.where(moved, whole, 1.0), 0.0)
-        return self.copies[id(group)]
+            self.copies[group] = np.where(moved, 1 - alone / np.where(moved, whole, 1.0), 0.0)
+        return self.copies[group]
 
     # ------------------------------------------------------------ axes that are as good as each other
 
@@ -279,9 +279,9 @@ class TimeSolver(Solver):
 
     def kernel_ns(self, entry: Table) -> Floats:
         """Nanoseconds of an operation's kernel for each row of its table, in all its trips."""
-        known = self.table_times.get(id(entry))
+        known = self.table_times.get(entry)
         if known is None:
-            known = self.table_times[id(entry)] = self._kernel_ns(entry)
+            known = self.table_times[entry] = self._kernel_ns(entry)
         return known
 
     def _kernel_ns(self, entry: Table) -> Floats:
@@ -290,14 +290,14 @@ class TimeSolver(Solver):
         if statement is None:
             return np.zeros(n)
         trips = entry.nodes[-1].weight
-        looped = bool(self.structure.bodies[id(statement)])
+        looped = len(entry.at[1]) > 1
         seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0) if looped else 0.0
         if isinstance(statement.operation, Movement) and statement.operation.communicates:
             moved = entry.nodes[0]
             hidden = isinstance(statement.operation, Roll) or (moved.func or "", moved.name) in self.ahead
             share = seen if looped and hidden else 1.0
             return self._written_movement(entry, statement) * trips * NANOSECONDS * share
-        shares = self.structure.kernels.get(id(statement))
+        shares = self.structure.kernels.get(entry.at)
         if shares is None:
             return np.zeros(n)
         constants = self.constants
@@ -383,26 +383,27 @@ def _ahead(problem: LayoutProblem) -> set[tuple[str, str]]:
     return found
 
 
-def _taken_as_slices(problem: LayoutProblem) -> set[int]:
-    """Values, by the identity of their nodes, that a caller or a loop gives and that are only taken into memory: into
+def _taken_as_slices(problem: LayoutProblem) -> set[Node]:
+    """Values that a caller or a loop gives and that are only taken into memory: into
     a loop, a state, or as a result."""
-    found: set[int] = set()
+    found: set[Node] = set()
     for func in problem.program.funcs:
-        into = {id(func)}
-        given = [problem.defined[id(func), value.name] for value in func.params]
-        for statement, _ in func.walk():
+        top = func.name, ()
+        into: set[Location] = {top}
+        given = [problem.defined[top, value.name] for value in func.params]
+        for position, statement in positions(func.body):
+            at = func.name, position
             if isinstance(statement, Loop):
-                into.add(id(statement))
-                values = (*(carry.value for carry in statement.carries), *statement.results)
-                given.extend(problem.defined[id(statement), value.name] for value in values)
+                into.add(at)
+                given.extend(problem.defined[at, value.name] for value in defined(statement))
             elif isinstance(statement, SetState):
-                into.add(id(statement))
+                into.add(at)
             elif isinstance(statement, Let) and isinstance(statement.operation, Alias):
-                shown, _ = problem.by_use[id(statement), 0]
+                shown, _ = problem.by_use[at, 0]
                 if any(shown is node for node in given):
-                    into.add(id(statement))
-                    given.append(problem.defined[id(statement), statement.result.name])
-        found.update(id(node) for node in given if node.uses and all(key[0] in into for key, _, _ in node.uses))
+                    into.add(at)
+                    given.append(problem.defined[at, statement.result.name])
+        found.update(node for node in given if node.uses and all(key[0] in into for key, _, _ in node.uses))
     return found
 
 

@@ -99,6 +99,17 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
         yield from statements(body_of(statement))
 
 
+Position = tuple[int, ...]
+"""Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
+
+
+def positions(body: Iterable[Statement], block: Position = ()) -> Iterator[tuple[Position, Statement]]:
+    """Every statement with its position, a loop before its body."""
+    for number, statement in enumerate(body):
+        yield (*block, number), statement
+        yield from positions(body_of(statement), (*block, number))
+
+
 def lets_in(body: Iterable[Statement]) -> Iterator[Let]:
     """Every operation."""
     return (statement for statement in statements(body) if isinstance(statement, Let))
@@ -165,10 +176,6 @@ def names_of(func: Func) -> set[str]:
 def use_counts(func: Func) -> Counter[str]:
     """How often each name is read in a function; its caller reads what it returns."""
     return Counter([*func.returns, *(name for statement in statements(func.body) for name in reads(statement))])
-
-
-Position = tuple[int, ...]
-"""Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
-from shardwright.cost.placement import OUT_OF_TIME, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.placement import OUT_OF_TIME, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
 from shardwright.cost.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
@@ -143,43 +143,45 @@ class _Writer:
         self.placement = placement
         self.writer = Rewriter.of(program, func)
         self.blocks: list[list[Statement]] = []
-        self.copies: dict[tuple[int, TensorType], str] = {}
+        self.copies: dict[tuple[Node, TensorType], str] = {}
 
     def rewritten(self) -> Func:
         func = self.func
+        top: Location = func.name, ()
         params = tuple(
-            replace(value, type=self.placement.kinds[self.placement.defined[id(func), value.name].home])
+            replace(value, type=self.placement.kinds[self.placement.defined[top, value.name].home])
             for value in func.params
         )
         self.blocks.append([])
-        self.block(func.body)
-        returns = tuple(self.operand(name, (id(func), i)) for i, name in enumerate(func.returns))
-        results = tuple(self.placement.kinds[self.placement.by_use[id(func), i][1]] for i in range(len(returns)))
+        self.block(func.body, top)
+        returns = tuple(self.operand(name, (top, i)) for i, name in enumerate(func.returns))
+        results = tuple(self.placement.kinds[self.placement.by_use[top, i][1]] for i in range(len(returns)))
         return replace(func, params=params, body=tuple(self.blocks.pop()), returns=returns, results=results)
 
-    def block(self, body: tuple[Statement, ...]) -> None:
-        for statement in body:
+    def block(self, body: tuple[Statement, ...], of: Location) -> None:
+        for number, statement in enumerate(body):
+            at = of[0], (*of[1], number)
             match statement:
                 case Let():
-                    self.let(statement)
+                    self.let(statement, at)
                 case SetState():
-                    operand = self.operand(statement.operand, (id(statement), 0))
+                    operand = self.operand(statement.operand, (at, 0))
                     self.blocks[-1].append(replace(statement, operand=operand))
                 case Free():
                     self.blocks[-1].append(statement)
                 case Loop():
-                    self.loop(statement)
+                    self.loop(statement, at)
 
-    def let(self, statement: Let) -> None:
+    def let(self, statement: Let, at: Location) -> None:
         operands: list[Operand] = []
         for i, operand in enumerate(statement.operands):
-            operands.append(operand if isinstance(operand, Number) else self.operand(operand, (id(statement), i)))
+            operands.append(operand if isinstance(operand, Number) else self.operand(operand, (at, i)))
         results: list[Value] = []
         moved: list[Statement] = []
         for value in statement.results:
-            node = self.placement.defined[id(statement), value.name]
+            node = self.placement.defined[at, value.name]
             home, made = self.placement.kinds[node.home], self.placement.kinds[node.made]
-            chosen = self.chosen(value, statement)
+            chosen = self.chosen(value, at)
             if home == made:
                 results.append(chosen)
                 continue
@@ -189,22 +191,22 @@ class _Writer:
         self.blocks[-1].append(replace(statement, results=tuple(results), operands=tuple(operands)))
         self.blocks[-1].extend(moved)
 
-    def loop(self, statement: Loop) -> None:
+    def loop(self, statement: Loop, at: Location) -> None:
         n = len(statement.carries)
-        initial = [self.operand(carry.initial, (id(statement), i)) for i, carry in enumerate(statement.carries)]
+        initial = [self.operand(carry.initial, (at, i)) for i, carry in enumerate(statement.carries)]
         carries = tuple(
-            replace(carry, initial=name, value=self.chosen(carry.value, statement))
+            replace(carry, initial=name, value=self.chosen(carry.value, at))
             for carry, name in zip(statement.carries, initial, strict=True)
         )
         self.blocks.append([])
-        self.block(statement.body)
-        following = tuple(self.operand(name, (id(statement), n + i)) for i, name in enumerate(statement.following))
+        self.block(statement.body, at)
+        following = tuple(self.operand(name, (at, n + i)) for i, name in enumerate(statement.following))
         body = tuple(self.blocks.pop())
-        results = tuple(self.chosen(value, statement) for value in statement.results)
+        results = tuple(self.chosen(value, at) for value in statement.results)
         self.blocks[-1].append(replace(statement, carries=carries, body=body, following=following, results=results))
 
-    def chosen(self, value: Value, by: Statement) -> Value:
-        node = self.placement.defined[id(by), value.name]
+    def chosen(self, value: Value, at: Location) -> Value:
+        node = self.placement.defined[at, value.name]
         kind = replace(self.placement.kinds[node.home], in_flight=value.type.in_flight)
         return replace(value, type=kind, marking=_marking(value))
 
@@ -218,14 +220,14 @@ class _Writer:
     def copy(self, node: Node, name: str, kind: TensorType) -> str:
         if kind == self.placement.kinds[node.home]:
             return name
-        known = self.copies.get((id(node), kind))
+        known = self.copies.get((node, kind))
         if known is not None:
             return known
-        parent = next(a for a, b in self.placement.trees[id(node)] if b == kind)
+        parent = next(a for a, b in self.placement.trees[node] if b == kind)
         source = self.copy(node, name, parent)
         value = self.writer.value(f"{name}_{change_word(parent, kind)}", kind, source=name)
         self.blocks[len(node.loops)].append(Let((value,), Alias(), (source,)))
-        self.copies[id(node), kind] = value.name
+        self.copies[node, kind] = value.name
         return value.name
 
 

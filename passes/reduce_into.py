@@ -127,7 +127,7 @@ def _changes(program: Program, placement: Placement, word: str) -> list[_Change]
         made, home = placement.kinds[node.made], placement.kinds[node.home]
         if made.partial is None:
             continue
-        reached = [home] if home != made else [b for a, b in placement.trees.get(id(node), []) if a == home]
+        reached = [home] if home != made else [b for a, b in placement.trees.get(node, []) if a == home]
         for kind in reached:
             scattered = axis_set(set(made.partial.axes) & set(kind.split_axes))
             target = _target(kind, scattered, hidden, word)

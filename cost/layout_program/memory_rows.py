@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.layout_problem import MadeTree, Node, UsesTree
+from shardwright.cost.layout_problem import Group, MadeTree, Node, UsesTree
 from shardwright.cost.layout_program.columns import Columns, Linear
 from shardwright.cost.layout_program.formulation import Arcs, Formulation, Tree
 from shardwright.cost.layout_program.timeline import Bytes, Lifetime, Moment, Timeline, timeline
@@ -35,7 +35,7 @@ _UNITS = 1000.0
 """Of the limit in a row: what a solver lets rows miss by is far less than what matters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Moves:
     """A tree's arcs: the bytes of its layouts, and which moves are between chips."""
 
@@ -82,17 +82,17 @@ class MemoryRows:
     def __init__(self, formulation: Formulation, solver: TimeSolver, limit: float) -> None:
         self.formulation, self.solver, self.limit = formulation, solver, limit
         self.problem = solver.problem
-        self.uses: dict[int, int] = {}
-        self.made: dict[int, int] = {}
+        self.uses: dict[Node, int] = {}
+        self.made: dict[Node, int] = {}
         for f, entry in enumerate(solver.entries):
             if isinstance(entry, UsesTree):
-                self.uses[id(entry.node)] = f
+                self.uses[entry.node] = f
             elif isinstance(entry, MadeTree):
-                self.made[id(entry.node)] = f
+                self.made[entry.node] = f
         self.known: dict[int, _Moves | None] = {}
-        self.held_by: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Part] = {}
-        self.sliced: dict[int, list[Arcs]] = {}
-        self.steps: dict[tuple[int, int, int], _Steps] = {}
+        self.held_by: dict[tuple[Lifetime, tuple[int, ...], tuple[int, ...]], _Part] = {}
+        self.sliced: dict[_Moves, list[Arcs]] = {}
+        self.steps: dict[tuple[Group, int, int], _Steps] = {}
 
     def add(self, less: Mapping[str, float] | None = None, detail: float = 0.0) -> None:
         """Writes the rows that might not hold. `less` is for a function how much less than the limit it may take.
@@ -134,7 +134,7 @@ class MemoryRows:
             before = [value for value in times.values if value.begin < now]
             yield self.kernel(moment, [self.held(value, now, now + 1) for value in before])
             for value in moment.results:
-                if id(value.node) in self.made and (part := self.going_home(value)) is not None:
+                if value.node in self.made and (part := self.going_home(value)) is not None:
                     yield [*(self.held(other, now + 1, now + 1) for other in before), part], None
         for value in times.values:
             for number, span in enumerate(value.uses):
@@ -214,7 +214,7 @@ class MemoryRows:
 
     def moves(self, node: Node, *, made: bool) -> _Moves | None:
         """The moves of a value's tree from its home, or from where it was made."""
-        f = (self.made if made else self.uses).get(id(node))
+        f = (self.made if made else self.uses).get(node)
         if f is None or f not in self.formulation.trees:
             return None
         if f not in self.known:
@@ -222,7 +222,7 @@ class MemoryRows:
             variables = tree.factor.variables
             layouts = np.unique(np.concatenate([self.solver.choices[v] for v in variables]))
             group = node.group.root()
-            steps = self.solver.moves[id(group)][1][np.ix_(layouts, layouts)]
+            steps = self.solver.moves[group][1][np.ix_(layouts, layouts)]
             between = np.where(np.isfinite(steps), steps, 0.0) > 0
             np.fill_diagonal(between, False)
             nbytes = self.solver.device_bytes(node)[layouts]
@@ -298,9 +298,9 @@ class MemoryRows:
                 for arcs in every
             )
 
-        if id(moves) not in self.sliced:
-            self.sliced[id(moves)] = min(by_leaf, key=ways)
-        return self.sliced[id(moves)]
+        if moves not in self.sliced:
+            self.sliced[moves] = min(by_leaf, key=ways)
+        return self.sliced[moves]
 
     def held(self, value: Lifetime, needed: int, moved: int) -> _Part:
         """A value between its kernel and the last of its uses that need it at the moment `needed` or later, when its
@@ -312,7 +312,7 @@ class MemoryRows:
         if not to_come:
             return _NOTHING
         over = tuple(k for k, span in enumerate(value.uses) if span.start < moved)
-        key = (id(value), to_come, over)
+        key = (value, to_come, over)
         if key not in self.held_by:
             self.held_by[key] = self._held(value, to_come, set(over))
         return self.held_by[key]
@@ -451,7 +451,7 @@ class MemoryRows:
         """The steps of the movements among the arcs."""
         group = value.node.group.root()
         for a, b in zip(arcs.source[sent], arcs.target[sent], strict=True):
-            key = (id(group), int(moves.layouts[a]), int(moves.layouts[b]))
+            key = (group, int(moves.layouts[a]), int(moves.layouts[b]))
             if key not in self.steps:
                 self.steps[key] = self.planned(value.node, *key[1:])
             yield self.steps[key]

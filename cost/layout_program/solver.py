@@ -19,7 +19,7 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.kernel_shares import Structure
-from shardwright.cost.layout_problem import LayoutProblem, MadeTree, Node, Table, UsesTree
+from shardwright.cost.layout_problem import LayoutProblem, Location, MadeTree, Node, Table, UsesTree
 from shardwright.cost.layout_program.candidates import Candidates, narrowed
 from shardwright.cost.layout_program.cases import Case, Cases
 from shardwright.cost.layout_program.columns import Linear, Solved
@@ -117,8 +117,8 @@ class _ProgramSolver(TimeSolver):
     def __init__(self, problem: LayoutProblem, wanted: ProgramSolve) -> None:
         super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), wanted.end)
         self.wanted = wanted
-        self.edges_of: dict[int, list[tuple[int, int]]] = {}
-        self.moves_of: dict[tuple[int, ...], dict[int, list[tuple[int, int]]]] = {}
+        self.edges_of: dict[Node, list[tuple[int, int]]] = {}
+        self.moves_of: dict[tuple[int, ...], dict[Node, list[tuple[int, int]]]] = {}
         """Of solutions, by choice, the movements of each value."""
 
     def solve(self) -> Placement:
@@ -222,7 +222,7 @@ class _ProgramSolver(TimeSolver):
             if isinstance(entry, UsesTree):
                 layouts = self.layouts(tree)
                 ends = made.moved(f, solved.values)
-                moves[id(entry.node)] = [(int(layouts[a]), int(layouts[b])) for a, b in ends]
+                moves[entry.node] = [(int(layouts[a]), int(layouts[b])) for a, b in ends]
         self.wanted.outcome.excluded = self.exclusion(made, choice, solved.values)
         return Solution(choice, solved.objective, solved.bound, 0)
 
@@ -233,15 +233,15 @@ class _ProgramSolver(TimeSolver):
 
     def edges(self, node: Node, costs: Floats, home: int, targets: Sequence[int]) -> list[tuple[int, int]]:
         """As the flow has them."""
-        if id(node) in self.edges_of:
-            return self.edges_of[id(node)]
+        if node in self.edges_of:
+            return self.edges_of[node]
         return super().edges(node, costs, home, targets)
 
     # ------------------------------------------------------------ what loops hide
 
     def add_overlap(self, made: Formulation) -> None:
         """For each body of a loop the time of what it hides that its kernels are too short for."""
-        shown: dict[int, Linear] = {}
+        shown: dict[Location, Linear] = {}
         for f, (of, slope) in self.cases.priced.slopes.items():
             entry = self.entries[f]
             if of == 0 or not isinstance(entry, Table | UsesTree | MadeTree):
@@ -250,10 +250,10 @@ class _ProgramSolver(TimeSolver):
                 assert entry.statement is not None
                 numbers, columns = made.rows[f]
                 line = Linear([columns], [slope[numbers]])
-                body = self.structure.bodies[id(entry.statement)]
+                body = entry.at[0], entry.at[1][:-1]
             elif f in made.trees:
                 line = costs_of(made.trees[f], slope)
-                body = id(entry.node.loops[-1])
+                body = entry.node.body
             else:
                 continue
             _extend(shown.setdefault(body, Linear()), line)

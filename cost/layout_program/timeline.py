@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shardwright.cost.fusion import is_view, operand_names, pointwise
+from shardwright.cost.fusion import is_view, pointwise
 from shardwright.cost.kernel_shares import Structure
-from shardwright.cost.layout_problem import LayoutProblem, Node
+from shardwright.cost.layout_problem import LayoutProblem, Location, Node, UseKey
 from shardwright.ir.ops import Contract, Update
 from shardwright.ir.program import Func, Let, Loop, SetState, Statement
+from shardwright.ir.walk import operand_names
 
 STRIDE = 64
 """Moments of a statement: of the copies of its operands, then its kernel, then its results' way home."""
@@ -40,7 +41,7 @@ class Span:
     end: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Lifetime:
     """A value of a function: from when it is there, and its uses in the order of the node's."""
 
@@ -91,99 +92,101 @@ class _Walk:
         self.problem, self.structure, self.func = problem, structure, func
         self.mesh = problem.program.mesh
         self.position = 0
-        self.stack: list[int] = []
-        self.loops: dict[int, tuple[int, int]] = {}
-        self.used: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]] = {}
-        self.begins: dict[int, int] = {}
-        self.kinds: dict[int, Bytes] = {}
-        self.shrinks: set[int] = set()
-        self.contracts: set[int] = set()
-        self.lets: list[tuple[Let, int]] = []
-        self.views: list[Let] = []
+        self.top: Location = func.name, ()
+        self.stack: list[Location] = []
+        self.loops: dict[Location, tuple[int, int]] = {}
+        self.used: dict[UseKey, tuple[int, int, tuple[Location, ...]]] = {}
+        self.begins: dict[Node, int] = {}
+        self.kinds: dict[Node, Bytes] = {}
+        self.shrinks: set[Node] = set()
+        self.contracts: set[Node] = set()
+        self.lets: list[tuple[Location, Let, int]] = []
+        self.views: list[tuple[Location, Let]] = []
 
     def timeline(self) -> Timeline:
         for value in self.func.params:
-            node = self.problem.defined[id(self.func), value.name]
-            self.begins[id(node)] = 0
-            self.kinds[id(node)] = Bytes.ELSEWHERE
-        self.block(self.func.body)
+            node = self.problem.defined[self.top, value.name]
+            self.begins[node] = 0
+            self.kinds[node] = Bytes.ELSEWHERE
+        self.block(self.func.body, self.top)
         self.position += 1
         for i in range(len(self.func.returns)):
-            self.use((id(self.func), i), i)
+            self.use((self.top, i), i)
         values: list[Lifetime] = []
-        by_node: dict[int, Lifetime] = {}
+        by_node: dict[Node, Lifetime] = {}
         for node in [n for n in self.problem.nodes if n.func == self.func.name]:
-            kind = self.kinds.get(id(node), Bytes.ELSEWHERE)
+            kind = self.kinds.get(node, Bytes.ELSEWHERE)
             spans = [self.span(node, key) for key, _, _ in node.uses]
-            begin = self.begins.get(id(node), 0)
-            by_node[id(node)] = Lifetime(node, kind, begin, spans, id(node) in self.shrinks, id(node) in self.contracts)
-            values.append(by_node[id(node)])
+            begin = self.begins.get(node, 0)
+            by_node[node] = Lifetime(node, kind, begin, spans, node in self.shrinks, node in self.contracts)
+            values.append(by_node[node])
         self.share(by_node)
-        arguments = [self.problem.defined[id(self.func), value.name] for value in self.func.params]
-        moments = [self.moment(statement, at, by_node) for statement, at in self.lets]
+        arguments = [self.problem.defined[self.top, value.name] for value in self.func.params]
+        moments = [self.moment(at, statement, position, by_node) for at, statement, position in self.lets]
         return Timeline(self.func, arguments, values, moments)
 
     # ------------------------------------------------------------ the walk
 
-    def block(self, body: Sequence[Statement]) -> None:
-        for statement in body:
+    def block(self, body: Sequence[Statement], of: Location) -> None:
+        for number, statement in enumerate(body):
             self.position += 1
+            at = of[0], (*of[1], number)
             match statement:
                 case Let():
-                    self.let(statement)
+                    self.let(statement, at)
                 case SetState():
-                    self.use((id(statement), 0), 0)
+                    self.use((at, 0), 0)
                 case Loop():
-                    self.loop(statement)
+                    self.loop(statement, at)
                 case _:
                     pass
 
-    def let(self, statement: Let) -> None:
+    def let(self, statement: Let, at: Location) -> None:
         for i, operand in enumerate(statement.operands):
             if isinstance(operand, str):
-                self.use((id(statement), i), min(i, _KERNEL - 1))
+                self.use((at, i), min(i, _KERNEL - 1))
         view = is_view(statement, self.mesh)
         if view:
-            self.views.append(statement)
+            self.views.append((at, statement))
         else:
-            self.lets.append((statement, self.position))
-        within = self.structure.within.get(id(statement), ())
+            self.lets.append((at, statement, self.position))
+        within = self.structure.within.get(at, ())
         for value in statement.results:
-            node = self.problem.defined[id(statement), value.name]
-            self.begins[id(node)] = self.position * STRIDE + _KERNEL
+            node = self.problem.defined[at, value.name]
+            self.begins[node] = self.position * STRIDE + _KERNEL
             if isinstance(statement.operation, Update):
-                self.kinds[id(node)] = Bytes.ELSEWHERE
+                self.kinds[node] = Bytes.ELSEWHERE
             else:
-                self.kinds[id(node)] = Bytes.OWN if view or id(statement) in within else Bytes.WITHIN
+                self.kinds[node] = Bytes.OWN if view or at in within else Bytes.WITHIN
             if view or pointwise(statement) or isinstance(statement.operation, Contract):
-                self.shrinks.add(id(node))
+                self.shrinks.add(node)
             if isinstance(statement.operation, Contract):
-                self.contracts.add(id(node))
+                self.contracts.add(node)
 
-    def loop(self, statement: Loop) -> None:
+    def loop(self, statement: Loop, at: Location) -> None:
         start = self.position
         for i in range(len(statement.carries)):
-            self.use((id(statement), i), min(i, _KERNEL - 1))
-        self.stack.append(id(statement))
+            self.use((at, i), min(i, _KERNEL - 1))
+        self.stack.append(at)
         for carry in statement.carries:
-            node = self.problem.defined[id(statement), carry.value.name]
-            self.begins[id(node)] = start * STRIDE + _KERNEL
-            self.kinds[id(node)] = Bytes.OWN
-        self.block(statement.body)
+            node = self.problem.defined[at, carry.value.name]
+            self.begins[node] = start * STRIDE + _KERNEL
+            self.kinds[node] = Bytes.OWN
+        self.block(statement.body, at)
         self.position += 1
         for i in range(len(statement.following)):
-            self.use((id(statement), len(statement.carries) + i), min(i, _KERNEL - 1))
+            self.use((at, len(statement.carries) + i), min(i, _KERNEL - 1))
         self.stack.pop()
-        self.loops[id(statement)] = (start, self.position)
+        self.loops[at] = (start, self.position)
         for value in statement.results:
-            node = self.problem.defined[id(statement), value.name]
-            self.begins[id(node)] = self.position * STRIDE + _HOME
-            self.kinds[id(node)] = Bytes.OWN
+            node = self.problem.defined[at, value.name]
+            self.begins[node] = self.position * STRIDE + _HOME
+            self.kinds[node] = Bytes.OWN
 
-    def use(self, key: tuple[int, int], slot: int) -> None:
+    def use(self, key: UseKey, slot: int) -> None:
         self.used[key] = (self.position, slot, tuple(self.stack))
 
-    def span(self, node: Node, key: tuple[int, int]) -> Span:
+    def span(self, node: Node, key: UseKey) -> Span:
         position, slot, stack = self.used[key]
         depth = len(node.loops)
         if len(stack) > depth:
@@ -193,56 +196,58 @@ class _Walk:
 
     # ------------------------------------------------------------ what lies in the bytes of another
 
-    def share(self, by_node: dict[int, Lifetime]) -> None:
+    def share(self, by_node: dict[Node, Lifetime]) -> None:
         """A view has the bytes of what it shows, for itself where nothing else uses these."""
-        for statement in self.views:
-            (name,) = operand_names(statement.operands)
-            node, _ = self.problem.by_use[id(statement), statement.operands.index(name)]
-            shown = by_node[id(node)]
+        for at, statement in self.views:
+            node = self.shown(at, statement)
+            shown = by_node[node]
             for value in statement.results:
-                view = by_node[id(self.problem.defined[id(statement), value.name])]
+                view = by_node[self.problem.defined[at, value.name]]
                 alone = len(node.uses) == 1 and len(node.loops) == len(view.node.loops)
                 view.bytes = shown.bytes if alone and node.made == node.home else Bytes.ELSEWHERE
                 if shown.bytes is Bytes.WITHIN and view.bytes is not Bytes.WITHIN:
                     view.bytes = Bytes.ELSEWHERE
 
+    def shown(self, at: Location, view: Let) -> Node:
+        """The value that a view shows."""
+        (name,) = operand_names(view.operands)
+        node, _ = self.problem.by_use[at, view.operands.index(name)]
+        return node
+
     # ------------------------------------------------------------ kernels
 
-    def moment(self, statement: Let, position: int, by_node: dict[int, Lifetime]) -> Moment:
-        results = [by_node[id(self.problem.defined[id(statement), value.name])] for value in statement.results]
-        within = self.structure.within.get(id(statement), ())
-        root = id(statement) in within
+    def moment(self, at: Location, statement: Let, position: int, by_node: dict[Node, Lifetime]) -> Moment:
+        results = [by_node[self.problem.defined[at, value.name]] for value in statement.results]
+        within = self.structure.within.get(at, ())
+        root = at in within
         made = Moment(statement, position * STRIDE + _KERNEL, results, root)
         inlined = [
-            (other, at)
-            for other, at in self.lets
-            if other is not statement and id(statement) in self.structure.within.get(id(other), ()) and root
+            (place, other)
+            for place, other, _ in self.lets
+            if place != at and at in self.structure.within.get(place, ()) and root
         ]
-        for other, _ in inlined:
-            made.parting.extend(by_node[id(self.problem.defined[id(other), v.name])] for v in other.results)
-            made.read_before.extend(self.reads(other, by_node))
+        for place, other in inlined:
+            made.parting.extend(by_node[self.problem.defined[place, v.name]] for v in other.results)
+            made.read_before.extend(self.reads(place, other, by_node))
         # A view may be moved as what it shows may.
-        shown = {id(value.node) for value in made.parting}
-        for view in self.views:
-            (name,) = operand_names(view.operands)
-            node, _ = self.problem.by_use[id(view), view.operands.index(name)]
-            if id(node) in shown:
+        shown = {value.node for value in made.parting}
+        for place, view in self.views:
+            if self.shown(place, view) in shown:
                 for value in view.results:
-                    lifetime = by_node[id(self.problem.defined[id(view), value.name])]
+                    lifetime = by_node[self.problem.defined[place, value.name]]
                     made.parting.append(lifetime)
-                    shown.add(id(lifetime.node))
-        made.contracts = any(isinstance(other.operation, Contract) for other, _ in inlined)
+                    shown.add(lifetime.node)
+        made.contracts = any(isinstance(other.operation, Contract) for _, other in inlined)
         if pointwise(statement) and not made.contracts:
-            feeding = [statement, *(other for other, _ in inlined)]
-            for each in feeding:
-                made.overwritable.extend(value for value, _ in self.reads(each, by_node))
+            for place, each in [(at, statement), *inlined]:
+                made.overwritable.extend(value for value, _ in self.reads(place, each, by_node))
         return made
 
-    def reads(self, statement: Let, by_node: dict[int, Lifetime]) -> list[tuple[Lifetime, int]]:
+    def reads(self, at: Location, statement: Let, by_node: dict[Node, Lifetime]) -> list[tuple[Lifetime, int]]:
         found: list[tuple[Lifetime, int]] = []
         for i, operand in enumerate(statement.operands):
             if isinstance(operand, str) and not (isinstance(statement.operation, Update) and i == 0):
-                node, variable = self.problem.by_use[id(statement), i]
+                node, variable = self.problem.by_use[at, i]
                 number = next(k for k, (_, v, _) in enumerate(node.uses) if v == variable)
-                found.append((by_node[id(node)], number))
+                found.append((by_node[node], number))
         return found

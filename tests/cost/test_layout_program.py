@@ -134,13 +134,13 @@ class _Anything:
         self.counted: dict[str, float] = {}
 
     def __call__(self, problem: LayoutProblem) -> Placement:
-        edges: dict[int, list[tuple[int, int]]] = {}
+        edges: dict[Node, list[tuple[int, int]]] = {}
 
         class Solver(TimeSolver):
             def edges(
                 self, node: Node, costs: NDArray[np.float64], home: int, targets: Sequence[int]
             ) -> list[tuple[int, int]]:
-                return edges.get(id(node), [])
+                return edges.get(node, [])
 
         solver = Solver(problem, CHIP, CHIP.constants, self.structure, Prices())
         solver.build()
@@ -162,7 +162,7 @@ class _Anything:
             entry = solver.entries[f]
             if isinstance(entry, UsesTree):
                 layouts = np.unique(np.concatenate([solver.choices[v] for v in tree.factor.variables]))
-                edges[id(entry.node)] = [(int(layouts[a]), int(layouts[b])) for a, b in made.moved(f, solved.values)]
+                edges[entry.node] = [(int(layouts[a]), int(layouts[b])) for a, b in made.moved(f, solved.values)]
         for name, each in lines.items():
             joined = [line.joined() for line in each]
             sums = [float(coefficients @ solved.values[columns]) for columns, coefficients in joined]
