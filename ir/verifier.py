@@ -12,10 +12,10 @@ from shardwright.ir.digits import Order, common_order
 from shardwright.ir.extents import check_extents
 from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
-from shardwright.ir.ops import Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk
+from shardwright.ir.ops import Alias, Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk, Update
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between, relayout_text
-from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
 from shardwright.ir.walk import reads
 
 
@@ -188,10 +188,44 @@ class _Checker:
         if len(known) < len(kinds) or len(made) < len(results):
             return  # a type with holes, of which something is said where it is written
         check_strategy(statement.operation, statement.operands, known, made, self.program.mesh)
+        self.memories(statement, known, made)
         for value, kind in zip(statement.results, made, strict=True):
             self.divides(value, kind)
         if known and known[0] is not None:
             self.digits(statement, known[0], made[0])
+
+    def memories(self, statement: Let, kinds: Sequence[TensorType | None], results: Sequence[TensorType]) -> None:
+        """What is computed with is on the device, and so is what is computed. Movements go from memory to memory; what
+        computes nothing leaves a value where it is; and a demanded type shares what is on the device among memories."""
+        operation = statement.operation
+        if isinstance(operation, Movement):
+            return
+        home = kinds[0].placement if operation.in_any_memory and kinds and kinds[0] is not None else ON_DEVICE
+        indices = 2 if isinstance(operation, Update) else len(kinds)
+        what = operation.keyword or "a second name"
+        for i, (operand, kind) in enumerate(zip(statement.operands, kinds, strict=True)):
+            if kind is None:
+                continue
+            wanted = home if i < indices else ON_DEVICE
+            if kind.placement != wanted:
+                there = "on the device" if wanted == ON_DEVICE else f"on {wanted}, as {statement.operands[0]} is"
+                way = (
+                    f"fetch it first: fetch({operand})" if wanted == ON_DEVICE else "move it there, or fetch the other"
+                )
+                raise misuse("movement-missing", f"{what} takes {operand} {there}, and it is {kind}", way)
+        for value, kind in zip(statement.results, results, strict=True):
+            shared = (
+                isinstance(operation, Alias) and home == ON_DEVICE and kind.placement and kind.placement.tier is None
+            )
+            if kind.placement not in (home, None) and not shared:
+                tier = kind.placement.tier
+                way = "fetch(...)" if kind.placement == ON_DEVICE else f"store[{tier or 'host'}](...)"
+                there = "on the device" if home == ON_DEVICE else f"on {home}"
+                raise misuse(
+                    "movement-missing",
+                    f"{what} leaves its result {there}, and {value.name} is {kind}",
+                    f"in an explicit program movement is a statement: {way}",
+                )
 
     def divides(self, value: Value, kind: TensorType) -> None:
         """The chips divide the extent, which an operation may have made a part of the dimension's size."""

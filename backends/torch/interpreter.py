@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.tensors import Argument, Named
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.diagnostics import DiagnosticError, fault, placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Fetch, Movement, Roll
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
@@ -76,7 +76,11 @@ class Interpreter:
                 if none and isinstance(arguments[0], Named):
                     there = arguments[0]
                     arguments = [Named(there.tensor.new_zeros(there.tensor.shape), there.names, there.dtype)]
-                made = self._let(statement, arguments)
+                try:
+                    made = self._let(statement, arguments)
+                except DiagnosticError:
+                    with placed(statement.span):
+                        raise
                 for value, tensor in zip(statement.results, made, strict=True):
                     names[value.name] = Bound(tensor, len(trips))
             case SetState():

@@ -224,6 +224,7 @@ class Update(Operation):
     """
 
     keyword: ClassVar[str] = "update"
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (3, 3)
     dim: str
     wrap: bool = False
@@ -281,6 +282,7 @@ class Take(Operation):
     """
 
     keyword: ClassVar[str] = "take"
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     dim: str
     start: int

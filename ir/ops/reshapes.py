@@ -23,6 +23,7 @@ class Alias(Operation):
     """`z: T = y`: the same value under another name, and perhaps, at the surface level, in another layout."""
 
     keyword: ClassVar[str] = ""
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
@@ -39,6 +40,7 @@ class Rename(Operation):
     """`rename[L -> T](k)`. The extent stays; a split passes where both dimensions have equal digits."""
 
     keyword: ClassVar[str] = "rename"
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     pairs: tuple[tuple[str, str], ...]
 
@@ -68,6 +70,7 @@ class Split(Operation):
     """`split[H -> KG](q)`: index h becomes k = h div |G| and g = h mod |G|. `K_yG_z` comes of `H_yz` for free."""
 
     keyword: ClassVar[str] = "split"
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     source: str
     parts: tuple[str, ...]
@@ -105,6 +108,7 @@ class Merge(Operation):
     """`merge[KG -> H](o)`: the inverse of split; the result has H where the first part stood."""
 
     keyword: ClassVar[str] = "merge"
+    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     parts: tuple[str, ...]
     target: str

@@ -89,6 +89,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _under_torch(args: argparse.Namespace) -> int:
     """In one process for each chip of the mesh."""
+    from shardwright.backends.torch.kernels import check_kernels
     from shardwright.backends.torch.world import alone, in_world, joined
     from shardwright.cli.output import read_program
     from shardwright.ir.diagnostics import NOWHERE, fault, located
@@ -102,7 +103,9 @@ def _under_torch(args: argparse.Namespace) -> int:
             return _run(args, writes=world.writes, world=world)
     source = read_program(args.file)
     with located(source):
-        chips = elaborate(parse(source), args.mesh, args.dim).mesh.n_chips
+        program = elaborate(parse(source), args.mesh, args.dim)
+        check_kernels(program)
+        chips = program.mesh.n_chips
         if chips > 1 and args.file == "-":
             raise fault("bad-setting", "several processes cannot read the program from standard input", NOWHERE)
     return run_together(args.argv, chips) if chips > 1 else _run(args, writes=True, world=alone())

@@ -17,8 +17,10 @@ from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.torch.blocks import Block, Values
 from shardwright.backends.torch.interpreter import Interpreter
-from shardwright.backends.torch.kernels import KERNELS
+from shardwright.backends.torch.kernels import KERNELS, check_kernels
 from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import DType
 
@@ -96,3 +98,14 @@ def test_ranks_of_floats_are_in_their_order() -> None:
     assert (ranks.diff() > 0).all()
     assert torch.equal(of_rank(ranks).nan_to_num(9.0), ordered.nan_to_num(9.0))
     assert rank(-torch.tensor(torch.nan)) == ranks[-1]
+
+
+def test_an_operation_without_a_kernel_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(KERNELS, ops.Sum)
+    of = program("dim B=4 E=8\nfunc f(x: f32 BE) -> f32 B {\n  y = tanh(x)\n  return sum[E](y)\n}")
+    for fails in (lambda: check_kernels(of), lambda: run(of, "f", 0, interpreted)):
+        with pytest.raises(DiagnosticError) as raised:
+            fails()
+        (diagnostic,) = raised.value.diagnostics
+        assert (diagnostic.message, diagnostic.code) == ("PyTorch programs have no sum", "unsupported")
+        assert (diagnostic.span.line, diagnostic.span.column) == (4, 10)

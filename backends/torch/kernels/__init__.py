@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.kernels import dimensions, elementwise, indices, reductions
 from shardwright.backends.torch.kernels.call import Call, Kernel
 from shardwright.backends.torch.tensors import Argument, Named, rounded
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.diagnostics import NOWHERE, fault, placed
 from shardwright.ir.operation import Operation
+from shardwright.ir.ops import Movement
+from shardwright.ir.program import Let, Program
 from shardwright.ir.types import Shape
 
 if TYPE_CHECKING:
@@ -22,6 +24,28 @@ if TYPE_CHECKING:
 
 KERNELS: dict[type[Operation], Kernel] = elementwise.KERNELS | reductions.KERNELS | indices.KERNELS | dimensions.KERNELS
 """One kernel for each operation that is no movement."""
+
+
+def check_kernels(program: Program) -> None:
+    """Raises at the first statement whose operation PyTorch has no kernel for, before anything runs."""
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            if isinstance(statement, Let) and not isinstance(statement.operation, Movement):
+                with placed(statement.span):
+                    kernel_of(statement.operation)
+
+
+def kernel_of(operation: Operation) -> Kernel:
+    """Raises where there is none."""
+    kernel = KERNELS.get(type(operation))
+    if kernel is None:
+        raise fault(
+            "unsupported",
+            f"PyTorch programs have no {operation.keyword or type(operation).__name__.lower()}",
+            NOWHERE,
+            "run it under JAX: --to jax",
+        )
+    return kernel
 
 
 def compute(
@@ -35,10 +59,7 @@ def compute(
     chip has of them, of operands of which it has a part, too."""
     if held is not None:
         results = [each.shape for each in held]
-    kernel = KERNELS.get(type(operation))
-    if kernel is None:
-        raise fault("unsupported", f"PyTorch programs have no {operation.keyword}")
-    made = kernel(operation, Call(args, results, device, held[0] if held else None))
+    made = kernel_of(operation)(operation, Call(args, results, device, held[0] if held else None))
     tensors = made if isinstance(made, tuple) else (made,)
     return tuple(
         Named(
