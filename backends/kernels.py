@@ -90,6 +90,8 @@ def _contract(operation: ops.Contract, call: Call) -> Array:
     columns = [n for n in right.kind.names if n not in left.kind.names]
     a = aligned(left, (*batch, *rows, *operation.dims), lead)
     b = aligned(right, (*batch, *operation.dims, *columns), lead)
+    if call.result.dtype is not DType.BOOL and a.dtype == np.bool_:
+        a, b = a.astype(np.int64), b.astype(np.int64)
     outer = a.shape[: lead + len(batch)]
     n_rows = math.prod(a.shape[len(outer) : len(outer) + len(rows)])
     n_columns = math.prod(b.shape[len(outer) + len(operation.dims) :])

@@ -99,10 +99,8 @@ class Formats:
     def combine(self, array: Array, kind: Reduction, axes: tuple[int, ...], dtype: DType) -> Array:
         """Addends or maximands combined along axes of the array, which stay with extent 1.
 
-        Sums are accumulated in f32 and rounded once; of bool they are disjunctions.
+        Sums are accumulated in f32 and rounded once.
         """
         if kind is Reduction.MAX:
             return array.max(axis=axes, keepdims=True)
-        if dtype is DType.BOOL:
-            return np.asarray(array.any(axis=axes, keepdims=True))
         return self.round(array.sum(axis=axes, keepdims=True), dtype)

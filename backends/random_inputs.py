@@ -29,8 +29,9 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
 
     Floats are normal; weights of two dimensions or more are scaled by 1/sqrt(their greatest extent), so that values
     keep their size through many layers, and weights of one, which are scales, lie about 1. Integers that index a
-    table stay below its extent, integers that say where a cache is written leave room for what is written, and
-    others are below 4. What meets a logarithm, a root or a division without more ado is positive.
+    table stay below its extent, integers that say where a cache is written leave room for what is written, other
+    positions and what meets an index are small. All other integers, and bools, come from the whole range of their
+    format, half of them extremes. What meets a logarithm, a root or a division without more ado is positive.
     """
     if isinstance(func, str):
         func = program.func(func)
@@ -40,12 +41,10 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
 
     def draw(value: Value, is_weight: bool) -> Array:
         shape, dtype = tuple(dim.size for dim in value.shape.dims), value.shape.dtype
-        if dtype is DType.BOOL:
-            return rng.integers(0, 2, shape).astype(np.bool_)
-        if dtype in (DType.INT8, DType.INT4) and value.name not in bounds:
-            made: Array = rng.integers(-8, 8, shape)
-        elif dtype.is_integer:
-            made = rng.integers(0, max(1, bounds.get(value.name, 4)), shape)
+        if value.name in bounds:
+            made: Array = rng.integers(0, max(1, bounds[value.name]), shape)
+        elif not dtype.is_float:
+            made = whole_range(dtype, shape, rng)
         else:
             made = rng.standard_normal(shape)
             extents = [dim.size for dim in value.shape.dims if dim.name not in loops]
@@ -63,6 +62,28 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
     )
 
 
+def extreme_integers(dtype: DType) -> list[int]:
+    """The ends of the range of an integer format, or of bool, and what lies about zero."""
+    if dtype is DType.BOOL:
+        return [0, 1]
+    low, high = dtype.integer_range
+    return [n for n in dict.fromkeys((low, high, low + 1, high - 1, 0, 1, 2, -1, -2)) if low <= n <= high]
+
+
+def whole_range(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Integers, or bools, in int64: the extremes, each once before any comes again, for half of the elements and more
+    where there are few; the others are uniform over the range. All in random order."""
+    extremes, n = np.asarray(extreme_integers(dtype)), math.prod(shape)
+    n_extreme = min(n, max(n // 2, len(extremes)))
+    chosen = np.resize(rng.permutation(extremes), n_extreme)
+    drawn = rng.integers(extremes[0], extremes[1], n - n_extreme, endpoint=True)
+    return rng.permutation(np.concatenate([chosen, drawn])).reshape(shape)
+
+
+_SMALL = 8
+"""Positions that nothing bounds are below this: what is turned by an angle is turned by a small one."""
+
+
 def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
     """Upper bounds of integer inputs, exclusive, and the float inputs that must be positive."""
     sources = _sources(program, func)
@@ -72,7 +93,8 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
     def bound(operand: Operand, below: int) -> None:
         if isinstance(operand, str):
             for name in sources.get(operand, ()):
-                bounds[name] = min(bounds.get(name, below), below)
+                if isinstance(name, str):
+                    bounds[name] = min(bounds.get(name, below), below)
 
     for site in sites(program, func):
         let, scope = site.statement, site.scope
@@ -87,20 +109,29 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
                 written = update.written_dim(args)
                 n = 1 if written is None else args[1].tensor.size(written)
                 bound(operands[2], args[0].tensor.size(dim) - n + 1)
-            case ops.Tabled() as operation if operation.entry.domain[0] > -math.inf:
-                positive.add(str(operands[-1]))
+            case ops.Rotary() | ops.Softmax():
+                for position in operands[1:2]:
+                    bound(position, _SMALL)
+            case ops.Tabled() as operation:
+                if operation.entry.domain[0] > -math.inf:
+                    positive.add(str(operands[-1]))
+                for name in (o for o in operands if isinstance(o, str)):
+                    for extent in (source for source in sources.get(name, ()) if isinstance(source, int)):
+                        for other in operands:
+                            bound(other, extent)
             case _:
                 pass
     return bounds, positive
 
 
-def _sources(program: Program, func: Func) -> dict[str, set[str]]:
-    """For each integer value the integer inputs that it is computed from."""
+def _sources(program: Program, func: Func) -> dict[str, set[str | int]]:
+    """For each integer value the integer inputs that it is computed from, and the extents of the dimensions whose
+    indices it is computed from."""
     inputs = (*program.weights, *program.state, *func.params)
-    sources = {value.name: {value.name} for value in inputs if value.shape.dtype.is_integer}
+    sources: dict[str, set[str | int]] = {v.name: {v.name} for v in inputs if v.shape.dtype.is_integer}
 
     def flow(origin: Operand, name: str) -> bool:
-        new = sources.get(origin, set[str]()) if isinstance(origin, str) else set[str]()
+        new = sources.get(origin, set[str | int]()) if isinstance(origin, str) else set[str | int]()
         known = sources.setdefault(name, set())
         grown = not new <= known
         known |= new
@@ -111,6 +142,8 @@ def _sources(program: Program, func: Func) -> dict[str, set[str]]:
         grew = False
         for statement, _ in func.walk():
             match statement:
+                case Let(operation=ops.Iota(), result=index):
+                    sources[index.name] = {index.shape.elements}
                 case Let():
                     for value in statement.results:
                         if value.shape.dtype.is_integer:

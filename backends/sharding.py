@@ -29,7 +29,8 @@ def shard(
     """A global array laid out on the chips: [mesh axes..., local extents], an array of its own.
 
     A partial sum is whole on the chips with coordinate 0 and zero on the others; a partial maximum is whole on all.
-    With `addends` the parts are random: small whole numbers that sum to the value, or numbers at most as large.
+    With `addends` the parts are random: whole numbers that sum to the value, of integers over the whole range and
+    wrapping around, of floats small; or values at most as large.
     Raises ValueError where the shapes differ.
     """
     given = np.asarray(array)
@@ -55,22 +56,30 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
     elif kind.partial.kind is Reduction.MAX:
         parts = np.repeat(array[None], n, axis=0)
         if addends is not None:
-            steps = addends.integers(0, 5, parts.shape)
-            lower = parts & (steps < 2) if kind.dtype is DType.BOOL else parts - steps.astype(array.dtype)
-            if kind.dtype.is_integer:
-                lower = np.maximum(lower, kind.dtype.integer_range[0])
+            lower = _maximands(array, parts.shape, kind.dtype, addends)
             winner = addends.integers(0, n, array.shape)
             parts = np.where(np.arange(n).reshape(n, *(1 for _ in array.shape)) == winner, parts, lower)
     else:
         parts = np.zeros((n, *array.shape), array.dtype)
-        if addends is not None and kind.dtype is DType.BOOL:
-            parts[1:] = array & (addends.integers(0, 2, parts[1:].shape) == 1)
-        elif addends is not None:
-            parts[1:] = addends.integers(0, 5, parts[1:].shape)
-        parts[0] = array if kind.dtype is DType.BOOL else array - parts[1:].sum(axis=0, dtype=array.dtype)
+        if addends is not None:
+            low, high = kind.dtype.integer_range if kind.dtype.is_integer else (0, 4)
+            parts[1:] = addends.integers(low, high, parts[1:].shape, endpoint=True)
+        parts[0] = array - parts[1:].sum(axis=0, dtype=array.dtype)
         if kind.dtype.is_integer:
             parts = Formats("exact").round(parts, kind.dtype)
     return parts.reshape((*counts, *array.shape))  # a scalar on one chip has no axes at all
+
+
+def _maximands(array: Array, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> Array:
+    """Random values that are at most those of the array, the least ones among them; NaN is the greatest of all."""
+    least = rng.integers(0, 4, shape) == 0
+    if dtype is DType.BOOL:
+        return array & ~least
+    if dtype.is_integer:
+        low = dtype.integer_range[0]
+        return np.where(least, low, rng.integers(low, np.broadcast_to(array, shape), endpoint=True))
+    near = np.where(np.isnan(array), 5, array) - rng.integers(0, 5, shape)
+    return np.where(least, -np.inf, np.where(rng.integers(0, 2, shape) == 0, near, np.fmin(array, 0)))
 
 
 def unshard(

@@ -115,6 +115,8 @@ def compare(surface: Program, compiled: Program, func: Func, seed: int = 0) -> f
         b = np.asarray(found[what], np.float64)
         difference = _largest(a, b)
         relative = difference / max(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)), 1e-30)
+        if difference and not np.issubdtype(found[what].dtype, np.floating):
+            relative = math.inf  # integers and bools are equal, however large, unless they tell of a rounding
         if relative > TOLERANCE:
             # A sum that cancels is rounding and nothing else, and then rounding of the inputs moves it as far.
             nudged = nudged or reference(_nudged(inputs, surface, func, seed))

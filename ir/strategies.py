@@ -16,7 +16,7 @@ from shardwright.ir.digits import Order, local_digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
 from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, Permute, ReduceScatter, Rename, Roll, Slice, Split
-from shardwright.ir.types import Reduction, Shape, State, TensorType, is_split
+from shardwright.ir.types import DType, Reduction, Shape, State, TensorType, is_split
 
 Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
 """Operand types (None for a literal) and result types."""
@@ -33,7 +33,19 @@ def _axis_table(
 ) -> tuple[AxisRow, ...]:
     """The axes that an operation does not name have one table: of several axes, and programs, that is asked anew."""
     rows = None if named is None else operation.named_axis_rows(named, args, results)
-    return tuple(dict.fromkeys(operation.axis_rows(args, results) if rows is None else rows))
+    rows = operation.axis_rows(args, results) if rows is None else rows
+    if any(shape is not None and shape.dtype is DType.BOOL for shape in (*(arg.shape for arg in args), *results)):
+        shapes = [arg.shape for arg in args]
+        rows = [AxisRow(_as_or(row.operands, shapes), _as_or(row.results, results)) for row in rows]
+    return tuple(dict.fromkeys(rows))
+
+
+def _as_or(states: Sequence[State], shapes: Sequence[Shape | None]) -> tuple[State, ...]:
+    """Where addends of numbers would be, bools are maximands: their maximum is *or*, and False does nothing to it."""
+    return tuple(
+        Reduction.MAX if state is Reduction.SUM and shape is not None and shape.dtype is DType.BOOL else state
+        for state, shape in zip(states, shapes, strict=True)
+    )
 
 
 def strategies(operation: Operation, args: Sequence[Arg], results: Sequence[Shape], mesh: Mesh) -> Iterator[Strategy]:
@@ -240,6 +252,7 @@ def _partial_operand(
     others = [(t, k) for j, t, k in described if j != i]
     if not any(row.operands[i] == state for row in table):
         what = "is not linear" if state is Reduction.SUM else "may decrease"
+        what += f" on {kind.dtype}" if kind.dtype.is_integer else ""  # which wraps around
         message = f"{name} {what}, and {text}: {kind} is {_state_text(state, axis)}"
     elif others and len(partial) == len(described) and all(k.state(axis) == state for _, k in others):
         also = " and ".join(f"{t}: {k}" for t, k in others)

@@ -263,7 +263,6 @@ class _Plan:
         """Zeros with the chip's part at its place; what was whole counts on the chip with coordinate 0 only."""
         split = [axis for axis in axes if axis in self.before.split_axes]
         whole = [axis for axis in axes if axis not in split]
-        zero = "False" if self.before.dtype is DType.BOOL else "0"
         if split:
             factors = [factor for factor in self.flat if factor.fate != "leaves"]
             shape = tuple_text([str(factor.size) for factor in factors]) if factors else "()"
@@ -275,7 +274,7 @@ class _Plan:
                 part = f"{zeros}.at{index}.set({part})"
             code = reshaped(part, [factor.size for factor in factors], self.result)
         if whole:
-            code = f"jnp.where(lax.axis_index({axes_text(whole)}) == 0, {code}, {zero})"
+            code = f"jnp.where(lax.axis_index({axes_text(whole)}) == 0, {code}, 0)"
         return code
 
     def indexed(self, factors: Sequence[Factor], fate: str) -> str:

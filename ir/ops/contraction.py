@@ -15,7 +15,8 @@ class Contract(Operation):
     """`a @[D] b`: the product of a and b by name, summed over `dims`; dimensions of both that stay are batched.
 
     Accumulates in f32 (in int32 between integers) and rounds to the result's format. An axis on a contracted
-    dimension of both operands leaves a partial sum. An operand's partial sums pass where the other is whole.
+    dimension of both operands leaves a partial sum. An operand's partial sums pass where the other is whole, save
+    those of narrow integers: they wrap around at fewer bits than the result.
     """
 
     keyword: ClassVar[str] = "@"
@@ -57,12 +58,17 @@ class Contract(Operation):
         yield from pass_through(args, results[0], results[0].names)
         for name in self.dims:
             yield AxisRow((name, name), (SUM,))
-        yield AxisRow((SUM, None), (SUM,))
-        yield AxisRow((None, SUM), (SUM,))
+        operands, result = args[0].tensor.dtype, results[0].dtype
+        if operands.is_float or (operands.bits >= result.bits and operands is not DType.BOOL) or operands is result:
+            yield AxisRow((SUM, None), (SUM,))
+            yield AxisRow((None, SUM), (SUM,))
 
 
 def _accumulated(operands: DType, declared: DType) -> DType:
-    """The declared format if an accumulator of these operands can be rounded to it, else their own."""
+    """The declared format if an accumulator of these operands can be rounded to it, else their own. Of bools it is
+    whether there is a product, or, in int32, how many there are."""
+    if operands is DType.BOOL:
+        return declared if declared is DType.INT32 else operands
     fits = declared.is_float if operands.is_float else declared is DType.INT32
     return declared if fits else operands if operands.is_float else DType.INT32
 

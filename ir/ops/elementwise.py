@@ -189,7 +189,8 @@ class Function(Tabled):
 
 @dataclass(frozen=True)
 class Convert(Elementwise):
-    """`convert[bf16](x)`. Between floating-point formats it is declared linear, so partial sums pass."""
+    """`convert[bf16](x)`. Partial sums pass between floats, where it is declared linear, and from integers to those of
+    as many bits or fewer; maxima pass to floats, and from integers to those that have every number of the first."""
 
     keyword: ClassVar[str] = "convert"
     arity: ClassVar[tuple[int, int]] = (1, 1)
@@ -204,10 +205,24 @@ class Convert(Elementwise):
 
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
         source = args[0].tensor.dtype
-        if source.is_float and self.dtype.is_float:
+        target = self.dtype
+        if (source.is_float and target.is_float) or _is_modulo(source, target):
             yield _uniform(args, SUM, [0])
-        if source is not DType.BOOL and self.dtype.is_float:
+        if target.is_float or (not source.is_float and _contains(target, source)):
             yield _uniform(args, MAX, [0])
+
+
+def _is_modulo(source: DType, target: DType) -> bool:
+    """Whether all that a conversion does is to wrap around, so that it does not matter when."""
+    return source.is_integer and target.is_integer and target.bits <= source.bits
+
+
+def _contains(target: DType, source: DType) -> bool:
+    """Whether the format has every number of the other, neither being of floats."""
+    if target is DType.BOOL or source is DType.BOOL:
+        return source is DType.BOOL
+    (low, high), (least, greatest) = target.integer_range, source.integer_range
+    return low <= least and greatest <= high
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, whole_row
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
-from shardwright.ir.types import Axes, Placement, Shape
+from shardwright.ir.types import Axes, DType, Placement, Shape
 
 Scatter = tuple[Axes, str]
 """Axes, and the dimension that they come to split."""
@@ -210,6 +210,15 @@ class AsPartial(Movement):
     @property
     def communicates(self) -> bool:
         return False
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        if args[0].tensor.dtype is DType.BOOL:
+            raise misuse(
+                "dtype-mismatch",
+                f"as_partial makes addends, and {args[0].text} is bool",
+                f"a partial maximum of bools is their or; sum them as int32: convert[int32]({args[0].text})",
+            )
+        return super().infer(args, context)
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         if axis not in self.axes:

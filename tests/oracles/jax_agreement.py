@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracles.extremes import whole_range
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
@@ -25,11 +26,11 @@ def explicit(text: str) -> Program:
     return program
 
 
-def random_array(kind: ValueType, rng: np.random.Generator, high: int = 4) -> np.ndarray:
-    """Random numbers of a type: floats around 0, integers from 0 up to `high`."""
+def random_array(kind: ValueType, rng: np.random.Generator, high: int | None = None) -> np.ndarray:
+    """Random numbers of a type: floats around 0, bools and integers over the whole range, or from 0 up to `high`."""
     shape = tuple(dim.size for dim in kind.dims)
-    if kind.dtype is DType.BOOL:
-        return rng.integers(0, 2, shape).astype(bool)
+    if kind.dtype is DType.BOOL or (kind.dtype.is_integer and high is None):
+        return whole_range(kind.dtype, shape, rng)
     if kind.dtype.is_integer:
         return rng.integers(0, high, shape).astype(numpy_dtype(kind.dtype))
     return (2 * rng.standard_normal(shape)).astype(np.float32).astype(numpy_dtype(kind.dtype))
@@ -53,7 +54,7 @@ def agree(found: np.ndarray, wanted: np.ndarray, dtype: DType, what: str) -> Non
     )
 
 
-def check(text: str, func: str = "f", *, high: int = 4, seed: int = 0, **given: Any) -> Program:
+def check(text: str, func: str = "f", *, high: int | None = None, seed: int = 0, **given: Any) -> Program:
     """Runs a function on random arrays (or those given) and compares results and state with the reference."""
     program = explicit(text)
     rng = np.random.default_rng(seed)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def contract(left: Named, right: Named, dims: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Sums of products over `dims`, with the dimensions `names`: one product of matrices, or a batch of them."""
+    """Sums of products over `dims`, with the dimensions `names`: one product of matrices, or a batch of them. Of bools
+    the sum is how many products there are."""
     import torch
 
     batch = [n for n in left.names if n in right.names and n not in dims]
@@ -30,6 +31,8 @@ def contract(left: Named, right: Named, dims: Sequence[str], names: Sequence[str
     row_shape, column_shape = a.shape[len(outer) : len(outer) + len(rows)], b.shape[len(outer) + len(dims) :]
     n_rows, n_columns = math.prod(row_shape), math.prod(column_shape)
     first, second = a.reshape([*outer, n_rows, n_summed]), b.reshape([*outer, n_summed, n_columns])
+    if left.dtype is DType.BOOL:
+        first, second = first.long(), second.long()
     product = torch.matmul(first, second).reshape([*outer, *row_shape, *column_shape])
     made = (*batch, *rows, *columns)
     return product.permute([made.index(name) for name in names])
