@@ -12,7 +12,6 @@ Exit status 1 if XLA moves less than `open` anywhere.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import statistics
@@ -33,10 +32,10 @@ from hlo_counts import Counts, count
 from jax.sharding import NamedSharding, PartitionSpec
 from oracles.example_programs import NAMES, in_format, load, small
 
-from shardwright.backends.digit_factors import Digits
-from shardwright.backends.jax.edges import edge_of
+from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.placing import placed_shape, sharding_of
 from shardwright.backends.random_inputs import Inputs, random_inputs
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir import ops
@@ -112,17 +111,14 @@ def opened(program: Program) -> Program:
     return replace(program, funcs=tuple(replace(f, body=tuple(map(visit, f.body))) for f in program.funcs))
 
 
-def compile_ours(program: Program, func_name: str, inputs: Inputs) -> Compiled:
+def compile_ours(program: Program, func_name: str, inputs: Inputs, *, in_digits: bool = False) -> Compiled:
     """The function of an explicit program by the module that the compiler emits."""
-    module = load_module(emit(program))
+    module = load_module(emit(program, in_digits=in_digits))
     mesh = module.make_mesh()
-    func = program.func(func_name)
-    digits = Digits.of(program, func)
-    args: list[Any] = []
-    for value in func.params:
-        edge = edge_of(value.name, explicit_type(value.type), digits)
-        spec = PartitionSpec(*ast.literal_eval(f"({edge.spec[2:-1]},)" if edge.spec != "P()" else "()"))
-        args.append(jax.device_put(inputs.args[value.name].reshape(edge.shape), NamedSharding(mesh, spec)))
+    args = [
+        jax.device_put(placed_shape(edge, inputs.args[name]), sharding_of(edge, mesh))
+        for name, edge in ProgramEdges(program, in_digits).params(program.func(func_name))
+    ]
     built = getattr(module, f"build_{func_name}")(mesh)
     if not program.weights and not program.state:
         return Compiled(count(built.lower(*args).compile().as_text()), built, None, None, args, False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import Span
-from shardwright.ir.digits import Order, blocks_order
+from shardwright.ir.digits import Order, blocks_order, fitting_order, is_contiguous
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import Permute
+from shardwright.ir.operation import Operation
+from shardwright.ir.ops import AllGather, AllToAll, Permute, ReduceScatter, Slice
 from shardwright.ir.program import Func, Let, Program
-from shardwright.ir.types import TensorType, ValueType
-from shardwright.ir.walk import values_in
+from shardwright.ir.types import Axes, TensorType, ValueType
+from shardwright.ir.walk import reads, statements, values_in
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,64 @@ def in_blocks(func: Func) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
+    """The parameters that movements alone read, with the dimensions that these make whole; the results that movements
+    make and nothing else reads, with the dimensions that were whole before; and what goes through unread, with all.
+
+    Such a dimension can cross the function's edge in blocks as well as in digits: the movement is the same.
+    """
+    moves = [
+        statement
+        for statement in statements(func.body)
+        if isinstance(statement, Let)
+        and isinstance(statement.operation, AllGather | AllToAll | ReduceScatter | Slice)
+        and isinstance(statement.result.type, TensorType)
+    ]
+    readers = Counter(name for statement in statements(func.body) for name in reads(statement)) + Counter(func.returns)
+    found: dict[str, tuple[str, ...]] = {}
+    for value in func.params:
+        mine = [move for move in moves if move.operands[0] == value.name]
+        if len(mine) == readers[value.name] or readers[value.name] == func.returns.count(value.name):
+            found[value.name] = tuple(
+                dim.name for dim in value.type.dims if not any(_axes_of(move.result.type, dim.name) for move in mine)
+            )
+    for move in moves:
+        name, kind = move.result.name, move.result.type
+        if move in func.body and readers[name] == func.returns.count(name) > 0:
+            cut: dict[str, list[str]] = {}
+            for axes, dim in _cuts(move.operation):
+                cut.setdefault(dim, []).extend(axes)
+            found[name] = tuple(dim for dim, axes in cut.items() if set(axes) == set(_axes_of(kind, dim)))
+    return found
+
+
+def _cuts(operation: Operation) -> list[tuple[Axes, str]]:
+    """What a movement splits: axes, and the dimension that comes to be split over them."""
+    match operation:
+        case ReduceScatter() | Slice():
+            return list(operation.targets)
+        case AllToAll():
+            return [(axes, target) for axes, _, target in operation.transfers]
+        case _:
+            return []
+
+
+def _axes_of(kind: ValueType, dim: str) -> Axes:
+    return next((axes or () for each, axes in zip(kind.dims, kind.splits, strict=True) if each.name == dim), ())
+
+
 def edge_orders(
     orders: Mapping[str, Order], kind: TensorType, blocks: Iterable[str], mesh: Mesh
 ) -> Mapping[str, Order]:
     """The digits of a value at a function's edge, where these of its dimensions lie in blocks."""
     return {**orders, **{dim: blocks_order(orders.get(dim, ()), kind.split(dim), mesh) for dim in blocks}}
+
+
+def strided_dims(kind: ValueType, orders: Mapping[str, Order], mesh: Mesh) -> tuple[str, ...]:
+    """The dimensions of which a chip's part is not one contiguous block."""
+    found: list[str] = []
+    for dim, axes in zip(kind.dims, kind.splits, strict=True):
+        order = orders.get(dim.name, ())
+        if axes and not is_contiguous(fitting_order(order, axes, dim.size, mesh), axes, mesh):
+            found.append(dim.name)
+    return tuple(found)

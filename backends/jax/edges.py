@@ -1,28 +1,34 @@
-"""The program's edges: how global arrays are laid over the mesh on entry and put together on exit.
+"""The program's edges: how the arrays that a module takes and returns are laid over the mesh.
 
 Where every chip's part of each dimension is one block, the layout is an ordinary `PartitionSpec`. A strided one is
-that of the array reshaped to one array dimension per digit.
+that of the array reshaped to one array dimension per digit. A partial value is the array of its addends (or
+maximands), with a leading array dimension for each partial axis.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.backends.digit_factors import Digits
+from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.source_text import axes_text
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.digit_orders import gathered_or_cut, strided_dims
+from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import TensorType, Tier
 
 
 @dataclass(frozen=True)
 class Edge:
-    """How a global array is placed: reshaped to `shape`, each dimension of which is split over the axes in `axes`.
+    """How an array is placed: of shape `shape`, each dimension of which is split over the axes in `axes`.
 
-    `factors` are the extents in `shape` that each dimension of the type became. `local` is the shape of a chip's part
-    of `shape`, `chip_shape` the shape that the type gives it.
+    `addends` are the extents of the leading dimensions of a partial value, one for each partial axis; `factors` those
+    that each dimension of the type became. `local` is the shape of a chip's part of `shape`, `chip_shape` the shape
+    that the type gives it.
     """
 
     kind: TensorType
+    addends: tuple[int, ...]
     factors: tuple[tuple[int, ...], ...]
     axes: tuple[tuple[str, ...], ...]
     local: tuple[int, ...]
@@ -30,7 +36,7 @@ class Edge:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(extent for extents in self.factors for extent in extents)
+        return (*self.addends, *(extent for extents in self.factors for extent in extents))
 
     @property
     def spec(self) -> str:
@@ -40,9 +46,14 @@ class Edge:
         return f"P({', '.join(words)})"
 
     @property
-    def is_strided(self) -> bool:
-        """Whether the placed array has other dimensions than the global one."""
+    def is_reshaped(self) -> bool:
+        """Whether the placed array has other dimensions than the type."""
         return len(self.shape) != len(self.kind.dims)
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether the placed array has a dimension for each digit."""
+        return any(len(extents) > 1 for extents in self.factors)
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -63,9 +74,10 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
             "compile it to torch, which reads and writes disk and shares a value between memories",
         )
     digits = digits.at_edge(name, kind)
+    addends = tuple(digits.mesh[axis] for axis in kind.partial_axes)
     factors: list[tuple[int, ...]] = []
-    split: list[tuple[str, ...]] = []
-    local: list[int] = []
+    split: list[tuple[str, ...]] = [(axis,) for axis in kind.partial_axes]
+    local: list[int] = [1] * len(addends)
     for dim, here in zip(kind.dims, kind.local_shape(digits.mesh), strict=True):
         if not kind.split(dim.name) or digits.is_contiguous(kind, dim.name):
             factors.append((dim.size,))
@@ -76,4 +88,41 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
         factors.append(tuple(n for _, n in layout))
         split.extend(() if axis is None else (axis,) for axis, _ in layout)
         local.extend(n if axis is None else 1 for axis, n in layout)
-    return Edge(kind, tuple(factors), tuple(split), tuple(local), kind.local_shape(digits.mesh))
+    return Edge(kind, addends, tuple(factors), tuple(split), tuple(local), kind.local_shape(digits.mesh))
+
+
+@dataclass(frozen=True)
+class ProgramEdges:
+    """The edges of a program's functions. `in_digits` leaves every strided array its digits but for permutes."""
+
+    program: Program
+    in_digits: bool = False
+
+    def digits(self, func: Func) -> Digits:
+        """The digits of a function, with all that crosses its edges in blocks: by permutes, or as gathers and slices
+        allow."""
+        digits = Digits.of(self.program, func)
+        if self.in_digits:
+            return digits
+        types = {value.name: value.type for value in func.params} | dict(zip(func.returns, func.results, strict=True))
+        blocks = dict(digits.blocks)
+        for name, free in gathered_or_cut(func).items():
+            dims = strided_dims(types[name], digits.orders, self.program.mesh)
+            if dims and set(dims).issubset(free):
+                blocks[name] = dims
+        return replace(digits, blocks=blocks)
+
+    def params(self, func: Func) -> list[tuple[str, Edge]]:
+        """A function's parameters by name."""
+        digits = self.digits(func)
+        return [(v.name, edge_of(v.name, concrete(v.name, v.type), digits)) for v in func.params]
+
+    def results(self, func: Func) -> list[tuple[str, Edge]]:
+        """What a function returns, by the names of the values."""
+        digits = self.digits(func)
+        named = zip(func.returns, func.results, strict=True)
+        return [(name, edge_of(name, concrete(name, kind), digits)) for name, kind in named]
+
+    def stored(self, value: Value) -> Edge:
+        """A weight or state value; its dimensions have one size in all functions."""
+        return edge_of(value.name, concrete(value.name, value.type), Digits.of(self.program, self.program.funcs[0]))

@@ -172,7 +172,7 @@ class FunctionBody:
         if fetch is not None:
             terms[0], beyond = self.ahead(fetch, terms[0], views[str(statement.operands[0])], indent)
         with placed(statement.span):
-            code = lower(statement.operation, terms, kinds[0], self.lowering)
+            code = lower(statement.operation, terms, kinds[0], self.at_edges(statement, terms, kinds[0]))
         if beyond:
             zero = "False" if kinds[0].dtype is DType.BOOL else "0"
             code = f"jnp.where({beyond}, {zero}, {code})"
@@ -181,6 +181,14 @@ class FunctionBody:
         for value, name in zip(statement.results, python, strict=True):
             scope.define(value)
             views[value.name] = View(name)
+
+    def at_edges(self, statement: Let, terms: Sequence[Term], result: TensorType) -> Lowering:
+        """A movement of what crosses the function's edge in blocks is one of blocks; a permute sees to it itself."""
+        operation, digits = statement.operation, self.lowering.digits
+        if not digits.blocks or not isinstance(operation, ops.Movement) or isinstance(operation.moves, ops.Permute):
+            return self.lowering
+        digits = digits.at_edge(str(statement.operands[0]), terms[0].tensor).at_edge(statement.result.name, result)
+        return replace(self.lowering, digits=digits)
 
     def ahead(self, fetch: ops.Fetch, term: Term, view: View, indent: str) -> tuple[Term, str]:
         """The slice that the trip after this one sees, and a condition under which there is none."""

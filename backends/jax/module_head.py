@@ -1,14 +1,12 @@
-"""What an emitted module begins with: its docstring, imports, mesh, and the tables of weights and state."""
+"""What an emitted module begins with: its docstring, imports, mesh, and how arrays lie on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.backends.digit_factors import Digits
-from shardwright.backends.jax.edges import Edge, edge_of
-from shardwright.backends.jax.functions import concrete
+from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.source_text import JAX_DTYPES, broken, commented, docstring_lines, tuple_text
-from shardwright.ir.program import Func, Program, Value
+from shardwright.ir.program import Func, Program
 
 
 def has_globals(program: Program) -> bool:
@@ -16,8 +14,8 @@ def has_globals(program: Program) -> bool:
     return bool(program.weights or program.state)
 
 
-def docstring(program: Program, header: Sequence[str]) -> list[str]:
-    """The module's docstring: the header, and every function with its types."""
+def docstring(program: Program, header: Sequence[str], edges: ProgramEdges) -> list[str]:
+    """The module's docstring: the header, every function with its types, and what its arrays are."""
     lines = [line for text in header for line in docstring_lines(text)] or ["A sharded program for JAX."]
     if lines[-1]:
         lines.append("")
@@ -30,6 +28,21 @@ def docstring(program: Program, header: Sequence[str]) -> list[str]:
         lines.append(
             "weights and state are dicts of what WEIGHTS and STATE list; the state is donated and comes back new."
         )
+    reshaped = [
+        f"    {func.name}: {way} {name}: {edge.kind} as {tuple_text([str(n) for n in edge.shape])}"
+        for func in program.funcs
+        for way, row in (("takes", edges.params(func)), ("returns", edges.results(func)))
+        for name, edge in row
+        if edge.is_reshaped
+    ]
+    if reshaped:
+        lines.append(
+            "Where chips hold other than blocks, an array has a dimension for each digit of the index; addends (or"
+        )
+        lines.append(
+            "maximands) have a leading dimension for each axis of the mesh along which they are to be added up:"
+        )
+        lines.extend(["", *(line for text in reshaped for line in docstring_lines(text))])
     return ['"""' + lines[0], *(line.rstrip() for line in lines[1:]), '"""', ""]
 
 
@@ -81,31 +94,85 @@ def mesh_lines(program: Program) -> list[str]:
     ]
 
 
-def global_edge(program: Program, value: Value) -> Edge:
-    """How a weight or state value is placed; its dimensions have one size in all functions."""
-    digits = Digits.of(program, program.funcs[0])
-    return edge_of(value.name, concrete(value.name, value.type), digits)
+def spec_lines(program: Program, edges: ProgramEdges) -> list[str]:
+    """IN_SPECS and OUT_SPECS."""
+    lines = [
+        "",
+        "",
+        "# function: (the layout of each array that it takes, or returns; see WEIGHTS and STATE for theirs)",
+    ]
+    if not has_globals(program):
+        lines[-1] = "# function: (the layout of each array that it takes, or returns)"
+    for title, of in (("IN_SPECS", edges.params), ("OUT_SPECS", edges.results)):
+        lines.append(f"{title} = {{")
+        for func in program.funcs:
+            row = of(func)
+            specs = tuple_text([edge.spec for _, edge in row]) if row else "()"
+            entry = f"{func.name!r}: {specs},"
+            lines.extend(commented(entry, ", ".join(name for name, _ in row), "    ") if row else [f"    {entry}"])
+        lines.append("}")
+    return lines
 
 
-def table_lines(program: Program) -> list[str]:
-    """WEIGHTS and STATE, and the functions that place arrays as these say."""
-    edges = {value.name: global_edge(program, value) for value in (*program.weights, *program.state)}
-    lines = ["", "", "# name: (shape, number format, layout)"]
-    if any(edge.is_strided for edge in edges.values()):
-        lines.append(
-            "# Where chips hold other than blocks, the shape has one dimension for each digit of an index; functions"
+_ON_MESH = """
+
+def on_mesh(name, function, mesh):
+    '''A function of one chip's arrays as one of arrays that lie on the mesh as IN_SPECS and OUT_SPECS say.'''
+    sizes = {axis: size for axis, size in mesh.shape.items() if size > 1 or axis in MESH_SHAPE}
+    if sizes != MESH_SHAPE:
+        raise ValueError(
+            f'build_{name} is compiled for the mesh {MESH_SHAPE}, and this one is {dict(mesh.shape)}:'
+            ' take one of these sizes, as make_mesh() makes it, or compile the program for this one (--mesh)'
         )
-        lines.append("# take such an array in its plain shape too.")
+    in_specs, out_specs = IN_SPECS[name], OUT_SPECS[name]
+    out_specs = out_specs[0] if len(out_specs) == 1 else out_specs
+    STORED
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    if AxisType.Auto in mesh.axis_types:
+        return mapped
+
+    def placed(*args):  # along explicit axes JAX lays nothing as the specs say without being told to
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), in_specs)
+        return mapped(*jax.sharding.reshard(args, shardings))
+
+    placed.__name__ = name
+    return placed"""
+
+_STORED = [
+    "    stored = [{key: spec for key, (_, _, spec) in table.items()} for table in (WEIGHTS, STATE)]",
+    "    in_specs, out_specs = (*stored, *in_specs), (out_specs, stored[1])",
+]
+
+
+def on_mesh_lines(program: Program) -> list[str]:
+    """The function that lays those of the program over a mesh, once for all builders."""
+    lines: list[str] = []
+    for line in _ON_MESH.replace("'''", '"""').splitlines():
+        if line.strip() == "STORED":
+            lines.extend(_STORED if has_globals(program) else [])
+        else:
+            lines.append(line)
+    return lines
+
+
+def table_lines(program: Program, edges: ProgramEdges) -> list[str]:
+    """WEIGHTS and STATE, and the functions that place arrays as these say."""
+    stored = {value.name: edges.stored(value) for value in (*program.weights, *program.state)}
+    lines = ["", "", "# name: (shape, number format, layout)"]
+    if any(edge.is_strided for edge in stored.values()):
+        lines.append("# Where chips hold other than blocks, the shape has one dimension for each digit of an index.")
+    if any(edge.addends for edge in stored.values()):
+        lines.append("# Partial values have leading dimensions for their addends.")
     for title, values in (("WEIGHTS", program.weights), ("STATE", program.state)):
         lines.append(f"{title} = {{")
         for value in values:
-            edge = edges[value.name]
+            edge = stored[value.name]
             shape = tuple_text([str(n) for n in edge.shape]) if edge.shape else "()"
             entry = f"{value.name!r}: ({shape}, {JAX_DTYPES[edge.kind.dtype]}, {edge.spec}),"
             lines.extend(commented(entry, str(edge.kind), "    "))
         lines.append("}")
     memory = ""
-    hosted = [name for name, edge in edges.items() if edge.on_host]
+    hosted = [name for name, edge in stored.items() if edge.on_host]
     if hosted:
         lines.append(f"ON_HOST = {{{', '.join(map(repr, hosted))}}}")
         memory = ", memory_kind='pinned_host' if name in ON_HOST else None"

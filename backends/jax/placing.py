@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardwright.backends.jax.edges import Edge
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.index_boxes import Index, box_shape, ranges
+from shardwright.ir.types import Reduction
 from shardwright.ir.weight_source import WeightSource
 
 Progress = Callable[[int, int], None]
@@ -109,9 +110,15 @@ def _part_bytes(edge: Edge) -> int:
 def read_part(source: WeightSource, name: str, edge: Edge, box: Index) -> npt.NDArray[Any]:
     """The box of the edge's `shape`, in the number format of its type.
 
-    A dimension of which chips hold several blocks is read block by block.
+    A dimension of which chips hold several blocks is read block by block. Of a partial sum the first addend is the
+    whole, and the others are 0; each maximand of a partial maximum is the whole.
     """
     dtype = numpy_dtype(edge.kind.dtype)
+    if edge.addends:
+        leading, own = box[: len(edge.addends)], box[len(edge.addends) :]
+        if _is_sum(edge) and any(taken.start for taken in leading):
+            return np.zeros(box_shape(box), dtype)
+        return read_part(source, name, replace(edge, addends=()), own).reshape(box_shape(box))
     blocks: list[list[tuple[int, int]]] = []
     at = 0
     for extents in edge.factors:
@@ -124,6 +131,33 @@ def read_part(source: WeightSource, name: str, edge: Edge, box: Index) -> npt.ND
     for chosen in itertools.product(*(_with_targets(runs) for runs in blocks)):
         made[tuple(target for target, _ in chosen)] = source.read(name, tuple(taken for _, taken in chosen))
     return made.reshape(box_shape(box))
+
+
+def placed_shape(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A global array as the edge's `shape` has it: partial values and digits as in `read_part`."""
+    array = array.reshape([extent for extents in edge.factors for extent in extents])
+    if not edge.addends:
+        return array
+    made = np.broadcast_to(array, edge.shape)
+    if _is_sum(edge):
+        made = np.zeros(edge.shape, array.dtype)
+        made[(0,) * len(edge.addends)] = array
+    return made
+
+
+def global_array(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The global array of one of the edge's `shape`, addends summed in float32, integers as they wrap."""
+    leading = tuple(range(len(edge.addends)))
+    if not leading:
+        return array.reshape(edge.global_shape)
+    if not _is_sum(edge):
+        return array.max(leading).reshape(edge.global_shape)
+    dtype = np.dtype(np.float32) if edge.kind.dtype.is_float else array.dtype
+    return array.sum(leading, dtype).astype(array.dtype).reshape(edge.global_shape)
+
+
+def _is_sum(edge: Edge) -> bool:
+    return edge.kind.partial is not None and edge.kind.partial.kind is Reduction.SUM
 
 
 def _with_targets(runs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:

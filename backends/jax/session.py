@@ -10,14 +10,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.devices import arrange_devices
-from shardwright.backends.jax.edges import Edge, edge_of
+from shardwright.backends.jax.edges import Edge, ProgramEdges
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.jax.module_head import global_edge
-from shardwright.backends.jax.placing import Placement, Progress, check_shape, sharding_of
+from shardwright.backends.jax.placing import Placement, Progress, check_shape, global_array, placed_shape, sharding_of
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.program import Program, Value
 from shardwright.ir.weight_source import ArraySource, WeightSource
@@ -50,6 +47,7 @@ class Session:
         `progress` is told the bytes of weights on this process's devices, and how many there will be.
         """
         self.program = program
+        self._edges = ProgramEdges(program)
         self._module = load_module(emit(program))
         self.mesh: Any = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
         self._functions: dict[str, _Function] = {}
@@ -58,7 +56,7 @@ class Session:
         self.reset(state)
 
     def _placement(self, values: Sequence[Value]) -> Placement:
-        return Placement({value.name: global_edge(self.program, value) for value in values}, self.mesh)
+        return Placement({value.name: self._edges.stored(value) for value in values}, self.mesh)
 
     def _loaded(
         self, values: Sequence[Value], given: Arrays | WeightSource, progress: Progress | None = None
@@ -87,33 +85,34 @@ class Session:
         if name not in self._functions:
             self._functions[name] = self._function(name)
         function = self._functions[name]
-        arrays = [self._argument(value, edge, args[value.name]) for value, edge in function.params]
+        arrays = [self._argument(param, edge, args[param]) for param, edge in function.params]
         if self.program.weights or self.program.state:
             results, self._state = function.built(self._weights, self._state, *arrays)
         else:
             results = function.built(*arrays)
-        return tuple(results) if function.n_results != 1 else (results,)
+        return tuple(results) if len(function.results) != 1 else (results,)
 
     def call(self, name: str, args: Arrays) -> tuple[npt.NDArray[Any], ...]:
-        """The results of a function as numpy, whole in every process."""
-        return tuple(fetch(array) for array in self.run(name, args))
+        """The results of a function as global arrays of numpy, whole in every process."""
+        made = self.run(name, args)
+        return tuple(
+            global_array(edge, fetch(array)) for edge, array in zip(self._functions[name].results, made, strict=True)
+        )
 
     def _function(self, name: str) -> _Function:
         func = self.program.func(name)
-        digits = Digits.of(self.program, func)
-        edges = [(value, edge_of(value.name, concrete(value.name, value.type), digits)) for value in func.params]
-        return _Function(getattr(self._module, f"build_{name}")(self.mesh), tuple(edges), len(func.results))
+        results = tuple(edge for _, edge in self._edges.results(func))
+        built = getattr(self._module, f"build_{name}")(self.mesh)
+        return _Function(built, tuple(self._edges.params(func)), results)
 
-    def _argument(self, value: Value, edge: Edge, given: Any) -> Any:
+    def _argument(self, name: str, edge: Edge, given: Any) -> Any:
         jax = cast(Any, importlib.import_module("jax"))
         dtype = numpy_dtype(edge.kind.dtype)
-        if is_jax(given) and given.sharding.device_set == set(self.mesh.devices.flat):
-            if given.shape != edge.shape:
-                check_shape(value.name, edge, given.shape)
+        if is_jax(given) and given.sharding.device_set == set(self.mesh.devices.flat) and given.shape == edge.shape:
             return given.astype(dtype)
-        array = np.array(given).astype(dtype, copy=False)  # the caller may write to its own before it is read
-        check_shape(value.name, edge, array.shape)
-        array, sharding = array.reshape(edge.shape), sharding_of(edge, self.mesh)
+        array = np.array(fetch(given) if is_jax(given) else given)  # the caller may write to its own before it is read
+        check_shape(name, edge, array.shape)
+        array, sharding = placed_shape(edge, array.astype(dtype, copy=False)), sharding_of(edge, self.mesh)
         if sharding.is_fully_addressable:
             return jax.device_put(array, sharding)
         return jax.make_array_from_callback(edge.shape, sharding, array.__getitem__)
@@ -127,18 +126,18 @@ class Session:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The state as global arrays of numpy, whole in every process."""
         return {
-            value.name: fetch(self._state[value.name]).reshape([dim.size for dim in value.type.dims])
+            value.name: global_array(self._edges.stored(value), fetch(self._state[value.name]))
             for value in self.program.state
         }
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A built function, its parameters with how they are placed, and how many results it has."""
+    """A built function, its parameters by name and its results with how they are placed."""
 
     built: Any
-    params: tuple[tuple[Value, Edge], ...]
-    n_results: int
+    params: tuple[tuple[str, Edge], ...]
+    results: tuple[Edge, ...]
 
 
 def is_jax(array: object) -> bool:

@@ -15,8 +15,8 @@ WIDTH = 119
 
 RESERVED = frozenset(
     {
-        "jax", "jnp", "lax", "np", "mesh", "weights", "state", "on_global_arrays", "sharded", "carry", "xs", "shape",
-        "name", "make_mesh", "put", "zero_state", "given", "weight_specs", "state_specs", "global_index",
+        "jax", "jnp", "lax", "np", "mesh", "weights", "state", "on_mesh", "carry", "xs", "shape",
+        "name", "make_mesh", "put", "zero_state", "global_index",
         "local_place", "floor_divide", "layernorm", "rmsnorm", "rotary", "topk", "threefry2x32", "uniform",
     }
 )  # fmt: skip
