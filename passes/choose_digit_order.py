@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
 from itertools import permutations, product
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.digit_orders import order_within, orders_in, splitting_axes, typed_values
-from shardwright.ir.digits import Order, is_contiguous, order_size, radix
+from shardwright.ir.digit_orders import (
+    gathered_or_cut,
+    order_within,
+    orders_in,
+    splitting_axes,
+    strided_dims,
+    typed_values,
+)
+from shardwright.ir.digits import Order, blocks_order, fitting_order, global_indices, order_size, radix
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Concat, Merge, Rename, Split, Take, Topk
 from shardwright.ir.program import DimInfo, Func, Let, Program
 from shardwright.ir.strategies import digits_fit
-from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
 from shardwright.ir.walk import sites
 from shardwright.passes.base import Pass
+
+Score = tuple[Fraction | int, ...]
 
 
 class DigitConflictError(DiagnosticError):
@@ -37,8 +49,9 @@ class ChooseDigitOrder(Pass):
         dim E=64 order y x
 
     Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
-    order. Parameters and results come before weights and state: these are laid out once, while they are loaded,
-    whereas a strided result is gathered by whoever wants one array of it, at every call. Renames, splits and merges
+    order. What `edge-blocks` would move for strided results and parameters, at every call, decides first; then how many
+    results are contiguous, how many parameters, and how many of weights and state, which are laid out once, while they
+    are loaded. Renames, splits and merges
     that pass a split need equal digits on both sides, which comes first. An order that the author pinned stays; of
     equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that
     might still come to split the dimension, as far as its size divides. With `tied=true` only dimensions that such
@@ -63,6 +76,36 @@ class _Constraint:
     dims: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Edge:
+    """The type of a function's parameter or result, or of what is stored (no function).
+
+    Along the `free` dimensions it crosses the function's edge in blocks whatever the order.
+    """
+
+    type: ValueType
+    func: Func | None
+    free: tuple[str, ...] = ()
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The axes that split a dimension, () if the value has none of that name."""
+        named = zip(self.type.dims, self.type.splits, strict=True)
+        return next((axes or () for dim, axes in named if dim.name == name), ())
+
+    def lacking_bytes(self, name: str, order: Order, mesh: Mesh) -> Fraction:
+        """What a chip lacks of its blocks; nothing of a value in the host's memory, which stays as it is."""
+        if not isinstance(self.type, TensorType) or self.type.placement != ON_DEVICE:
+            return Fraction(0)
+        axes = self.axes(name)
+        fitting = fitting_order(order, axes, self.type.shape.size(name), mesh)
+        return lacking_share(fitting, axes, mesh) * self.type.local_bytes(mesh)
+
+
+def _edges(func: Func, named: Iterable[tuple[str, ValueType]]) -> Iterator[_Edge]:
+    free = gathered_or_cut(func)
+    yield from (_Edge(kind, func, free.get(name, ())) for name, kind in named)
+
+
 class _Search:
     """Depth-first over the dimensions' orders, best first, until all constraints hold."""
 
@@ -70,8 +113,9 @@ class _Search:
         self.program = program
         self.splits = splitting_axes(program)
         self.used = {dim.name: self.digits(dim) for dim in program.dims}
-        self.stored = list(_edges([value.type for value in (*program.weights, *program.state)]))
-        self.calls = list(_edges([kind for func in program.funcs for kind in _called_with(func)]))
+        self.results = [e for func in program.funcs for e in _edges(func, zip(func.returns, func.results, strict=True))]
+        self.params = [e for func in program.funcs for e in _edges(func, ((v.name, v.type) for v in func.params))]
+        self.stored = [_Edge(value.type, None) for value in (*program.weights, *program.state)]
         self.constraints = list(_constraints(program))
         for constraint in self.constraints:
             if isinstance(constraint.statement.operation, Topk):  # its blocks are stretches, also of what is not split
@@ -121,14 +165,29 @@ class _Search:
                 order = (*order, axis)
         return order
 
-    def score(self, name: str, order: Order) -> tuple[int, int]:
-        """How many parameters and results are contiguous, and how much of what is stored."""
+    def score(self, name: str, order: Order) -> Score:
+        """Less where a chip lacks more bytes of the blocks of parameters and results, then more for more results,
+        parameters and stored values that are contiguous."""
         mesh = self.program.mesh
-        calls, stored = (
-            sum(is_contiguous(order, axes, mesh) for dim, axes in edges if dim == name)
-            for edges in (self.calls, self.stored)
-        )
-        return calls, stored
+        contiguous = [0, 0, 0]
+        lacking = Fraction(0)
+        for i, edges in enumerate((self.results, self.params, self.stored)):
+            for edge in edges:
+                axes = edge.axes(name)
+                if not axes:
+                    continue
+                seen = order if edge.func is None else self.order_in(edge.func, name, order)
+                if name not in strided_dims(edge.type, {name: seen}, mesh):
+                    contiguous[i] += 1
+                elif edge.func is not None and name not in edge.free:
+                    lacking += edge.lacking_bytes(name, seen, mesh)
+        return (-lacking, *contiguous)
+
+    def order_in(self, func: Func, name: str, order: Order) -> Order:
+        """The order as the function sees it, which may give the dimension another size."""
+        if name not in dict(func.overrides):
+            return order
+        return order_within(order, self.splits.get((name, func.name), ()), self.program.mesh)
 
     def candidates(self, name: str) -> list[Order]:
         """Orders of the axes that split the dimension, the most contiguous first."""
@@ -143,11 +202,10 @@ class _Search:
         relevant = [c for c in self.constraints if set(c.dims) & set(names)]
         composite = {c.dims[0]: c for c in relevant if isinstance(c.statement.operation, Split | Merge)}
         simple = [name for name in names if name not in composite]
-        best: tuple[tuple[int, int], dict[str, Order]] | None = None
+        best: tuple[Score, dict[str, Order]] | None = None
         for orders in self.assignments(simple, list(composite.values())):
             if all(self.holds(c, orders) for c in relevant):
-                calls, stored = zip(*(self.score(name, orders[name]) for name in names), strict=True)
-                score = (sum(calls), sum(stored))
+                score = _added(self.score(name, orders[name]) for name in names)
                 if best is None or score > best[0]:
                     best = (score, dict(orders))
         if best is None:
@@ -156,13 +214,7 @@ class _Search:
 
     def holds(self, constraint: _Constraint, orders: Mapping[str, Order]) -> bool:
         func = constraint.func
-        overridden = {name for name, _ in func.overrides}
-        seen = {
-            name: order_within(order, self.splits.get((name, func.name), ()), self.program.mesh)
-            if name in overridden
-            else order
-            for name, order in orders.items()
-        }
+        seen = {name: self.order_in(func, name, order) for name, order in orders.items()}
         result = constraint.statement.result.type
         assert isinstance(result, TensorType)
         known = {**orders_in(self.program, func), **seen}
@@ -222,6 +274,23 @@ class _Search:
                 yield _normal(digits)
 
 
+def _added(scores: Iterable[Score]) -> Score:
+    return tuple(sum(column) for column in zip(*scores, strict=True))
+
+
+@lru_cache(maxsize=1 << 12)
+def lacking_share(order: Order, axes: tuple[str, ...], mesh: Mesh) -> Fraction:
+    """The part of its contiguous block that a chip does not hold, when these axes split a dimension by its digits; of
+    the chip that lacks most."""
+    units = order_size(order, mesh)
+    blocks = blocks_order(order, axes, mesh)
+    held = (
+        [set(global_indices(units, digits, axes, chip, mesh).tolist()) for digits in (order, blocks)]
+        for chip in Mesh(tuple((axis, mesh[axis]) for axis in axes)).chips()
+    )
+    return max(Fraction(len(block - mine), len(block)) for mine, block in held)
+
+
 def _normal(digits: list[str | int]) -> Order:
     """Neighbouring numbers multiplied, ones and the remainder left out."""
     made: list[str | int] = []
@@ -245,19 +314,6 @@ def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
     conflict = DigitConflictError(told.diagnostics)
     conflict.statements = tuple((c.func.name, c.statement.result.name) for c in constraints)
     return conflict
-
-
-def _called_with(func: Func) -> Iterator[ValueType]:
-    yield from (value.type for value in func.params)
-    yield from func.results
-
-
-def _edges(kinds: Sequence[ValueType]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Dimensions with the axes that split them, once for each value."""
-    for kind in kinds:
-        for dim, axes in zip(kind.dims, kind.splits, strict=True):
-            if axes:
-                yield dim.name, axes
 
 
 def _constraints(program: Program) -> Iterator[_Constraint]:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.completion import complete
@@ -20,6 +20,7 @@ from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
+from shardwright.passes.edge_blocks import EdgeBlocks
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.loop_collectives import LoopCollectives
@@ -38,6 +39,7 @@ PASSES: dict[str, type[Pass]] = {
         Place,
         ChooseDigitOrder,
         InsertMoves,
+        EdgeBlocks,
         Cleanup,
         FuseParallelBlock,
         QuantizeWeights,
@@ -52,16 +54,20 @@ PASSES: dict[str, type[Pass]] = {
 }
 """Every pass by name."""
 
-EXPLICIT: tuple[Pass, ...] = (
-    Decompose(),
-    Cleanup(),
-    Place(),
+MOVEMENTS: tuple[Pass, ...] = (
     ChooseDigitOrder(tied=True),
     InsertMoves(),
     Cleanup(),
     ChooseDigitOrder(),
+    EdgeBlocks(),
 )
+"""From a program whose layouts are chosen to one in which every movement is a statement."""
+
+EXPLICIT: tuple[Pass, ...] = (Decompose(), Cleanup(), Place(), *MOVEMENTS)
 """From a surface program to one in which every movement is a statement."""
+
+Edges = Literal["global", "digits"]
+"""How functions take and return strided arrays: as global ones, or with a dimension for each digit."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +152,14 @@ def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:
     )
 
 
-def explicit(program: Program, observe: Callable[[Trace], None] | None = None) -> Program:
+def explicit(program: Program, observe: Callable[[Trace], None] | None = None, *, edges: Edges = "global") -> Program:
     """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip.
 
-    Where values live on host or disk, `offload` comes first: copies between memories are movements too.
+    Where values live on host or disk, `offload` comes first: copies between memories are movements too. With `edges`
+    "digits" strided parameters and results keep their digits, and nothing is moved to make blocks of them.
     """
-    return run_passes(program, (Offload(), *EXPLICIT) if off_device(program) else EXPLICIT, observe)
+    passes = EXPLICIT if edges == "global" else tuple(p for p in EXPLICIT if not isinstance(p, EdgeBlocks))
+    return run_passes(program, (Offload(), *passes) if off_device(program) else passes, observe)
 
 
 def describe(made: type[Pass]) -> str:

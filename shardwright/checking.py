@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.digits import is_contiguous
+from shardwright.ir.digit_orders import orders_in, strided_dims
 from shardwright.ir.program import Func, Let, Marking, Program, Value
 from shardwright.ir.types import TensorType
 from shardwright.ir.walk import defined, statements, values_in
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 class CheckedValue(TypedDict):
     """A value: its type as text, and the operation that makes it ("parameter", "weight", "state", "loop" or a keyword).
 
-    `found` is true where the compiler chose the type; `strided` where it is at the program's edge and a chip's
-    part is not one block of it (see docs/digits.md).
+    `found` is true where the compiler chose the type; `strided` where it is at the program's edge, as a weight, a state
+    value, a parameter or a result, and a chip's part is not one block of it (see docs/digits.md).
     """
 
     name: str
@@ -68,23 +67,27 @@ def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
     types = {value.name: value for value in (*done.params, *values_in(done.body))}
     types.update(typed.globals)
     orders = orders_in(typed, done)
+    at_edges = [(value.name, value.type) for value in (*typed.weights, *typed.state, *done.params)]
+    at_edges += zip(func.returns, done.results, strict=True)
+    edges = {name for name, kind in at_edges if strided_dims(kind, orders, typed.mesh)}
 
-    def entry(value: Value, op: str, *, edge: bool = False) -> CheckedValue:
+    def entry(value: Value, op: str) -> CheckedValue:
         known = types.get(value.name, value)
         found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
-        strided = edge and any(
-            not is_contiguous(orders[dim.name], axes or (), typed.mesh)
-            for dim, axes in zip(known.type.dims, known.type.splits, strict=True)
-        )
+        strided = value.name in edges
         return {"name": value.name, "type": str(known.type), "op": op, "found": found, "strided": strided}
 
-    values = [entry(value, "weight", edge=True) for value in program.weights]
-    values += [entry(value, "state", edge=True) for value in program.state]
-    values += [entry(value, "parameter", edge=True) for value in func.params]
+    values = [entry(value, "weight") for value in program.weights]
+    values += [entry(value, "state") for value in program.state]
+    values += [entry(value, "parameter") for value in func.params]
     for statement in statements(func.body):
         op = (statement.operation.keyword or "alias") if isinstance(statement, Let) else "loop"
         values += [entry(value, op) for value in defined(statement)]
     return {"name": func.name, "values": values}
+
+
+_STORED = "its array has a dimension for each digit"
+_EXCHANGED = "chips may have to exchange blocks at the edge (see edge-blocks)"
 
 
 def listing(functions: list[CheckedFunction], proof: PlacementProof | None = None) -> str:
@@ -96,7 +99,8 @@ def listing(functions: list[CheckedFunction], proof: PlacementProof | None = Non
         kinds = max((len(value["type"]) for value in function["values"]), default=0)
         for value in function["values"]:
             mark = ":~" if value["found"] else ": "
-            remark = "  strided: its array has a dimension for each digit" if value["strided"] else ""
+            why = _STORED if value["op"] in ("weight", "state") else _EXCHANGED
+            remark = f"  strided: {why}" if value["strided"] else ""
             lines.append(f"  {value['name']:<{width}} {mark} {value['type']:<{kinds}}  {value['op']}{remark}".rstrip())
     if proof is not None and not proof.proved:
         lines.append(f"{proof.bytes_received:,} bytes received per chip, {proof}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.cost.limited_placement import PlacementProof
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
+    from shardwright.passes.pipelines import Edges
 
 
 def load(source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None) -> Program:
@@ -31,11 +32,11 @@ def load(source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapp
         return elaborate(parse(text), mesh, dims)
 
 
-def explicit(program: Program) -> Program:
+def explicit(program: Program, edges: Edges = "global") -> Program:
     """The program with every layout chosen and every movement a statement (see `passes.pipelines`)."""
     from shardwright.passes.pipelines import explicit as run
 
-    return run(program)
+    return run(program, edges=edges)
 
 
 def print_program(program: Program) -> str:
@@ -57,8 +58,11 @@ class Compiled:
     """How far the chosen layouts are from the least bytes at most; None where the program left nothing to choose."""
 
 
-def compile_program(program: Program, *, validate: bool = True) -> Compiled:
+def compile_program(program: Program, *, validate: bool = True, edges: Edges = "global") -> Compiled:
     """A stand-alone JAX module for a program.
+
+    Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
+    has a dimension for each digit instead.
 
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
@@ -69,13 +73,13 @@ def compile_program(program: Program, *, validate: bool = True) -> Compiled:
     from shardwright.passes.pipelines import explicit as run
 
     traces: list[Trace] = []
-    made = run(program, traces.append)
+    made = run(program, traces.append, edges=edges)
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     if layouts is not None and not layouts.proved:
         header.append(f"bytes received per chip are {layouts}")
-    return Compiled(emit(made, header), made, proof, layouts)
+    return Compiled(emit(made, header, in_digits=edges == "digits"), made, proof, layouts)
 
 
 def run(

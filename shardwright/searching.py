@@ -359,11 +359,9 @@ def _until(end: float, enough: Sequence[Found]) -> Generator[None, None, None]:
 
 def _explicit(placed: Program) -> Program:
     """A placed program with its movements written down."""
-    from shardwright.passes.choose_digit_order import ChooseDigitOrder
-    from shardwright.passes.cleanup import Cleanup
-    from shardwright.passes.insert_moves import InsertMoves
+    from shardwright.passes.pipelines import MOVEMENTS
 
-    for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
+    for applied in MOVEMENTS:
         placed = applied.run(placed)
     return placed
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--to jax] [-o OUT.py] [--no-validate] [--mesh] [--dim] [--json]."""
+    """FILE [--to jax] [-o OUT.py] [--edges global|digits] [--no-validate] [--mesh] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "compile",
         description="Compile a program to a Python module that stands alone. Before it is written, the compiled "
@@ -21,6 +21,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_file(parser)
     parser.add_argument("--to", choices=("jax",), default="jax", help="the framework of the module (default: jax)")
+    parser.add_argument(
+        "--edges",
+        choices=("global", "digits"),
+        default="global",
+        help="global: functions take and return global arrays, strided ones by an exchange of blocks; digits: strided "
+        "arrays have a dimension for each digit, and nothing is exchanged (default: global)",
+    )
     parser.add_argument("--no-validate", dest="validate", action="store_false", help="write without that proof")
     add_sizes(parser)
     add_output(parser, "OUT.py")
@@ -38,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
 
     source = read_program(args.file)
     with located(source):
-        compiled = compile_program(load(source, args.mesh, args.dim), validate=args.validate)
+        compiled = compile_program(load(source, args.mesh, args.dim), validate=args.validate, edges=args.edges)
     write_output(args.output, compiled.text)
     proof = compiled.validation
     if proof is not None and proof.skipped:
