@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.backends.segments import Run, Segment, Segments, between, equate, length, short
+from shardwright.backends.segments import Run, Segment, Segments, between, equate, length, short, short_place
 from shardwright.ir import ops
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order, order_size
@@ -38,8 +38,8 @@ def at_reduced_sizes(*programs: Program) -> tuple[Program, ...]:
     for analysis in analyses:
         analysis.gather()
     declared = [dimensions.run(dim.name) for program in programs for dim in program.dims]
-    places = [run for analysis in analyses for static in analysis.places() for run in static.before]
-    dimensions.segments.shorten([*declared, *dimensions.runs.values(), *places])
+    numbered = [static.run for analysis in analyses for static in analysis.numbered()]
+    dimensions.segments.shorten([*declared, *dimensions.runs.values(), *numbered])
     return tuple(elaborate(unparse(analysis.rewritten())) for analysis in analyses)
 
 
@@ -85,9 +85,10 @@ def _constant(size: int) -> Run:
 
 @dataclass(frozen=True)
 class _Static:
-    """The numbers of an operation that are places along a run: what is before them in it."""
+    """The numbers of an operation that are places along a run."""
 
-    before: tuple[Run, ...]
+    run: Run
+    places: tuple[int, ...]
 
 
 class _Analysis:
@@ -120,7 +121,7 @@ class _Analysis:
             for dim, name in sized_values(self.program, func):
                 equate(self.known[name][dim], self.declared(dim))
 
-    def places(self) -> Iterator[_Static]:
+    def numbered(self) -> Iterator[_Static]:
         for statics in self.statics.values():
             yield from filter(None, statics)
 
@@ -191,11 +192,11 @@ class _Analysis:
             case ops.Take(dim=dim, start=start, stop=stop):
                 run = operands[0][dim]
                 taken = between(run, start, start + 1 if stop is None else stop)
-                static = _Static((between(run, 0, start), *([] if stop is None else [between(run, 0, stop)])))
+                static = _Static(run, (start,) if stop is None else (start, stop))
                 self.blocks(run, operation.by)
                 results = [{**operands[0], dim: taken}]
             case ops.Concat(dim=dim):
-                self.meet_all([{d: run for d, run in runs.items() if d != dim} for runs in operands])
+                _meet(*({d: run for d, run in runs.items() if d != dim} for runs in operands))
                 joined = tuple(segment for runs in operands for segment in runs[dim])
                 self.blocks(joined, operation.by)
                 results = [{**operands[0], dim: joined}]
@@ -207,7 +208,7 @@ class _Analysis:
                 results = [{**operands[0], target: greatest}] * 2
             case ops.Iota(dim=dim, extent=extent):
                 run = self.declared(dim) if extent is None else (Segment(extent),)
-                static = None if extent is None else _Static((run,))
+                static = None if extent is None else _Static(run, (extent,))
                 results = [{dim: run}]
             case ops.Rename(pairs=pairs):
                 names = dict(pairs)
@@ -226,7 +227,7 @@ class _Analysis:
                 results = [operands[0]]
             case _:
                 self.asked(statement, operands)
-                self.meet_all(operands)
+                _meet(*operands)
                 known = {dim: run for runs in reversed(operands) for dim, run in runs.items()}
                 results = [known for _ in statement.results]
         self.statics[self.func.name].append(static)
@@ -236,11 +237,6 @@ class _Analysis:
         """The extents of a value that has some dimensions of its operands, and others that are declared."""
         return {dim: known[dim] if dim in known else self.declared(dim) for dim in value.type.names}
 
-    def meet_all(self, operands: Sequence[Runs]) -> None:
-        for i, runs in enumerate(operands):
-            for others in operands[:i]:
-                _meet(others, runs)
-
     def blocks(self, run: Run, by: Sequence[str]) -> None:
         self.segments.divisible(run, self.program.mesh.product(by))
 
@@ -248,7 +244,7 @@ class _Analysis:
         """A cache has room for what is written twice."""
         cache, new, *pos = operands
         rest = {dim: run for dim, run in cache.items() if dim != update.dim}
-        self.meet_all([rest, {dim: run for dim, run in new.items() if dim in rest}, *pos])
+        _meet(rest, {dim: run for dim, run in new.items() if dim in rest}, *pos)
         written = [run for dim, run in new.items() if dim not in rest]
         self.segments.room(cache[update.dim], written[0] if written else _constant(1))
 
@@ -288,11 +284,12 @@ class _Analysis:
         return replace(func, overrides=overrides, body=_with_statics(func.body, statics))
 
 
-def _meet(one: Runs, other: Runs) -> None:
-    """Two values have equal extents along the dimensions of both."""
-    for dim in one:
-        if dim in other:
-            equate(one[dim], other[dim])
+def _meet(*values: Runs) -> None:
+    """Values have equal extents along the dimensions that they share."""
+    known: dict[str, Run] = {}
+    for runs in values:
+        for dim, run in runs.items():
+            equate(known.setdefault(dim, run), run)
 
 
 def _with_statics(body: tuple[Statement, ...], statics: Iterator[_Static | None]) -> tuple[Statement, ...]:
@@ -312,7 +309,7 @@ def _with_statics(body: tuple[Statement, ...], statics: Iterator[_Static | None]
 
 
 def _with_static(operation: Operation, static: _Static) -> Operation:
-    places = [short(run) for run in static.before]
+    places = [short_place(static.run, place) for place in static.places]
     match operation:
         case ops.Take(stop=None):
             return replace(operation, start=places[0])

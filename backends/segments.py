@@ -43,14 +43,19 @@ def leaves(run: Iterable[Segment]) -> list[Segment]:
     found: list[Segment] = []
     pending = [*reversed(tuple(run))]
     while pending:
+        found.append(_next_leaf(pending))
+    return found
+
+
+def _next_leaf(pending: list[Segment]) -> Segment:
+    """Takes the first uncut segment from a run that is given last segment first."""
+    while True:
         segment = pending.pop()
         while segment.same is not None:
             segment = segment.same
         if segment.parts is None:
-            found.append(segment)
-        else:
-            pending.extend(reversed(segment.parts))
-    return found
+            return segment
+        pending.extend(reversed(segment.parts))
 
 
 def length(run: Iterable[Segment]) -> int:
@@ -61,6 +66,17 @@ def length(run: Iterable[Segment]) -> int:
 def short(run: Iterable[Segment]) -> int:
     """The length of a run after `Segments.shorten`."""
     return sum(segment.short for segment in leaves(run))
+
+
+def short_place(run: Run, at: int) -> int:
+    """Where a boundary of the run is after `Segments.shorten`."""
+    place = 0
+    for segment in leaves(run):
+        if at <= 0:
+            break
+        at -= segment.length
+        place += segment.short
+    return place
 
 
 def cut(run: Run, at: int) -> None:
@@ -92,18 +108,19 @@ def equate(one: Run, other: Run) -> None:
     """Makes two runs of one length equal, segment by segment. Runs of unlike lengths stay as they are."""
     if length(one) != length(other):
         return
-    while True:
-        pairs = list(zip(leaves(one), leaves(other), strict=False))
-        unlike = next(((a, b) for a, b in pairs if a.length != b.length), None)
-        if unlike is None:
-            break
-        longer, shorter = sorted(unlike, key=lambda segment: -segment.length)
-        cut((longer,), shorter.length)
-    for a, b in pairs:
-        (first,), (second,) = leaves((a,)), leaves((b,))  # earlier pairs may have been found to be the same
-        if first is not second:
+    left, right = [*reversed(one)], [*reversed(other)]
+    while left:
+        first, second = _next_leaf(left), _next_leaf(right)
+        if first.length > second.length:
+            cut((first,), second.length)
+        elif first.length < second.length:
+            cut((second,), first.length)
+        elif first is not second:
             second.same = first
             first.keeps |= second.keeps
+        if first.parts or second.parts:  # cutting one may have cut what stands in both
+            left.append(first)
+            right.append(second)
 
 
 @dataclass
