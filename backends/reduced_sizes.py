@@ -21,7 +21,7 @@ from shardwright.ir.operation import Operation
 from shardwright.ir.program import DimInfo, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.types import ValueType
 from shardwright.ir.unparse import unparse
-from shardwright.ir.walk import lets_in, operand_names
+from shardwright.ir.walk import lets_in, operand_names, with_body
 
 Runs = Mapping[str, Run]
 """The extents of a value by the names of its dimensions."""
@@ -294,18 +294,14 @@ def _meet(*values: Runs) -> None:
 
 def _with_statics(body: tuple[Statement, ...], statics: Iterator[_Static | None]) -> tuple[Statement, ...]:
     """The statements with their numbers, which come in the order of operations."""
-    made: list[Statement] = []
-    for statement in body:
-        match statement:
-            case Let():
-                static = next(statics)
-                changed = statement.operation if static is None else _with_static(statement.operation, static)
-                made.append(replace(statement, operation=changed))
-            case Loop():
-                made.append(replace(statement, body=_with_statics(statement.body, statics)))
-            case _:
-                made.append(statement)
-    return tuple(made)
+
+    def changed(statement: Statement) -> Statement:
+        if not isinstance(statement, Let):
+            return with_body(statement, lambda body: _with_statics(body, statics))
+        static = next(statics)
+        return statement if static is None else replace(statement, operation=_with_static(statement.operation, static))
+
+    return tuple(map(changed, body))
 
 
 def _with_static(operation: Operation, static: _Static) -> Operation:

@@ -32,9 +32,8 @@ def _block(program: Program, body: tuple[Statement, ...], scope: Scope) -> tuple
                 done = _loop(program, statement, scope)
             case _:
                 done = statement
-        if isinstance(done, Let | Loop):
-            for value in done.results:
-                scope.define(value)
+        for value in done.results:
+            scope.define(value)
         made.append(done)
     return tuple(made)
 

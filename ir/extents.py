@@ -14,6 +14,7 @@ from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, 
 from shardwright.ir.operation import Number
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import Shape, ValueType
+from shardwright.ir.walk import operand_names
 
 
 def check_extents(program: Program, func: Func) -> list[Diagnostic]:
@@ -57,7 +58,7 @@ class _Checker:
                 case Let():
                     with self.gathering():
                         self.let(statement, scope)
-                    names = tuple(o for o in statement.operands if isinstance(o, str))
+                    names = operand_names(statement.operands)
                     for value in statement.results:
                         self.sources[value.name] = names
                         scope.define(value)
@@ -70,7 +71,7 @@ class _Checker:
                     pass
 
     def let(self, statement: Let, scope: Scope) -> None:
-        names = [o for o in statement.operands if isinstance(o, str)]
+        names = operand_names(statement.operands)
         for name in names:
             self.sliced(scope, name, statement.span)
         for number in statement.operands:

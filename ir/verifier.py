@@ -127,9 +127,8 @@ class _Checker:
                     self.statement(statement, scope)
             except DiagnosticError as error:
                 self.diagnostics.extend(error.diagnostics)
-            if isinstance(statement, Let | Loop):  # also after a fault, which hides none of those that follow
-                for value in statement.results:
-                    scope.define(value)
+            for value in statement.results:  # also after a fault, which hides none of those that follow
+                scope.define(value)
         if not scope.loops and self.level is Level.EXPLICIT:
             for name, kind in zip(self.func.returns, self.func.results, strict=True):
                 try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Carry, Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
-from shardwright.ir.types import ValueType
+from shardwright.ir.types import OpenType, ValueType
 
 # ---------------------------------------------------------------- one statement
 
@@ -148,10 +148,15 @@ def states_set(body: Iterable[Statement]) -> list[str]:
     return list(dict.fromkeys(s.state for s in statements(body) if isinstance(s, SetState)))
 
 
-def captured(loop: Loop) -> list[str]:
-    """The names that a loop reads of what stands around it, each once, in order of appearance."""
-    own = names_defined((loop,)) - {value.name for value in loop.results}
-    return [name for name in names_read((loop,)) if name not in own]
+def names_used(body: Iterable[Statement]) -> set[str]:
+    """The names that statements read, and the state that they set."""
+    given = tuple(body)
+    return {*names_read(given), *states_set(given)}
+
+
+def captured(loop: Loop) -> set[str]:
+    """The names of what stands around a loop that it uses."""
+    return names_used((loop,)) - (names_defined((loop,)) - {value.name for value in loop.results})
 
 
 def rename_operands(statement: Statement, names: Mapping[str, str]) -> Statement:
@@ -209,6 +214,12 @@ def _sites(func: Func, body: Iterable[Statement], scope: Scope, block: Position)
             yield from _sites(func, statement.body, scope.inside(statement), (*block, number))
         for value in statement.results:
             scope.define(value)
+
+
+def open_values(func: Func) -> list[Value]:
+    """The parameters and results of statements whose layouts the author left open."""
+    found = (*func.params, *(value for statement in statements(func.body) for value in statement.results))
+    return [value for value in found if isinstance(value.type, OpenType)]
 
 
 def program_values(program: Program) -> Iterator[tuple[Func | None, Value]]:

@@ -16,7 +16,7 @@ from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, TensorType
 from shardwright.ir.verifier import Level
-from shardwright.ir.walk import use_counts
+from shardwright.ir.walk import statements, use_counts, values_in, with_body
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.projections import axes_named, functions_named
@@ -178,13 +178,10 @@ class LoopCollectives(Pass):
             inner: list[Statement] = []
             seen = Scope(dict(scope.values), scope.loops)
             for statement in body:
-                made = statement
-                if isinstance(statement, Loop):
-                    made = replace(statement, body=visit(statement.body, seen.inside(statement)))
-                if isinstance(statement, Let | Loop):
-                    for value in statement.results:
-                        seen.define(value)
-                inner.append(made)
+                inside = seen.inside(statement) if isinstance(statement, Loop) else seen
+                inner.append(with_body(statement, lambda body, at=inside: visit(body, at)))
+                for value in statement.results:
+                    seen.define(value)
             block = Surroundings(tuple(inner), seen, counts, orders, sizes, program.mesh, program.state_names)
             sites = chosen([site for site in find_sites(block, axes) if self.wanted(site)])
             writer = Writer(program.mesh, {**sizes}, rewriter)
@@ -247,13 +244,8 @@ def _written(
 
 def _dims_in(func: Func) -> set[str]:
     """The dimensions that a function's values have, or its loops run along."""
-    found: set[str] = set()
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            found.update(dim for value in statement.results for dim in value.type.names)
-        if isinstance(statement, Loop):
-            found.add(statement.dim)
-    return found
+    loops = {statement.dim for statement in statements(func.body) if isinstance(statement, Loop)}
+    return loops | {dim for value in values_in(func.body) for dim in value.type.names}
 
 
 def shuffling(program: Program, options: LoopCollectives) -> Shuffling:

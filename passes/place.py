@@ -19,7 +19,7 @@ from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, SetS
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
-from shardwright.ir.walk import values_in
+from shardwright.ir.walk import open_values, values_in
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
 
@@ -266,7 +266,7 @@ def explain(program: Program) -> list[str]:
     choose = LimitedPlacement(decomposed)
     best = choose(decomposed, PlacementOptions())
     total = best.bytes_received
-    named = {(func.name, value.name) for func in program.funcs for value in _open_values(func)}
+    named = {(func.name, value.name) for func in program.funcs for value in open_values(func)}
     lines = [f"place: {total:,.0f} bytes received per chip in all, {choose.proof(best)}"]
     for node in best.nodes:
         if node.home < 0 or (node.func, node.name) not in named:
@@ -293,12 +293,3 @@ def explain(program: Program) -> list[str]:
             continue
         lines.append(f"{node.func}.{node.name}: {kind.layout_text}; next best {text}, {what}")
     return lines
-
-
-def _open_values(func: Func) -> list[Value]:
-    """The values of a function whose layouts were left to the compiler."""
-    found = [value for value in func.params if isinstance(value.type, OpenType)]
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            found.extend(value for value in statement.results if isinstance(value.type, OpenType))
-    return found

@@ -9,7 +9,7 @@ from shardwright.cost.movements import received_bytes
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Add, Alias, AllGather, Contract, Convert, Function, ReduceScatter
-from shardwright.ir.program import Let, Loop, Scope, Statement
+from shardwright.ir.program import Let, Scope, Statement
 from shardwright.ir.types import Axes, Reduction, TensorType, axis_set
 
 Homes = Mapping[str, str]
@@ -100,9 +100,8 @@ class Surroundings:
 
     def __post_init__(self) -> None:
         for statement in self.body:
-            if isinstance(statement, Let | Loop):
-                for value in statement.results:
-                    self.scope.define(value)
+            for value in statement.results:
+                self.scope.define(value)
 
     def kind(self, name: object) -> TensorType | None:
         """The type of a value as the block sees it, None for numbers and state."""

@@ -11,7 +11,7 @@ from shardwright.searching import Found, search
 if TYPE_CHECKING:
     from shardwright.cost.chips import Chip
     from shardwright.cost.constants import Constants
-    from shardwright.ir.program import Func, Program
+    from shardwright.ir.program import Program
 
 
 def explain(program: Program, chip: Chip, constants: Constants, found: Found, seconds: float) -> list[str]:
@@ -22,9 +22,11 @@ def explain(program: Program, chip: Chip, constants: Constants, found: Found, se
     from shardwright.cost.layout_problem import PlacementOptions
     from shardwright.cost.movements import duration_text
     from shardwright.ir.types import OpenType
+    from shardwright.ir.walk import open_values
 
     began = time.monotonic()
-    named: set[tuple[str | None, str]] = {(func.name, name) for func in program.funcs for name in open_values(func)}
+    opened = [(func.name, value.name) for func in program.funcs for value in open_values(func)]
+    named: set[tuple[str | None, str]] = set(opened)
     named |= {(None, value.name) for value in (*program.weights, *program.state) if isinstance(value.type, OpenType)}
     lines: list[str] = []
     for node in found.placement.nodes:
@@ -52,15 +54,3 @@ def explain(program: Program, chip: Chip, constants: Constants, found: Found, se
             price = f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
             lines.append(f"{label}: {text}; next best {alternative}, {price}")
     return lines
-
-
-def open_values(func: Func) -> list[str]:
-    """The values of a function whose layouts the author left open."""
-    from shardwright.ir.program import Let, Loop
-    from shardwright.ir.types import OpenType
-
-    values = list(func.params)
-    for statement, _ in func.walk():
-        if isinstance(statement, Let | Loop):
-            values.extend(statement.results)
-    return [value.name for value in values if isinstance(value.type, OpenType)]

@@ -15,6 +15,7 @@ from shardwright.ir.elaborate import placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, OpenType, TensorType, ValueType
+from shardwright.ir.walk import lets_in, names_defined, names_read, states_set
 
 
 def concrete(name: str, kind: ValueType) -> TensorType:
@@ -29,53 +30,6 @@ def concrete(name: str, kind: ValueType) -> TensorType:
     return kind
 
 
-def names_read(body: Sequence[Statement]) -> list[str]:
-    """The names that a block reads, those of inner loops included, in order of appearance."""
-    found: dict[str, None] = {}
-    for statement in body:
-        match statement:
-            case Let():
-                found.update((o, None) for o in statement.operands if isinstance(o, str))
-            case SetState():
-                found[statement.operand] = None
-            case Free():
-                pass  # XLA frees what is read no more
-            case Loop():
-                found.update((carry.initial, None) for carry in statement.carries)
-                found.update((name, None) for name in names_read(statement.body))
-                found.update((name, None) for name in statement.following)
-    return list(found)
-
-
-def names_defined(body: Sequence[Statement]) -> set[str]:
-    """The names that a block gives to values, those of inner loops included."""
-    found: set[str] = set()
-    for statement in body:
-        match statement:
-            case Let():
-                found.update(value.name for value in statement.results)
-            case Loop():
-                found.update(value.name for value in statement.results)
-                found.update(carry.value.name for carry in statement.carries)
-                found.update(names_defined(statement.body))
-                if statement.index:
-                    found.add(statement.index)
-            case SetState() | Free():
-                pass
-    return found
-
-
-def states_set(body: Sequence[Statement]) -> list[str]:
-    """The state that a block makes new versions of, inner loops included."""
-    found: dict[str, None] = {}
-    for statement in body:
-        if isinstance(statement, SetState):
-            found[statement.state] = None
-        elif isinstance(statement, Loop):
-            found.update((name, None) for name in states_set(statement.body))
-    return list(found)
-
-
 def fetch_ahead(statement: Statement) -> ops.Fetch | None:
     """The fetch that a statement is or starts, where it looks ahead."""
     if isinstance(statement, Let) and isinstance(statement.operation, ops.Movement):
@@ -86,14 +40,7 @@ def fetch_ahead(statement: Statement) -> ops.Fetch | None:
 
 def names_ahead(body: Sequence[Statement]) -> set[str]:
     """What is fetched ahead, inner loops included: loops around cannot hand out slices of it alone."""
-    found: set[str] = set()
-    for statement in body:
-        fetch = fetch_ahead(statement)
-        if fetch is not None and isinstance(statement, Let):
-            found.add(str(statement.operands[0]))
-        elif isinstance(statement, Loop):
-            found |= names_ahead(statement.body)
-    return found
+    return {str(let.operands[0]) for let in lets_in(body) if fetch_ahead(let) is not None}
 
 
 @dataclass

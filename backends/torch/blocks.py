@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.interpreter import own_names, uses
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
 from shardwright.backends.torch.stages import Attend, Stage, Staged, without
@@ -21,6 +20,7 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Fetch, Movement, Roll
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
+from shardwright.ir.walk import captured
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ class Block:
             case SetState():
                 names = (statement.operand,)
             case Loop():
-                names = sorted(uses(statement) - own_names(statement))
+                names = sorted(captured(statement))
             case Attend():
                 names = (statement.q, statement.k_new, statement.v_new)
         return [self._root(name) for name in names if isinstance(name, str)]
@@ -151,18 +151,18 @@ class Block:
 
     def _looping(self, loop: Loop, dead: Sequence[str]) -> Step:
         """Its body is a block of its own, which sees of what has the loop's dimension the slice of its trip."""
-        captured = {name: self._shapes[name] for name in sorted(uses(loop) - own_names(loop))}
-        inner = {name: without(shape, loop.dim) for name, shape in captured.items()}
+        seen = {name: self._shapes[name] for name in sorted(captured(loop))}
+        inner = {name: without(shape, loop.dim) for name, shape in seen.items()}
         inner |= {carry.value.name: carry.value.shape for carry in loop.carries}
         if loop.index is not None:
             inner[loop.index] = Shape(DType.INT32, ())
         body = Block(loop.body, inner, self._states, loop.following, self._sizes, self._device)
         initial = [self._root(carry.initial) for carry in loop.carries]
         for result, name in zip(loop.results, initial, strict=True):
-            self._makes(result, [name, *map(self._root, captured)])
+            self._makes(result, [name, *map(self._root, seen)])
         sliced = [
             (name, self._root(name), shape.names.index(loop.dim) if loop.dim in shape else None)
-            for name, shape in captured.items()
+            for name, shape in seen.items()
         ]
         trips, index, device = self._sizes[loop.dim], loop.index, self._device
 

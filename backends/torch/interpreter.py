@@ -1,11 +1,11 @@
 """The interpreter of programs on one torch device: statements in order, loops trip by trip, movements without effect.
 
-Values are dropped after their last use, and what lives at once is counted.
+What lives at once is counted; `free` drops a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,6 @@ class Interpreter:
         self.accounted: set[int] = set()
         """Addresses of storages that are counted elsewhere."""
         self._live_bytes = live_bytes
-        self._last_uses: dict[tuple[int, frozenset[str]], list[tuple[str, ...]]] = {}
 
     def run(self, args: Mapping[str, Named], stored: Mapping[str, Named]) -> tuple[Named, ...]:
         """The results of the function. `stored` are weights and state; the tensors of state are written in place."""
@@ -54,17 +53,12 @@ class Interpreter:
         self.block(self.func.body, names, {})
         return tuple(self.read(name, names, {}) for name in self.func.returns)
 
-    def block(
-        self, body: Sequence[Statement], names: Names, trips: Mapping[str, int], kept: Iterable[str] | None = None
-    ) -> None:
-        """Runs the statements. With `kept`, values that no later statement and none of these names is are dropped."""
-        dead = [()] * len(body) if kept is None else self._deaths(body, frozenset(kept))
-        for statement, last in zip(body, dead, strict=True):
+    def block(self, body: Sequence[Statement], names: Names, trips: Mapping[str, int]) -> None:
+        """Runs the statements."""
+        for statement in body:
             self.statement(statement, names, trips)
             if self._live_bytes is not None:
                 self._live_bytes(self.bytes_of(names))
-            for name in last:
-                names.pop(name, None)
 
     def statement(self, statement: Statement, names: Names, trips: Mapping[str, int]) -> None:
         match statement:
@@ -141,43 +135,6 @@ class Interpreter:
         """Of the storages that the values at hand lie in, each counted once."""
         storages = (bound.value.tensor.untyped_storage() for bound in names.values())
         return sum({s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in self.accounted}.values())
-
-    def _deaths(self, body: Sequence[Statement], kept: frozenset[str]) -> list[tuple[str, ...]]:
-        """The names that each statement uses last."""
-        key = (id(body), kept)
-        if key not in self._last_uses:
-            seen = set(kept) | set(self.program.globals)
-            dead: list[tuple[str, ...]] = []
-            for statement in reversed(body):
-                own = uses(statement) | {v.name for v in getattr(statement, "results", ())}
-                dead.append(tuple(sorted(own - seen)))
-                seen |= own
-            self._last_uses[key] = dead[::-1]
-        return self._last_uses[key]
-
-
-def uses(statement: Statement) -> set[str]:
-    """The names that a statement reads, those inside a loop too."""
-    match statement:
-        case Let():
-            return {operand for operand in statement.operands if isinstance(operand, str)}
-        case SetState():
-            return {statement.operand, statement.state}
-        case Free():
-            return set()
-        case Loop():
-            inner = set[str]().union(*(uses(s) for s in statement.body), statement.following)
-            return inner | {carry.initial for carry in statement.carries}
-
-
-def own_names(loop: Loop) -> set[str]:
-    """The names that are defined inside a loop."""
-    made = {carry.value.name for carry in loop.carries}
-    made |= {loop.index} if loop.index is not None else set()
-    for statement in loop.body:
-        made |= {value.name for value in getattr(statement, "results", ())}
-        made |= own_names(statement) if isinstance(statement, Loop) else set()
-    return made
 
 
 def slice_of(bound: Bound, trips: Mapping[str, int]) -> tuple[tuple[int | slice, ...], tuple[str, ...]]:

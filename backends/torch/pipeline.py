@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.backends.torch.interpreter import uses
 from shardwright.backends.torch.schedule import Add, Kind, Turn, diagonal_passes, zigzag_passes
 from shardwright.backends.torch.stages import Attend, Stage, Staged
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.program import Let, SetState, Statement
+from shardwright.ir.walk import names_used
 
 Passes = tuple[tuple[Turn, ...], ...]
 
@@ -80,7 +80,7 @@ def _read(layer: Stage) -> tuple[str, ...]:
 
 
 def _uses(statement: Statement | Attend) -> set[str]:
-    return set() if isinstance(statement, Attend) else uses(statement)
+    return set() if isinstance(statement, Attend) else names_used((statement,))
 
 
 def _slice(body: Sequence[Statement | Attend], wanted: set[str]) -> tuple[Statement | Attend, ...]:
@@ -98,11 +98,11 @@ def _needed(staged: Staged, body: Sequence[Statement | Attend], wanted: set[str]
     kept = _slice(body, wanted)
     elsewhere = {value.name for value in staged.program.weights} | {value.name for value in staged.loop.results}
     for statement in kept:
-        if not isinstance(statement, Attend) and uses(statement) & elsewhere:
+        wanting = sorted(_uses(statement) & elsewhere)
+        if wanting and not isinstance(statement, Attend):
             raise fault(
                 "no-pipeline",
-                f"every stage of a pipeline would need {', '.join(sorted(uses(statement) & elsewhere))}, which only one"
-                " has",
+                f"every stage of a pipeline would need {', '.join(wanting)}, which only one has",
                 statement.span,
             )
     return kept

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.torch.interpreter import uses
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
+from shardwright.ir.walk import names_used
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def staged(program: Program, func: Func) -> Staged:
     at, loop = loops[0]
     before, after = func.body[:at], func.body[at + 1 :]
     body = fused_attention(loop.body, program)
-    read = set(loop.following).union(*(uses(s) for s in loop.body))
-    later = set[str]().union(*(uses(s) for s in after), func.returns)
-    made = {v.name for s in before if not isinstance(s, SetState) for v in s.results} | {p.name for p in func.params}
+    read = {*names_used(loop.body), *loop.following}
+    later = {*names_used(after), *func.returns}
+    made = {v.name for s in before for v in s.results} | {p.name for p in func.params}
     gives = tuple(sorted(made & (read | later)))
     weights = [v.name for v in program.weights]
     stages = [Stage(0, None, before, (), gives, _weights(weights, before))]
@@ -148,7 +148,7 @@ def without(shape: Shape, dim: str) -> Shape:
 
 
 def _weights(names: Sequence[str], body: Sequence[Statement]) -> tuple[str, ...]:
-    read = set[str]().union(*(uses(s) for s in body))
+    read = names_used(body)
     return tuple(name for name in names if name in read)
 
 
@@ -166,28 +166,26 @@ def fused_attention(body: Sequence[Statement], program: Program) -> tuple[Statem
 
     attend: Attend | None = None
     last: Statement | None = None
-    replaced: set[int] = set()
+    replaced: set[Statement] = set()
     for out in body:
         found = _matched(out, lets, sets, program, root) if isinstance(out, Let) else None
         if found is not None:
             attend, gone = found
-            replaced = {id(statement) for statement in gone}
+            replaced = set(gone)
             last = out
     if attend is None:
-        if states & set[str]().union(*(uses(s) for s in body)) - {n for n in states if not _layered(program, n)}:
+        if states & names_used(body) - {n for n in states if not _layered(program, n)}:
             raise _unmatched()
         return tuple(body)
-    hidden = {v.name for s in body if id(s) in replaced and isinstance(s, Let) for v in s.results} - {
-        attend.result.name
-    }
+    hidden = {v.name for s in body if s in replaced and isinstance(s, Let) for v in s.results} - {attend.result.name}
     gone = hidden | {attend.keys, attend.values}
     made: list[Statement | Attend] = []
     for statement in body:
         if statement is last:
             made.append(attend)
-        elif id(statement) not in replaced and not _moves(statement, gone, root):
+        elif statement not in replaced and not _moves(statement, gone, root):
             made.append(statement)
-    if set[str]().union(*(uses(s) for s in made if not isinstance(s, Attend))) & gone:
+    if names_used(s for s in made if not isinstance(s, Attend)) & gone:
         raise _unmatched()
     return tuple(made)
 

@@ -22,6 +22,9 @@ from shardwright.ir.walk import (
     names_freed,
     names_of,
     names_read,
+    names_used,
+    open_values,
+    positions,
     program_values,
     reads,
     rename_operands,
@@ -91,8 +94,15 @@ def test_a_block_reads_and_defines_what_its_loops_do_in_order() -> None:
     loop = _loop(LAYERS)
     assert names_read((loop,)) == ["a", "k", "h", "k_new", "w", "g_mul", "g"]
     assert names_defined((loop,)) == {"y", "h", "i", "k_new", "g_mul", "g"}
-    assert captured(loop) == ["a", "k", "w"]
+    assert captured(loop) == {"a", "k", "w"}
+    assert names_used((loop,)) == {"a", "k", "h", "k_new", "w", "g_mul", "g"}
     assert [let.result.name for let in lets_in((loop,))] == ["k_new", "g_mul", "g"]
+
+
+def test_positions_are_numbers_in_blocks_and_open_values_have_holes() -> None:
+    func = program(LAYERS).funcs[0]
+    assert [at for at, _ in positions(func.body)] == [(0,), (1,), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [value.name for value in open_values(func)] == ["a", "g_mul", "g"]
 
 
 def test_uses_are_counted_once_for_each_operand_and_for_what_is_returned() -> None:
