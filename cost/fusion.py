@@ -151,13 +151,6 @@ class _Fuser:
 
     def _index(self, statement: Statement) -> None:
         match statement:
-            case SetState():
-                self.demanded.add(self.source(statement.operand))
-                return
-            case Free():
-                return
-            case Loop():
-                self.demanded.update(self.source(name) for name in names_read((statement,)))
             case Let():
                 names = [self.source(name) for name in operand_names(statement.operands)]
                 if is_view(statement, self.mesh):
@@ -169,6 +162,8 @@ class _Fuser:
                         self.demanded.update(names)
                     for value in statement.results:
                         self.lets[value.name] = statement
+            case _:
+                self.demanded.update(self.source(name) for name in names_read((statement,)))
         for value in statement.results:
             self.scope.define(value)
             self._see(value.name)
@@ -226,6 +221,8 @@ class _Fuser:
                         steps.append(self._kernel(statement))
                 case SetState() | Free() | Loop():
                     steps.append(statement)
+                case _:
+                    pass
         return Block(tuple(steps), self.types, self.sources, self.scope)
 
     def _kernel(self, root: Let) -> Kernel:

@@ -14,7 +14,7 @@ from shardwright.cost.fusion import Block, Kernel, fused
 from shardwright.cost.layout_problem import Location
 from shardwright.cost.work import widens
 from shardwright.ir.ops import Lookup, Slice, Take, Update
-from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Let, Loop, Program, Scope, Statement
 from shardwright.ir.types import ON_DEVICE, TensorType, ValueType
 from shardwright.ir.walk import map_program_values, operand_names
 
@@ -94,7 +94,7 @@ class _Gathering:
                         (self.after if name in following else self.before).add((func, name))
                 case Loop():
                     self.block(step.body, scope.inside(step), step.following, next(loops))
-                case SetState() | Free():
+                case _:
                     pass
 
 

@@ -31,7 +31,7 @@ from shardwright.cost.layouts import Codes, Coding
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, AxisRow, Number, Operation
 from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
-from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value, index_value
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Shape, TensorType, ValueType
 from shardwright.ir.walk import states_set
@@ -155,10 +155,10 @@ class _Builder:
                     self.let(statement, at)
                 case SetState():
                     self.set(statement, at)
-                case Free():
-                    pass
                 case Loop():
                     self.loop(statement, at)
+                case _:
+                    pass
 
     def let(self, statement: Let, at: Location) -> None:
         operation = statement.operation

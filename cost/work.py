@@ -11,7 +11,7 @@ from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Contract, Convert, Movement
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
 from shardwright.ir.types import DType, TensorType
 
 
@@ -99,7 +99,7 @@ def _body(
                 yield from _body(
                     program, sizes, orders, step.body, inner, step.following, (*loops, step), (*path, number)
                 )
-            case SetState() | Free():
+            case _:
                 pass
 
 

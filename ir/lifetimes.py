@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.ir.diagnostics import Diagnostic, Note, Span, fault
 from shardwright.ir.ops import Fetch, Movement, Start, Store, Wait
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.types import ON_DEVICE, OpenType, Placement, ValueType
+from shardwright.ir.walk import reads
 
 _WAITS = "in-flight"
 _FREED = "freed"
@@ -86,12 +87,13 @@ class _Checker:
             match statement:
                 case Let():
                     self.let(statement, scope, at)
-                case SetState():
-                    self.reads(statement.operand, scope, at, statement.span)
                 case Free():
                     self.free(statement, scope, at)
                 case Loop():
                     self.loop(statement, scope, at)
+                case _:
+                    for name in reads(statement):
+                        self.reads(name, scope, at, statement.span)
             for value in statement.results:
                 scope.define(value)
                 at.defines(value)

@@ -13,7 +13,7 @@ from shardwright.ir.extents import check_extents
 from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Alias, Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk, Update
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between, relayout_text
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
 from shardwright.ir.walk import reads
@@ -148,8 +148,6 @@ class _Checker:
                         f"{statement.state} is set to {statement.operand}",
                         statement.span,
                     )
-            case Free():
-                pass  # `ir.lifetimes` sees to it
             case Loop():
                 inside = scope.inside(statement)
                 self.block(statement.body, inside)
@@ -160,6 +158,8 @@ class _Checker:
                         self.same(
                             inside.type_of(following), kind, f"{name} is carried, and next gives {following}", span
                         )
+            case _:
+                pass  # `ir.lifetimes` sees to what is freed
 
     def same(self, found: ValueType, wanted: ValueType, what: str, span: Span) -> None:
         if found == wanted or isinstance(found, OpenType) or isinstance(wanted, OpenType):

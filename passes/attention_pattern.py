@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.ir.ops import Alias, Contract, Split
-from shardwright.ir.program import Free, Let, Loop, Marking, SetState
+from shardwright.ir.program import Let, Loop, Marking
 from shardwright.ir.types import TensorType
 from shardwright.passes.projections import Dataflow, is_numeric
 
@@ -154,7 +154,7 @@ def _used_within(flow: Dataflow, name: str, found: set[str], attention: set[Let]
                     return False
             case Loop():
                 return False
-            case SetState() | Free():
+            case _:
                 pass
     return True
 

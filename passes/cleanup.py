@@ -116,10 +116,10 @@ def _without_repeats(program: Program, func: Func) -> Func:
                 case SetState():
                     versions[statement.state] = versions.get(statement.state, 0) + 1
                     made.append(statement)
-                case Free():
-                    made.append(statement)
                 case Loop():
                     made.append(inside(statement, scope, known))
+                case _:
+                    made.append(statement)
         return tuple(made)
 
     def inside(loop: Loop, scope: Scope, known: dict[_Expression, tuple[str, ...]]) -> Loop:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.ops import Alias, Fetch, Start, Store, Take, Update, Wait
-from shardwright.ir.program import Carry, Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, Placement, ValueType
 from shardwright.ir.walk import program_values
@@ -121,7 +121,7 @@ class _Writer:
         here: dict[str, str] = {}
         for statement in body:
             match statement:
-                case Let(operation=Fetch() | Store() | Start() | Wait()) | Free():
+                case Let(operation=Fetch() | Store() | Start() | Wait()):
                     made.append(statement)
                 case Let():
                     made.extend(self.let(statement, scope, made, here))
@@ -133,6 +133,8 @@ class _Writer:
                 case Loop():
                     made.append(self.loop(statement, scope, made))
                     here.clear()  # what is fetched before a loop does not stay on the device while it runs
+                case _:
+                    made.append(statement)
             for value in made[-1].results if isinstance(made[-1], Loop) else statement.results:
                 scope.define(value)
         return made

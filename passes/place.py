@@ -15,7 +15,7 @@ from shardwright.cost.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
@@ -167,10 +167,10 @@ class _Writer:
                 case SetState():
                     operand = self.operand(statement.operand, (at, 0))
                     self.blocks[-1].append(replace(statement, operand=operand))
-                case Free():
-                    self.blocks[-1].append(statement)
                 case Loop():
                     self.loop(statement, at)
+                case _:
+                    self.blocks[-1].append(statement)
 
     def let(self, statement: Let, at: Location) -> None:
         operands: list[Operand] = []

@@ -74,14 +74,14 @@ class Dataflow:
                         found.setdefault(value.name, set()).update(reads(statement))
                 case SetState():
                     found.setdefault(statement.state, set()).add(statement.operand)
-                case Free():
-                    pass
                 case Loop():
                     for carry, following, result in zip(
                         statement.carries, statement.following, statement.results, strict=True
                     ):
                         found.setdefault(carry.value.name, set()).update((carry.initial, following))
                         found.setdefault(result.name, set()).add(carry.value.name)
+                case _:
+                    pass
         return found
 
     @cached_property

@@ -43,7 +43,6 @@ from shardwright.ir.diagnostics import Source, Span
 from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Movement
 from shardwright.ir.program import (
-    Free,
     Func,
     Let,
     Loop,
@@ -136,10 +135,10 @@ class FunctionDrawer:
                     self.let(statement, scope, trips)
                 case SetState():
                     self.set_state(statement, scope)
-                case Free():
-                    pass  # the picture shows values, which end where no edge goes on
                 case Loop():
                     self.loop(statement, scope, trips)
+                case _:
+                    pass  # the picture shows values, which end where no edge goes on
             for value in statement.results:
                 scope.define(value)
             if isinstance(statement, Let):

@@ -18,7 +18,7 @@ from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Fetch, Movement, Roll
-from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
 from shardwright.ir.walk import captured
 
@@ -95,7 +95,7 @@ class Block:
         for statement in body:
             if isinstance(statement, Let) and self._renames(statement):
                 continue
-            if not isinstance(statement, Free):
+            if isinstance(statement, Let | SetState | Loop | Attend):  # what is freed is dropped after its last use
                 statements.append(statement)
         last: dict[str, int] = {self._root(name): len(statements) for name in outputs}
         for at, statement in reversed(list(enumerate(statements))):
