@@ -11,7 +11,7 @@ from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Alias, Fetch, Movement, Permute, Roll, Start, Wait
-from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, Scope, SetState, Statement
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values_in
 from shardwright.passes.base import Pass
@@ -61,10 +61,9 @@ def _without_dead_code(func: Func) -> Func:
 
 
 def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
-    """Whether nothing comes of a statement: nobody reads what it gives, and it sets and frees nothing."""
-    if isinstance(statement, Free) or states_set((statement,)):
-        return False
-    return all(value.name not in uses for value in statement.results)
+    """Whether nothing comes of a statement: nobody reads what it gives, and it sets nothing."""
+    gives = isinstance(statement, Let | Loop) and not states_set((statement,))
+    return gives and all(value.name not in uses for value in statement.results)
 
 
 @dataclass(frozen=True)
