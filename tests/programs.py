@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, inf
 from random import Random
 
 import hypothesis.strategies as st
+
+from shardwright.ir.ops.elementwise_table import ENTRIES, FORMS
 
 MESHES: tuple[tuple[int, ...], ...] = (
     (1,), (2,), (3,), (4,), (1, 2), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (4, 1), (1, 3),
     (2, 2, 2), (2, 1, 2), (1, 2, 4), (3, 1, 2), (1, 1, 1), (2, 2, 1),
 )  # fmt: skip
 
-FUNCTIONS = ("gelu", "gelu[form=tanh]", "silu", "relu", "tanh", "sigmoid", "cos", "sin", "abs")
+FUNCTIONS = tuple(
+    entry.keyword if entry.form in ("", FORMS[entry.keyword][0]) else f"{entry.keyword}[form={entry.form}]"
+    for entry in ENTRIES
+    if entry.takes == ("float",) and entry.domain == (-inf, inf) and entry.keyword != "exp"
+)
+"""Those of the table that take every number, and give none much larger."""
 
 
 @dataclass(frozen=True)
