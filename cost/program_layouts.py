@@ -6,6 +6,7 @@ functions. A loop's slice of a captured value is a value of its own that lies as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -296,8 +297,10 @@ class _Builder:
             return outer
         sliced = loop.dim in outer.shape
         kind = outer.type.without_dim(loop.dim) if sliced else outer.type
-        weight = outer.weight * self.trips(loop) if outer.weight else self.weight()
-        view = self.node(name, kind, weight, (*outer.loops, loop), frame.at)
+        # Every loop around counts, also those that the value is the same in: the slice is of their innermost trip.
+        loops = tuple(frame.loop for frame in self.frames[: level + 1] if frame.loop is not None)
+        weight = float(math.prod(self.trips(around) for around in loops))
+        view = self.node(name, kind, weight, loops, frame.at)
         if sliced:
             view.home = self.variable(view)
             self.problem.entries.append(Slice(view, outer.home))

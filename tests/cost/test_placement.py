@@ -7,8 +7,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from oracles.differential import in_simulator
 from program_text import program
 
+from shardwright.backends.validation import TOLERANCE
 from shardwright.cost.layouts import Coding, moving_costs, moving_costs_of_groups
 from shardwright.cost.placement import place_layouts
 from shardwright.cost.resharding import plan
@@ -342,3 +344,26 @@ def test_an_open_state_has_one_layout_in_all_functions() -> None:
 def test_kinds_are_concrete() -> None:
     placement = place_layouts(program(PROGRAMS["feedforward"]))
     assert not any(isinstance(kind, OpenType) for kind in placement.kinds.values())
+
+
+def test_a_slice_of_an_inner_loop_is_moved_in_it() -> None:
+    """Of a weight that the outer loop does not slice, in every trip of both loops."""
+    source = program(
+        """
+        mesh x=2
+        dim N=2 M=3 K=2 B=4 E=8
+        weights { w: f32 MB_xE }
+        func f(k: f32 KBE_x, c: f32 BE_x) -> f32 BE_x {
+          y = loop[N](h: f32 BE_x = c) {
+            z = loop[M](g: f32 NBE_x = rename[K -> N](k)) {
+              next g + w
+            }
+            next h + sum[N](z)
+          }
+          return y
+        }
+        """
+    )
+    assert in_simulator(source, 0) <= TOLERANCE
+    # A chip has 64 bytes of BE and moves half of them, in each of the 2 * 3 trips.
+    assert place_layouts(source).bytes_received == 2 * 3 * 32
