@@ -88,7 +88,7 @@ def processes_of(
             f"give each process its own --process-id, from 0 to {count - 1}",
         )
     host, colon, port = (named or COORDINATOR).rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:18]) < 65536:
         raise _wrong(f"the coordinator {named!r} is not an address", f"write HOST:PORT, as in {COORDINATOR}")
     host = host.removeprefix("[").removesuffix("]")
     return Processes(host, int(port), count, index, timeout, silence) if count > 1 else None

@@ -231,7 +231,7 @@ def _value(name: str, key: str, text: str, default: object) -> object:
             raise fault("bad-option", f"{name}: {key} is true or false, not {text}", NOWHERE)
         return text == "true"
     if isinstance(default, int):
-        if not text.isdigit():
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
             raise fault("bad-option", f"{name}: {key} is a whole number, not {text}", NOWHERE)
         return int(text)
     return text

@@ -72,8 +72,10 @@ def relaid(choose: random.Random, text: str) -> str:
 
 
 def reported(error: DiagnosticError) -> None:
-    """Diagnostics can be printed, each with a code and a message."""
+    """Diagnostics can be printed, each with a code, a message and a place in the text."""
     for diagnostic in error.diagnostics:
+        assert diagnostic.span.line >= 1, diagnostic
+        assert diagnostic.span.column >= 1, diagnostic
         assert f"{diagnostic.message} [{diagnostic.code}]" in error.render()
         assert diagnostic.as_json()["code"]
 

@@ -144,11 +144,12 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tup
     from shardwright.prediction.programs import Deployment, fitted_layout
     from shardwright.prediction.rows import preset_of, torus_mesh
 
+    found = model_of(args.file)
     with located(Source(args.file, "")):
-        found = model_of(args.file)
         check_positions(found.model, args.context)
     layout = args.layout or preset_of(chip)
-    mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
+    with located(Source("--chips", "")):
+        mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
     deployment = Deployment(found.model, mesh, layout, args.attention, args.weights)
     with located(Source(args.file, "")):
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
@@ -160,7 +161,7 @@ def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> t
     from shardwright.cli.output import read_program
     from shardwright.cost.program_cost import cost_of
     from shardwright.ir.completion import complete
-    from shardwright.ir.diagnostics import located
+    from shardwright.ir.diagnostics import NOWHERE, fault, located
     from shardwright.ir.overrides import check_overrides
     from shardwright.ir.parser import parse
     from shardwright.ir.verifier import Level, verify
@@ -181,6 +182,13 @@ def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> t
             verify(program, Level.EXPLICIT)
         chosen = _chosen(program, args.func)
         if stages is None:
+            if args.micro_batches > 1:
+                raise fault(
+                    "no-stages",
+                    f"--micro-batches {args.micro_batches} is of a pipeline, and the program has no stages",
+                    NOWHERE,
+                    "split the layer dimension of the weights over an axis, as in N_pEF, or leave the option out",
+                )
             costs = [cost_of(program, func, chip, constants) for func in chosen]
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]

@@ -52,14 +52,14 @@ def execute_program(args: argparse.Namespace) -> int:
             plan = planned(setting, outline)
         text = _comment(setting, plan, source.name) + print_program(filled(program, outline, plan.policy))
     said = plan_text(setting, plan, source.name, None)
+    if args.output or not args.json:
+        write_output(args.output, text)
     if args.json:
         print_json(plan_json(setting, plan) | {"model": source.name, "program": text})
     elif args.output in {None, "-"}:
         print(said, file=sys.stderr)
     else:
         print(said)
-    if args.output or not args.json:
-        write_output(args.output, text)
     return 0
 
 

@@ -73,10 +73,8 @@ def execute(args: argparse.Namespace) -> int:
             print(f"{step['pass']:<20} {step['seconds']:.3f} s", file=sys.stderr)
     if args.print_after_all:
         text = "\n".join(f"# after {step['pass']}\n{step['program']}" for step in steps)
+    if args.output not in {None, "-"} or not args.json:
+        write_output(args.output, text)
     if args.json:
         print_json({"program": text, "passes": steps})
-        if args.output:
-            write_output(args.output, text)
-    else:
-        write_output(args.output, text)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.config import read_config
@@ -15,9 +15,10 @@ from shardwright.models.weights import model_weights
 
 def model_of(text: str) -> BuiltIn:
     """The model with its size. Raises where the name is unknown, or the config at fault."""
-    if text in built_in_names() or not (Path(text).exists() or text.endswith(".json")):
-        return built_in(text)
-    model = describe(read_config(text))
+    with located(Source(text, "")):
+        if text in built_in_names() or not (Path(text).exists() or text.endswith(".json")):
+            return built_in(text)
+        model = describe(read_config(text))
     return BuiltIn(model.architecture, model, float(parameters_of(model)), text)
 
 

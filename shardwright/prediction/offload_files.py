@@ -86,7 +86,7 @@ class _Line:
         text = self.text(column)
         if not text and default is not None:
             return default
-        if not text.isdecimal() or not 0 < int(text) <= 10**6:
+        if not text.isascii() or not text.isdecimal() or not 0 < int(text[:18]) <= 10**6:
             raise fault("bad-row", f"{column} is {text!r}, and must be a whole number from 1 up", self.span)
         return int(text)
 

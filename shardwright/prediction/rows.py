@@ -181,7 +181,7 @@ class _Line:
         if not text and default is not None:
             return default
         whole = text.removesuffix(".0")
-        if not whole.isdecimal() or not least <= int(whole) <= _MOST:
+        if not whole.isascii() or not whole.isdecimal() or not least <= int(whole[:18]) <= _MOST:
             raise fault("bad-row", f"{column} is {text!r}, and must be a whole number from {least} up", self.span)
         return int(whole)
 
