@@ -73,8 +73,6 @@ class Exchange:
     groups: Table
     """Chips that end with the same, each group in the order of the numbers."""
     order: Table
-    lacking_elements: int
-    """What the chip that lacks most does not hold before of its part afterwards: no way of communicating takes less."""
 
     @property
     def chips(self) -> int:
@@ -139,7 +137,7 @@ def _exchange(extents: tuple[int, ...], layouts: tuple[tuple[Digits, Digits], ..
     gathered_chips = mesh.product(whole)
     cuts: list[Cut] = []
     for i, sides in zip(changed, cut, strict=True):
-        cuts.append(Cut(i, math.gcd(*(_stretch(extents[i], side, mesh) for side in sides))))
+        cuts.append(Cut(i, math.gcd(*(stretch(extents[i], side, mesh) for side in sides))))
     # Elements of a unit: its own extents, and all that a chip holds along the other dimensions.
     together = math.prod(c.extent for c in cuts) * math.prod(
         extent // mesh.product(layouts[i][0][1]) for i, extent in enumerate(extents) if i not in changed
@@ -151,13 +149,10 @@ def _exchange(extents: tuple[int, ...], layouts: tuple[tuple[Digits, Digits], ..
         for side in (0, 1)
     )
     made = _Made(mesh, axes, whole, mesh.sorted(before), held, needed)
-    lacking = made.lacking * together // parts
-    return Exchange(
-        axes, whole, tuple(cuts), together // parts, made.rounds, made.place, made.groups, made.order, lacking
-    )
+    return Exchange(axes, whole, tuple(cuts), together // parts, made.rounds, made.place, made.groups, made.order)
 
 
-def _stretch(extent: int, side: Digits, mesh: Mesh) -> int:
+def stretch(extent: int, side: Digits, mesh: Mesh) -> int:
     """The length of the stretches that lie on one chip."""
     order, split = side
     length, stretch = extent, extent
@@ -204,7 +199,6 @@ class _Made:
         self.position = np.full((n, total), -1)
         for chip, units in enumerate(held):
             self.position[chip, units] = np.arange(len(units))
-        self.lacking = max(int((self.position[chip, units] < 0).sum()) for chip, units in enumerate(needed))
         groups: dict[tuple[int, ...], list[int]] = {}
         for chip, coordinates in enumerate(at):
             key = tuple(coordinates[axis] for axis in axes if axis not in whole)

@@ -131,8 +131,9 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     """Bytes received per chip, and communicating steps, from each layout (rows) to each other (columns).
 
     The formula of `cost.resharding`, temporary splits included, for all pairs at once; a temporary split is
-    counted on where a single dimension has room for all of its axes. Infinite where there is no movement: into
-    partial maxima.
+    counted on where a single dimension has room for all of its axes. Where the digits of two layouts do not fit
+    together, a chip counts as having nothing of what it needs. Infinite where there is no movement: into partial
+    maxima.
     """
     return _moving(coding, _Pairs.of_all(codes, shape), None)[:2]
 
@@ -239,6 +240,9 @@ class Links:
     """Of a slice that a collective takes: a kernel that reads and writes it."""
 
 
+_NO_ROOM = -1.0
+"""What sets of axes leave of a dimension that they do not divide: no multiple of any number of chips."""
+
 Sets = NDArray[np.uint16]
 """Sets of axes as bits, one for each pair of layouts."""
 
@@ -264,9 +268,11 @@ class _Work:
     splitting: Sets
     """The axes that split each dimension before or after: [dimensions, pairs]."""
     left: NDArray[np.float64]
-    """What sets of axes leave of each dimension: [dimensions, shapes, sets of axes]."""
+    """What sets of axes leave of each dimension, or `_NO_ROOM`: [dimensions, shapes, sets of axes]."""
     of: NDArray[np.int64]
     """The shape of each pair."""
+    cramped: NDArray[np.bool_]
+    """The pairs whose digits do not fit into a dimension together."""
 
     @staticmethod
     def between(coding: Coding, pairs: _Pairs) -> _Work:
@@ -300,17 +306,22 @@ class _Work:
         own = np.zeros((len(numbers), len(digits)), np.uint16)
         for i in range(len(coding.mesh)):
             own |= (digits[:, i] == numbers[:, None]).astype(np.uint16) << i
-        left = np.array(list(extents.values()), np.float64).reshape(len(numbers), len(pairs.shapes), 1) // chips
+        sizes = np.array(list(extents.values()), np.float64).reshape(len(numbers), len(pairs.shapes), 1)
+        left = np.where(sizes % chips == 0, sizes // chips, _NO_ROOM)
         elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
         bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
         volume = (elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8)[source]
         sliced = sets((was == WHOLE) & is_split)
         volume = volume / chips[sliced]
         impossible = sets((to == MAX) & (was != MAX)) > 0
+        splitting, of = own[:, source] | own[:, target], np.broadcast_to(pairs.of[source], volume.shape)
+        cramped = np.zeros(volume.shape, np.bool_)
+        if (left == _NO_ROOM).any():
+            dims = np.arange(len(numbers)).reshape(-1, *(1 for _ in of.shape))
+            cramped = (left[dims, of, splitting] == _NO_ROOM).any(axis=0)
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible,
-            optional.astype(np.uint16), own[:, source] | own[:, target], left,
-            np.broadcast_to(pairs.of[source], volume.shape),
+            optional.astype(np.uint16), splitting, left, of, cramped,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -334,7 +345,8 @@ class _Work:
         volume = self.volume[pairs] / chips[(replicated | self.added[pairs]) & chosen]
         scattered = volume / reducing
         received = volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full)
-        received += scattered * (1 - 1 / moving) + scattered * (gathering - 1)
+        held = np.where(self.cramped[pairs], 0.0, 1 / moving)
+        received += scattered * (gathering - held)
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
 

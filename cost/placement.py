@@ -129,7 +129,10 @@ def place_layouts(
 
 
 def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
-    """A dimension that the solution splits over more axes than divide it, with the largest sets that do."""
+    """A dimension that the solution splits over more axes than divide it, with the largest sets that do.
+
+    Demands may be as many as they are; nothing is then added to them.
+    """
     used: dict[tuple[str, str | None], set[str]] = {}
     overrides = {func.name: dict(func.overrides) for func in program.funcs}
     for key, uses in splitting_axes(program).items():
@@ -144,15 +147,16 @@ def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str
     for key, axes in sorted(used.items(), key=lambda item: (item[0][0], item[0][1] or "")):
         name, func = key
         size = program.dim(name).size if func is None else overrides[func][name]
-        if size % program.mesh.product(axes) == 0:
-            continue
         fixed = demanded.get(key, frozenset())
+        if size % program.mesh.product(axes) == 0 or axes <= fixed:  # between demands there is a way in any case
+            continue
         free = [axis for axis in program.mesh if axis in axes and axis not in fixed]
         sets: list[frozenset[str]] = []
         for count in range(len(free), -1, -1):
             for extra in combinations(free, count):
                 candidate = fixed | set(extra)
-                if size % program.mesh.product(candidate) == 0 and not any(candidate < s for s in sets):
+                divides = size % program.mesh.product(candidate) == 0 or not extra
+                if divides and not any(candidate < s for s in sets):
                     sets.append(candidate)
         return key, sets
     return None

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -40,13 +40,25 @@ from shardwright.cost.movements import (
     received_elements,
     type_after,
 )
-from shardwright.cost.resharding_bound import lower_bound_bytes
+from shardwright.cost.resharding_bound import best_orders, in_place, lower_bound_bytes
+from shardwright.cost.resharding_detours import by_permute, through_the_middle
 from shardwright.cost.resharding_time import fastest
 from shardwright.cost.topology import Topology
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault
 from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Fetch, Movement, ReduceScatter, Slice, Store
+from shardwright.ir.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AsPartial,
+    Fetch,
+    Movement,
+    Permute,
+    ReduceScatter,
+    Slice,
+    Store,
+)
 from shardwright.ir.types import ON_DEVICE, Axes, Reduction, TensorType
 
 __all__ = ["BYTES", "TIME", "Objective", "Plan", "Step", "lower_bound_bytes", "plan", "received_bytes"]
@@ -76,6 +88,11 @@ class Step:
         """Bytes that a chip receives for it."""
         return 0 if self.collective is None else self.collective.received
 
+    @property
+    def communicates(self) -> bool:
+        """Whether chips wait for each other."""
+        return self.collective is not None and bool(self.collective.axes)
+
     def time_s(self, topology: Topology) -> float:
         """Seconds, 0 where nothing is received from other chips."""
         if self.collective is None:
@@ -97,6 +114,8 @@ class Plan:
     bytes_received: int
     lower_bound_bytes: int
     communicating_steps: int
+    orders: Mapping[str, Order] = field(compare=False)
+    """The digits of the dimensions, as planned with."""
     remark: str | None = None
 
     @property
@@ -116,20 +135,24 @@ def plan(
     objective: Objective = BYTES,
     topology: Topology | None = None,
     pinned: Iterable[str] = (),
+    room: Mapping[str, int] | None = None,
 ) -> Plan:
     """The cheapest movements from `source` to `target`, two types of the same shape.
 
     `orders` are the digits that dimensions have anyway, by the rest of the program; those of both types are added.
-    A temporary split may add further digits where the size allows, except to the dimensions in `pinned`. The
-    objective TIME needs the `topology` of the mesh.
+    A temporary split may add further digits where the size allows, and the extents in `room`, which other values of
+    the program have, except to the dimensions in `pinned`. Where the digits of both types do not fit together, the
+    order of a dimension that has none is chosen so that chips lack least.
+    The objective TIME needs the `topology` of the mesh.
 
-    Raises `different-shape`, `not-divisible` where a dimension has no room for the digits of both types, and
-    `no-movement` where the target is a partial maximum, or a mixed placement, that the source is not yet.
+    Raises `different-shape`, and `no-movement` where the target is a partial maximum, or a mixed placement, that the
+    source is not yet.
     """
     if objective is TIME and topology is None:
         raise ValueError("the fastest plan depends on the topology")
     listed = () if orders is None else tuple((name, tuple(orders[name])) for name in source.names if name in orders)
-    return _plan(source, target, mesh, listed, tuple(pinned), topology if objective is TIME else None)
+    shared = tuple((name, room[name]) for name in source.names if room and name in room)
+    return _plan(source, target, mesh, listed, tuple(pinned), shared, topology if objective is TIME else None)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -139,34 +162,116 @@ def _plan(
     mesh: Mesh,
     orders: tuple[tuple[str, Order], ...],
     pinned: tuple[str, ...],
+    shared: tuple[tuple[str, int], ...],
     topology: Topology | None,
 ) -> Plan:
     if source.shape != target.shape:
         raise fault("different-shape", f"{source.shape} cannot become {target.shape} by moving data")
+    for kind in (source, target):
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            if dim.size % mesh.product(axes):
+                product = "*".join(f"{axis}={mesh[axis]}" for axis in axes)
+                message = f"{kind.layout_text}: {dim.name}={dim.size} is not divisible by {product}"
+                raise fault("not-divisible", message, *_nowhere(f"split {dim.name} over fewer axes"))
+    known = best_orders(source, target, mesh, dict(orders))
     if source == target:
-        return Plan(source, target, (), 0, 0, 0)
-    room = _room(source, target, mesh, dict(orders), pinned)
+        return Plan(source, target, (), 0, 0, 0, known)
+    before, after = (
+        kind if kind.placement == ON_DEVICE else replace(kind, placement=ON_DEVICE) for kind in (source, target)
+    )
+    room = _Room.of(source, mesh, known, pinned, dict(shared))
+    found = _direct(before, after, room, topology)
+    operations, remark = _detour(before, after, room, topology) if found is None else found
+    return _priced(source, target, [*_across_memories(source, target, operations)], room, remark)
+
+
+Way = tuple[list[Movement], str | None]
+"""Movements, and a remark on steps that were kept apart."""
+
+
+def _direct(source: TensorType, target: TensorType, room: _Room, topology: Topology | None) -> Way | None:
+    """The best movements of digits, None where digits do not lead from the one type to the other."""
+    mesh, orders = room.mesh, room.orders
+    if not room.for_all and not in_place(source, target, mesh, orders):
+        return None
     work = _Work.between(source, target, mesh)
-    choices = _choices(work, source, mesh)
-    # No temporary split at all always fits, so there is at least one candidate.
-    candidates = (work.movements(placed) for subset in choices if (placed := room.place(subset)) is not None)
-    operations, remark = (next(candidates), None) if topology is None else fastest(candidates, source, topology, {})
-    return _priced(source, target, [*_across_memories(source, target, operations)], mesh, remark)
+    sequences = (
+        work.movements(placed) for axes in _choices(work, source, mesh) if (placed := room.place(axes)) is not None
+    )
+    fitting = (each for each in sequences if room.for_all or _in_place_throughout(each, source, mesh, orders))
+    if topology is not None:
+        return fastest(fitting, source, topology, orders)
+    operations = next(fitting, None)
+    return None if operations is None else (operations, None)
+
+
+def _in_place_throughout(
+    operations: Sequence[Movement], source: TensorType, mesh: Mesh, orders: Mapping[str, Order]
+) -> bool:
+    """Whether no movement of the sequence changes indices."""
+    kind = source
+    for operation in operations:
+        before, kind = kind, type_after(operation, kind)
+        if not in_place(before, kind, mesh, orders):
+            return False
+    return True
+
+
+def _detour(source: TensorType, target: TensorType, room: _Room, topology: Topology | None) -> Way:
+    """The best way where digits do not lead from the one type to the other."""
+    mesh, orders = room.mesh, room.orders
+
+    def direct(before: TensorType, after: TensorType) -> Sequence[Movement] | None:
+        try:
+            found = _direct(before, after, room, topology)
+        except DiagnosticError:  # no partial maximum can be made in between, nor kept while other axes are summed
+            return None
+        return None if found is None else found[0]
+
+    def cost(operations: Sequence[Movement], bounded: bool = False) -> tuple[float, int, int]:
+        """By the objective, then communicating steps; `bounded` takes a permute for what it receives at least."""
+        total, steps, kind = 0.0, 0, source
+        for operation in operations:
+            before, kind = kind, type_after(operation, kind)
+            if bounded and isinstance(operation, Permute):
+                total += 0 if topology is not None else lower_bound_bytes(before, kind, mesh, orders)
+                continue
+            step = Step(operation, kind, collective_of(operation, before, mesh, orders))
+            total += step.bytes_received if topology is None else step.time_s(topology)
+            steps += step.communicates
+        return total, steps, len(operations)
+
+    _Work.between(source, target, mesh)  # refuses what nothing can make
+    best = min(through_the_middle(source, target, mesh, direct), key=cost)
+    least = cost(best)
+    bound = lower_bound_bytes(source, target, mesh, orders)
+    for operations in by_permute(source, target, mesh, direct):
+        if topology is None and least[:2] <= (bound, 1):
+            break
+        if cost(operations, bounded=True) < least and (found := cost(operations)) < least:
+            best, least = operations, found
+    return list(best), None
 
 
 def _priced(
-    source: TensorType, target: TensorType, operations: Sequence[Movement], mesh: Mesh, remark: str | None
+    source: TensorType,
+    target: TensorType,
+    operations: Sequence[Movement],
+    room: _Room,
+    remark: str | None,
 ) -> Plan:
+    mesh, orders = room.mesh, room.orders
     steps: list[Step] = []
     kind = source
     for operation in operations:
-        collective = collective_of(operation, kind, mesh, {})
+        collective = collective_of(operation, kind, mesh, orders)
         kind = type_after(operation, kind)
         steps.append(Step(operation, kind, collective))
     assert kind == target, f"planned {kind} instead of {target}"
     total = sum(step.bytes_received for step in steps)
-    waits = sum(step.collective is not None and bool(step.collective.axes) for step in steps)
-    return Plan(source, target, tuple(steps), total, lower_bound_bytes(source, target, mesh), waits, remark)
+    waits = sum(step.communicates for step in steps)
+    bound = lower_bound_bytes(source, target, mesh, {} if room.for_all else orders)
+    return Plan(source, target, tuple(steps), total, bound, waits, orders, remark)
 
 
 def _across_memories(source: TensorType, target: TensorType, moves: Sequence[Movement]) -> Iterator[Movement]:
@@ -297,6 +402,22 @@ class _Room:
     mesh: Mesh
     orders: Mapping[str, Order]
     left: Mapping[str, int]
+    for_all: bool
+    """Whether all digits fit into every dimension: then movements of digits lead everywhere."""
+
+    @staticmethod
+    def of(
+        kind: TensorType, mesh: Mesh, orders: Mapping[str, Order], pinned: Sequence[str], shared: Mapping[str, int]
+    ) -> _Room:
+        """That in a type's dimensions; `shared` are extents that digits have to divide as well."""
+        left: dict[str, int] = {}
+        for_all = True
+        for dim in kind.dims:
+            chips = order_size(orders[dim.name], mesh)
+            for_all &= dim.size % chips == 0
+            free, remainder = divmod(math.gcd(dim.size, shared.get(dim.name, dim.size)), chips)
+            left[dim.name] = 1 if remainder or dim.name in pinned else free
+        return _Room(mesh, orders, left, for_all)
 
     def place(self, axes: Sequence[str]) -> dict[str, str] | None:
         """A dimension for each of the axes, the first that works, or None where they do not fit together."""
@@ -318,31 +439,6 @@ class _Room:
             return False
 
         return placed if put(0) else None
-
-
-def _room(source: TensorType, target: TensorType, mesh: Mesh, orders: dict[str, Order], pinned: Sequence[str]) -> _Room:
-    full: dict[str, Order] = {}
-    left: dict[str, int] = {}
-    for dim, before, after in zip(source.dims, source.splits, target.splits, strict=True):
-        given = orders.get(dim.name, ())
-        order = (*given, *mesh.sorted(axis for axis in (*before, *after) if axis not in given))
-        chips = order_size(order, mesh)
-        if dim.size % chips:
-            raise _no_room(dim.name, dim.size, order, source, target, mesh)
-        full[dim.name] = order
-        left[dim.name] = 1 if dim.name in pinned else dim.size // chips
-    return _Room(mesh, full, left)
-
-
-def _no_room(name: str, size: int, order: Order, source: TensorType, target: TensorType, mesh: Mesh) -> DiagnosticError:
-    product = "*".join(f"{digit}={mesh[digit]}" if isinstance(digit, str) else str(digit) for digit in order)
-    chips = order_size(order, mesh)
-    return fault(
-        "not-divisible",
-        f"{name}={size} is not divisible by {product}: {source.layout_text} and {target.layout_text} need all of these"
-        f" digits of {name}",
-        *_nowhere(f"make {name} a multiple of {chips}, or split it over the same axes in both"),
-    )
 
 
 def _nowhere(note: str) -> tuple[Span, str]:

@@ -14,21 +14,40 @@ There are r = K_G K_W K_A groups for an element and K_P addends of it. A group h
 start if its coordinates are the element's own along the moved and the gathered axes, else none. A group that
 lacks k addends is complete after k receives at the earliest, since no chip holds two of them, and each further
 group takes one receive more.
+
+Where the digits of both types do not fit into a dimension together, which elements are at home is counted from the
+indices that chips hold, and of whole values so is what the chip that lacks most lacks: K_M and K_G say it no longer.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import permutations, product
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.exchange import Orders, stretch
 from shardwright.cost.movements import bytes_of
+from shardwright.ir.digits import Order, common_order, digit_values, fitting_order, global_indices
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import Reduction, TensorType, is_split
+from shardwright.ir.types import Axes, Reduction, TensorType, is_split
 
 
-def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh) -> int:
+def in_place(before: TensorType, after: TensorType, mesh: Mesh, orders: Orders) -> bool:
+    """Whether digits lead from one type to the other: every dimension can be read alike in both."""
+    return all(
+        was == becomes or common_order(orders.get(dim.name, ()), was, becomes, dim.size, mesh) is not None
+        for dim, was, becomes in zip(before.dims, before.splits, after.splits, strict=True)
+    )
+
+
+def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders | None = None) -> int:
     """Bytes that the chip which receives most receives at least, whatever the movements.
 
-    It is no less than the missing bytes, those of the target's shard that a chip does not hold in the source.
+    `orders` are the digits of the dimensions, which matter where those of both types do not fit together; they are
+    `best_orders` where none are given, and {} says that they do fit. The bound is no less than the missing bytes,
+    those of the target's shard that a chip does not hold in the source.
     """
     states = [(source.state(axis), target.state(axis), size) for axis, size in mesh.sizes]
     partial = [(s, t, size) for s, t, size in states if isinstance(s, Reduction)]
@@ -47,10 +66,79 @@ def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh) -> int
     else:
         at_home, abroad = _receives(r, K_P - K_S), _receives(r, K_P)
     elements = source.shape.elements
-    total = elements // K_M * at_home + (elements - elements // K_M) * abroad
+    known = best_orders(source, target, mesh, {}) if orders is None else orders
+    fits = orders == {} or in_place(source, target, mesh, known)
+    if not fits and not partial and not target.partial:
+        return bytes_of(lacking_elements(source, target, mesh, known), source)
+    home = elements // K_M if fits else _at_home(source, target, mesh, known)
+    total = home * at_home + (elements - home) * abroad
     return bytes_of(-(-total // mesh.n_chips), source)
 
 
 def _receives(groups: int, lacking: int) -> int:
     """Receives until so many groups are complete, the nearest of which lacks so many addends."""
     return lacking + groups - 1 if groups else 0
+
+
+def lacking_elements(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders) -> int:
+    """Elements of its shard of the target that the chip which lacks most does not hold of the source, both whole."""
+    kept = np.ones([size for _, size in mesh.sizes], np.int64)
+    for i, dim in enumerate(source.dims):
+        sides = [(_order(kind, i, mesh, orders), kind.splits[i]) for kind in (source, target)]
+        axes = mesh.sorted({axis for _, split in sides for axis in split})
+        unit = math.gcd(*(stretch(dim.size, side, mesh) for side in sides))
+        counts: list[int] = []
+        for chip in Mesh(tuple((axis, mesh[axis]) for axis in axes)).chips():
+            held, wanted = (global_indices(dim.size, *side, chip, mesh)[::unit] for side in sides)
+            counts.append(unit * len(np.intersect1d(held, wanted, assume_unique=True)))
+        kept *= np.reshape(counts, [size if axis in axes else 1 for axis, size in mesh.sizes])
+    return target.local_elements(mesh) - int(kept.min())
+
+
+def _at_home(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders) -> int:
+    """Elements whose chips in the source and in the target have equal coordinates along all axes that split both."""
+    both = [axis for axis in mesh if is_split(source.state(axis)) and is_split(target.state(axis))]
+    names = {str(kind.state(axis)) for kind in (source, target) for axis in both}
+    dims = [i for i, name in enumerate(source.names) if name in names]
+    agree: NDArray[np.bool_] = np.ones((1,) * len(dims), np.bool_)
+    units = 1
+    values: dict[tuple[str, int], NDArray[np.int64]] = {}
+    for place, i in enumerate(dims):
+        size = source.dims[i].size
+        sides = [(_order(kind, i, mesh, orders), kind.splits[i]) for kind in (source, target)]
+        unit = math.gcd(*(stretch(size, side, mesh) for side in sides))
+        units *= unit
+        shape = [-1 if place == other else 1 for other in range(len(dims))]
+        for side, (order, split) in enumerate(sides):
+            for axis in split:
+                values[axis, side] = digit_values(order, axis, np.arange(0, size, unit), size, mesh).reshape(shape)
+        agree = agree & np.ones([size // unit if place == other else 1 for other in range(len(dims))], np.bool_)
+    for axis in both:
+        agree = agree & (values[axis, 0] == values[axis, 1])
+    rest = source.shape.elements // math.prod(source.dims[i].size for i in dims)
+    return int(agree.sum()) * units * rest
+
+
+def _order(kind: TensorType, dim: int, mesh: Mesh, orders: Orders) -> Order:
+    return fitting_order(orders.get(kind.names[dim], ()), kind.splits[dim], kind.dims[dim].size, mesh)
+
+
+def best_orders(source: TensorType, target: TensorType, mesh: Mesh, given: Orders) -> dict[str, Order]:
+    """Orders of all dimensions of the two types: those given with what they lack, others free.
+
+    A free one matters only where the digits of both types do not fit together: the orders are then those by which
+    chips lack least, the first in the order of the mesh among equals.
+    """
+    orders: dict[str, Order] = {}
+    free: dict[str, list[Axes]] = {}
+    for dim, was, becomes in zip(source.dims, source.splits, target.splits, strict=True):
+        order = given.get(dim.name, ())
+        axes = mesh.sorted({*was, *becomes}.difference(order))
+        orders[dim.name] = (*order, *axes)
+        if dim.name not in given and dim.size % mesh.product(axes):
+            free[dim.name] = list(permutations(axes))
+    if free:
+        whole = [TensorType(kind.dtype, kind.dims, kind.splits) for kind in (source, target)]
+        choices = [dict(zip(free, choice, strict=True)) for choice in product(*free.values())]
+        orders |= min(choices, key=lambda choice: lacking_elements(whole[0], whole[1], mesh, {**orders, **choice}))
+    return orders

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
-from shardwright.ir.digits import Order, order_size
+from shardwright.ir.digits import Order, radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.overrides import check_overrides
 from shardwright.ir.program import DimInfo, Func, Marking, Program, Value
@@ -334,14 +334,16 @@ def _order(decl: syntax.DimDecl, size: int, mesh: Mesh) -> Order:
             raise fault(
                 "bad-size", f"the order of {decl.name} has a digit of {digit} values", decl.span, "leave it out"
             )
-    if size % order_size(decl.order, mesh):
-        digits = "*".join(f"{d}={mesh[d]}" if isinstance(d, str) else str(d) for d in decl.order)
-        raise fault(
-            "not-divisible",
-            f"{decl.name}={size} is not divisible by the digits of its order, {digits}",
-            decl.span,
-            f"make its size a multiple of {order_size(decl.order, mesh)}, or order fewer digits",
-        )
+    for digit in decl.order:
+        n = radix(digit, mesh)
+        if size % n:
+            named = f"{digit}={n}" if isinstance(digit, str) else f"{n}"
+            raise fault(
+                "not-divisible",
+                f"{decl.name}={size} is not divisible by {named}, a digit of its order",
+                decl.span,
+                f"make its size a multiple of {n}, or leave the digit out",
+            )
     return decl.order
 
 

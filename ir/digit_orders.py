@@ -50,6 +50,18 @@ def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, U
     return found
 
 
+def split_extents(program: Program) -> dict[tuple[str, str | None], set[int]]:
+    """For each dimension, keyed as in `splitting_axes`, the extents of the values that split it."""
+    found: dict[tuple[str, str | None], set[int]] = {}
+    for func in program.funcs:
+        overridden = {name for name, _ in func.overrides}
+        for use in typed_values(program, func):
+            for dim, axes in zip(use.type.dims, use.type.splits, strict=True):
+                if axes:
+                    found.setdefault((dim.name, func.name if dim.name in overridden else None), set()).add(dim.size)
+    return found
+
+
 def orders_in(program: Program, func: Func) -> dict[str, Order]:
     """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen.
 
@@ -121,7 +133,10 @@ def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
             cut: dict[str, list[str]] = {}
             for axes, dim in _cuts(move.operation):
                 cut.setdefault(dim, []).extend(axes)
-            found[name] = tuple(dim for dim, axes in cut.items() if set(axes) == set(_axes_of(kind, dim)))
+            left = [source for _, source, _ in move.operation.transfers] if isinstance(move.operation, AllToAll) else []
+            found[name] = tuple(
+                dim for dim, axes in cut.items() if set(axes) == set(_axes_of(kind, dim)) and dim not in left
+            )
     return found
 
 

@@ -91,6 +91,8 @@ def common_order(
     """
     was, becomes = set(before), set(after)
     both = was | becomes
+    if both.issubset(order) and size % order_size(order, mesh) == 0:
+        return order
     chips = math.prod(mesh[axis] for axis in both)
     if size % chips:
         return None
@@ -100,6 +102,16 @@ def common_order(
         if chip_digits(own, axes, size, mesh) != chip_digits(joint, axes, size, mesh):
             return None
     return joint
+
+
+def digit_values(order: Order, axis: str, indices: np.ndarray, size: int, mesh: Mapping[str, int]) -> np.ndarray:
+    """The digit of an axis in each of these global indices."""
+    stride = size
+    for digit in order:
+        stride //= radix(digit, mesh)
+        if digit == axis:
+            return indices // stride % mesh[axis]
+    raise ValueError(f"{axis} is no digit of {order}")
 
 
 def is_contiguous(order: Order, axes: Iterable[str], mesh: Mapping[str, int]) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import product
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.digits import Order, local_digits
+from shardwright.ir.digits import Order, chip_digits, fitting_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
 from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, Permute, ReduceScatter, Rename, Roll, Slice, Split
@@ -398,26 +398,11 @@ def differing_digits(
 def _normal(kind: TensorType, dims: Sequence[str], orders: Mapping[str, Order], mesh: Mesh) -> list[str | int]:
     """The digits of these dimensions one after the other: chip digits by axis, neighbouring local ones multiplied."""
     sequence: list[str | int] = []
-
-    def local(n: int) -> None:
-        if n == 1:
-            return
-        if sequence and isinstance(sequence[-1], int):
-            sequence[-1] *= n
-        else:
-            sequence.append(n)
-
     for name in dims:
-        split = {axis for axis in kind.split(name) if mesh[axis] > 1}
-        order = orders.get(name, ())
-        if not split:
-            local(kind.shape.size(name))
-            continue
-        for digit in order:
-            if digit in split:
-                sequence.append(digit)
+        split, size = kind.split(name), kind.shape.size(name)
+        for digit in chip_digits(fitting_order(orders.get(name, ()), split, size, mesh), split, size, mesh):
+            if sequence and isinstance(sequence[-1], int) and isinstance(digit, int):
+                sequence[-1] *= digit
             else:
-                local(mesh[digit] if isinstance(digit, str) else digit)
-        (*_, (_, rest)) = local_digits(order, split, kind.shape.size(name), mesh)
-        local(rest)
+                sequence.append(digit)
     return sequence

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
-from shardwright.ir.declarations import product_text
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
-from shardwright.ir.digit_orders import Use, orders_in, splitting_axes
-from shardwright.ir.digits import Order, common_order
+from shardwright.ir.digit_orders import orders_in, splitting_axes, typed_values
+from shardwright.ir.digits import Order, common_order, fitting_order
+from shardwright.ir.elaboration.demands import check_divides
 from shardwright.ir.extents import check_extents
 from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Alias, Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk, Update
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.strategies import check_strategy, differing_digits, movements_between, relayout_text
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
 from shardwright.ir.walk import reads
@@ -47,51 +47,29 @@ def verify(program: Program, level: Level) -> None:
 
 
 def check_divisibility(program: Program) -> None:
-    """Raises where the axes that split a dimension anywhere do not divide its size together, naming the uses."""
+    """Raises where chips do not divide an extent that a type splits over them, or its order lacks one of the axes."""
     diagnostics: list[Diagnostic] = []
     for (name, func), uses in splitting_axes(program).items():
+        order = program.dim(name).order if func is None else None  # a function's own size has digits of its own
+        for axis, use in uses.items():
+            if order is not None and axis not in order:
+                written = " ".join(map(str, order))
+                diagnostics += fault(
+                    "order",
+                    f"{use.value}: {use.type} splits {name} over {axis}, and the order of {name} is"
+                    f" {written or 'empty'}",
+                    use.span,
+                    Note("the order is given here", program.dim(name).span),
+                    f"add {axis} to it: dim {name}={program.dim(name).size} order {written} {axis}".replace("  ", " "),
+                ).diagnostics
+    declared = {dim.name: dim.size for dim in program.dims}
+    for use in dict.fromkeys(use for func in program.funcs for use in typed_values(program, func)):
         try:
-            _check_digits(program, name, func, uses)
+            check_divides(use.type, use.value, program.mesh, declared, use.span)
         except DiagnosticError as error:
-            diagnostics.extend(error.diagnostics)
+            diagnostics += error.diagnostics
     if diagnostics:
         raise DiagnosticError(diagnostics)
-
-
-def _check_digits(program: Program, name: str, func: str | None, uses: Mapping[str, Use]) -> None:
-    """One dimension: its order, if there is one, names every axis that splits it, and the axes divide its size."""
-    dim = program.dim(name)
-    size = dim.size if func is None else dict(program.func(func).overrides)[name]
-    if dim.order is not None and func is None:  # a function that overrides the size has digits of its own
-        for axis, use in uses.items():
-            if axis not in dim.order:
-                order = " ".join(map(str, dim.order))
-                raise fault(
-                    "order",
-                    f"{use.value}: {use.type} splits {name} over {axis}, and the order of {name} is {order or 'empty'}",
-                    use.span,
-                    Note("the order is given here", dim.span),
-                    f"add {axis} to it: dim {name}={size} order {order} {axis}".replace("  ", " "),
-                )
-    product = 1
-    before: dict[str, Use] = {}
-    for axis, use in uses.items():
-        product *= program.mesh[axis]
-        before[axis] = use
-        if size % product:
-            axes = "*".join(f"{axis}={program.mesh[axis]}" for axis in before)
-            notes: list[Note] = []
-            for other in dict.fromkeys(before.values()):
-                split = "".join(axis for axis in before if before[axis] == other)
-                notes.append(Note(f"{other.value}: {other.type} splits it over {split}", other.span))
-            raise fault(
-                "not-divisible",
-                f"{name}={size} is not divisible by {axes}: each axis that splits {name} anywhere is a digit of"
-                " its index",
-                use.span,
-                *notes,
-                f"split {name} over the same axes everywhere, or make its size a multiple of {product}",
-            )
 
 
 def _holes(name: str, kind: ValueType, span: Span) -> tuple[Diagnostic, ...]:
@@ -188,8 +166,6 @@ class _Checker:
             return  # a type with holes, of which something is said where it is written
         check_strategy(statement.operation, statement.operands, known, made, self.program.mesh)
         self.memories(statement, known, made)
-        for value, kind in zip(statement.results, made, strict=True):
-            self.divides(value, kind)
         if known and known[0] is not None:
             self.digits(statement, known[0], made[0])
 
@@ -226,18 +202,6 @@ class _Checker:
                     f"in an explicit program movement is a statement: {way}",
                 )
 
-    def divides(self, value: Value, kind: TensorType) -> None:
-        """The chips divide the extent, which an operation may have made a part of the dimension's size."""
-        for dim, axes in zip(kind.dims, kind.splits, strict=True):
-            if dim.size % self.program.mesh.product(axes):
-                raise fault(
-                    "not-divisible",
-                    f"{value.name} has {dim.size} of {dim.name}, which are not divisible by"
-                    f" {product_text(axes, self.program.mesh)}",
-                    value.span,
-                    f"split {dim.name} over fewer axes",
-                )
-
     def shapes(self, statement: Let, scope: Scope) -> None:
         """What inference gives is what stands there; passes that build statements by hand are caught here."""
         declared = [value.shape for value in statement.results]
@@ -257,6 +221,10 @@ class _Checker:
                 )
         if isinstance(statement.operation, Take | Concat | Topk):
             self.blocks(statement.operation, args)
+
+    def order(self, kind: TensorType, dim: str) -> Order:
+        """The digits of a dimension of a value of this type."""
+        return fitting_order(self.orders.get(dim, ()), kind.split(dim), kind.shape.size(dim), self.program.mesh)
 
     def digits_in_place(self, statement: Let, operand: TensorType, result: TensorType) -> None:
         """A movement of digits leaves every index where it is, so the dimension is read alike before and after it."""
@@ -327,11 +295,11 @@ class _Checker:
                 "gather first, or pin orders of the dimensions that agree, as in: dim E=16 order 4 x",
             )
         if isinstance(statement.operation, Take | Concat | Topk) and operand.split(statement.operation.dim):
-            by, dims = statement.operation.by, [statement.operation.dim]
+            by, sides = statement.operation.by, [(operand, statement.operation.dim)]
             if isinstance(statement.operation, Topk):
-                dims.append(statement.operation.target)
-            for dim in dims:
-                if self.orders.get(dim, ())[: len(by)] != by:
+                sides.append((result, statement.operation.target))
+            for kind, dim in sides:
+                if self.order(kind, dim)[: len(by)] != by:
                     raise fault(
                         "digits",
                         f"{statement.operation.keyword} by {' '.join(by)}: these are not the outermost digits of {dim}",
@@ -340,7 +308,7 @@ class _Checker:
                     )
         if isinstance(statement.operation, Roll):
             axes, dim = statement.operation.axes, statement.operation.dim
-            if set(self.orders.get(dim, ())[: len(axes)]) != set(axes):
+            if set(self.order(operand, dim)[: len(axes)]) != set(axes):
                 raise fault(
                     "digits",
                     f"roll over {' '.join(axes)}: these are not the outermost digits of {dim}",

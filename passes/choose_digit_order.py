@@ -14,6 +14,7 @@ from shardwright.ir.digit_orders import (
     gathered_or_cut,
     order_within,
     orders_in,
+    split_extents,
     splitting_axes,
     strided_dims,
     typed_values,
@@ -55,8 +56,8 @@ class ChooseDigitOrder(Pass):
     that pass a split need equal digits on both sides, which comes first. An order that the author pinned stays; of
     equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that
     might still come to split the dimension, as far as its size divides. With `tied=true` only dimensions that such
-    statements tie together get an order: what the movements must keep to, while all others still have room for digits
-    of their own.
+    statements tie together get an order, and those without room for the digits of all their values: what the
+    movements must keep to, while all others may get further digits.
     """
 
     name: ClassVar[str] = "choose-digit-order"
@@ -138,11 +139,20 @@ class _Search:
             dim
             if dim.order is not None
             else replace(dim, order=self.extended(dim, chosen.get(dim.name) or self.candidates(dim.name)[0]))
-            if dim.name in chosen or (self.used.get(dim.name) and not tied_only)
+            if dim.name in chosen or (self.used.get(dim.name) and (not tied_only or self.cramped(dim)))
             else dim
             for dim in self.program.dims
         )
         return replace(self.program, dims=dims)
+
+    def cramped(self, dim: DimInfo) -> bool:
+        """Whether the digits do not fit into all extents that are split: movements then depend on their order."""
+        return any(
+            extent % self.program.mesh.product(self.splits[key])
+            for key, extents in split_extents(self.program).items()
+            for extent in extents
+            if key[0] == dim.name
+        )
 
     def digits(self, dim: DimInfo) -> set[str]:
         """The axes in the order of a dimension: those that split it, also where a function gives it another size.

@@ -156,7 +156,8 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
                 middle, target = before.result.type, statement.result.type
                 if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
                     better = plan(source, target, mesh, orders)
-                    now = received_bytes(_move(before), source, mesh) + received_bytes(_move(statement), middle, mesh)
+                    now = received_bytes(_move(before), source, mesh, orders)
+                    now += received_bytes(_move(statement), middle, mesh, orders)
                     if len(better.steps) < 2 and better.bytes_received <= now:
                         operation = better.steps[0].operation if better.steps else Alias()
                         made[first] = replace(statement, operation=operation, operands=before.operands)
@@ -186,7 +187,7 @@ def _move(statement: Let) -> Movement:
 def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: Mapping[str, int]) -> int | None:
     """Where the movement stands whose result this movement alone uses, in the same block.
 
-    Rolls and permutes are none such.
+    Rolls are none such, nor permutes to and from blocks.
     """
     if not isinstance(statement, Let) or not _retypes(statement.operation):
         return None
@@ -202,4 +203,6 @@ def _movement(made: list[Statement], at: dict[str, int], statement: Statement, u
 def _retypes(operation: Operation) -> bool:
     if isinstance(operation, Fetch) and operation.ahead:
         return False  # it changes which slice is read, too
-    return isinstance(operation, Movement) and not isinstance(operation, Permute | Roll | Start | Wait)
+    if isinstance(operation, Permute) and operation.blocks:
+        return False  # it changes which indices the chips hold, and not the type
+    return isinstance(operation, Movement) and not isinstance(operation, Roll | Start | Wait)

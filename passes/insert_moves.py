@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.resharding import plan
-from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digit_orders import orders_in, split_extents
 from shardwright.ir.digits import Order
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Program, Statement
@@ -48,6 +49,7 @@ class _Digits:
 
     def __init__(self, program: Program) -> None:
         self.pinned = tuple(dim.name for dim in program.dims if dim.order is not None)
+        self.extents = {key: math.gcd(*extents) for key, extents in split_extents(program).items()}
         self.added: dict[tuple[str, str | None], list[str]] = {}
 
     def beside(self, found: Mapping[str, Order], func: Func) -> dict[str, Order]:
@@ -56,6 +58,10 @@ class _Digits:
             name: (*order, *(axis for axis in self.added.get(_key(name, func), ()) if axis not in order))
             for name, order in found.items()
         }
+
+    def room(self, func: Func) -> dict[str, int]:
+        """What the digits of a dimension have to divide for all values of the function that are split."""
+        return {name: extent for (name, where), extent in self.extents.items() if _key(name, func) == (name, where)}
 
     def add(self, kind: TensorType, func: Func) -> None:
         for dim, axes in zip(kind.dims, kind.splits, strict=True):
@@ -85,7 +91,8 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
         # No movement stores in several memories: the demand for the type stays as the statement that does.
         spread = target.placement.tier is None
         goal = replace(target, placement=ON_DEVICE) if spread else target
-        steps = plan(source, goal, program.mesh, digits.beside(orders, func), pinned=digits.pinned).steps
+        known, room = digits.beside(orders, func), digits.room(func)
+        steps = plan(source, goal, program.mesh, known, pinned=digits.pinned, room=room).steps
         for i, step in enumerate(steps):
             if i + 1 == len(steps) and not spread:
                 value = statement.result

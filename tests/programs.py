@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, inf
+from math import gcd, inf, prod
 from random import Random
 
 import hypothesis.strategies as st
@@ -49,9 +49,9 @@ class Tensor:
         return tuple(dim for dim in self.dims if dim[0] not in names)
 
 
-def random_program(seed: int) -> str:
-    """The text of the program with this number."""
-    return _Writer(Random(seed)).program()
+def random_program(seed: int, *, cramped: bool = False) -> str:
+    """The text of the program with this number; where it is cramped, dimensions have room for some axes only."""
+    return _Writer(Random(seed), cramped).program()
 
 
 def programs() -> st.SearchStrategy[str]:
@@ -62,6 +62,7 @@ def programs() -> st.SearchStrategy[str]:
 @dataclass
 class _Writer:
     random: Random
+    cramped: bool = False
     mesh: dict[str, int] = field(default_factory=dict[str, int])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     lines: list[str] = field(default_factory=list[str])
@@ -81,20 +82,23 @@ class _Writer:
         random = self.random
         shape = random.choice(MESHES)
         self.mesh = dict(zip("xyz", shape, strict=False))
-        n = 1
-        for size in shape:
-            n *= size
+        n = prod(shape)
         base = n if n > 1 else random.choice((1, 2, 3))
+
+        def room() -> int:
+            return prod(size for size in shape if self.chance(0.5)) if self.cramped else base
+
+        length = room()
         declared = {
-            "B": base * random.choice((1, 2)),
-            "L": base,
-            "E": 2 * base,
-            "F": base * random.choice((1, 2)),
-            "K": base,
+            "B": room() * random.choice((1, 2)),
+            "L": length,
+            "E": 2 * room(),
+            "F": room() * random.choice((1, 2)),
+            "K": room(),
             "G": 2,
             "D": random.choice((2, 4)),
-            "T": 2 * base,
-            "V": base * random.choice((1, 2)),
+            "T": 2 * length * (room() if self.cramped else 1),
+            "V": room() * random.choice((1, 2)),
             "N": random.choice((1, 2, 3)),
             "C": 2,
         }

@@ -171,13 +171,15 @@ def test_types_at_fault(shardwright: Callable, source: str, target: str, err: st
 
 
 def test_a_dimension_without_room(shardwright: Callable) -> None:
-    got = shardwright("reshard", "A_x", "A_y", "--mesh", "x=4,y=2", "--dim", "A=4")
-    assert got.status == 1
-    assert got.err == (
-        "TO:1:1: error: A=4 is not divisible by x=4*y=2: A_x and A_y need all of these digits of A [not-divisible]\n"
-        "  A_y\n"
-        "  ^^^\n"
-        "note: make A a multiple of 8, or split it over the same axes in both\n"
+    got = shardwright("reshard", "BA_x", "BA_y", "--mesh", "x=4,y=8", "--dim", "A=8,B=128")
+    assert (got.status, got.err) == (0, "")
+    assert got.out == (
+        "movement            type       bytes received\n"
+        "                    bf16 BA_x\n"
+        "permute[A: x -> y]  bf16 BA_y             256\n"
+        "\n"
+        "256 bytes received per chip on x=4 y=8; the lower bound\n"
+        "A=8 has no room for the digits x y together, so chips hold blocks\n"
     )
 
 

@@ -6,7 +6,7 @@ from oracles.differential import in_simulator, jax_tolerance, surface_program, u
 from programs import programs
 
 from shardwright.backends.validation import TOLERANCE
-from shardwright.ir.diagnostics import Source
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.format import format_module
 from shardwright.ir.parser import parse
@@ -15,12 +15,25 @@ from shardwright.passes.pipelines import explicit
 
 SIMULATED, PER_TEST = 2000, 25
 UNDER_JAX, PER_JAX_TEST = 200, 5
+CRAMPED = 50
 
 
 @pytest.mark.parametrize("first", range(0, SIMULATED, PER_TEST))
 def test_simulator_gives_the_unsharded_result(first: int) -> None:
     for seed in range(first, first + PER_TEST):
         assert in_simulator(surface_program(seed), seed) <= TOLERANCE, f"random program {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, CRAMPED, PER_TEST))
+def test_what_check_accepts_compiles_where_digits_do_not_fit(first: int) -> None:
+    """Dimensions have room for some axes only: demands are met by gathers, slices and permutes, never refused."""
+    for seed in range(first, first + PER_TEST):
+        try:
+            program = surface_program(seed, cramped=True)
+        except DiagnosticError as error:  # a type that its own axes do not divide
+            assert {d.code for d in error.diagnostics} == {"not-divisible"}  # noqa: PT017
+            continue
+        assert in_simulator(program, seed) <= TOLERANCE, f"random program {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, UNDER_JAX, PER_JAX_TEST))

@@ -116,6 +116,10 @@ def _table(made: Plan, mesh: Mesh, topology: Topology | None) -> str:
     lines += ["", f"{made.bytes_received:,} bytes received per chip on {mesh}; {verdict}"]
     if topology is not None:
         lines.append(f"{duration_text(made.time_s(topology))} on {topology.chip.name}")
+    for dim, was, becomes in zip(made.source.dims, made.source.splits, made.target.splits, strict=True):
+        if dim.size % mesh.product({*was, *becomes}):
+            digits = " ".join(map(str, made.orders[dim.name]))
+            lines.append(f"{dim.name}={dim.size} has no room for the digits {digits} together, so chips hold blocks")
     if made.remark:
         lines.append(f"remark: {made.remark}")
     return "\n".join(lines)

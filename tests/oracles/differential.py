@@ -25,9 +25,9 @@ def jax_tolerance(program: Program) -> float:
     return max(_TOLERANCES.get(dtype, 0.0) for dtype in formats)
 
 
-def surface_program(seed: int) -> Program:
+def surface_program(seed: int, *, cramped: bool = False) -> Program:
     """The random program with this number."""
-    return elaborate(parse(Source(f"random program {seed}", random_program(seed))))
+    return elaborate(parse(Source(f"random program {seed}", random_program(seed, cramped=cramped))))
 
 
 def in_simulator(program: Program, seed: int) -> float:
