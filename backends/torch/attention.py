@@ -8,13 +8,17 @@ pieces may lie in different memories and be attended at the same time by differe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+_TOGETHER_BYTES = 8 << 20
+"""Of keys and values in 32 bits that are attended at a time on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Query:
     scale: float
     window: int = 0
     sparse: float = 1.0
+
+    def of_rows(self, start: int, stop: int) -> Query:
+        return replace(self, q=self.q[start:stop], pos=self.pos[start:stop])
 
     @property
     def at(self) -> Tensor:
@@ -74,6 +81,26 @@ def attend_cached(query: Query, keys: Tensor, values: Tensor, start: int) -> Par
     if query.window:
         visible = visible & (t > query.at[:, :, None] - query.window)
     return _partial(query, keys, values, visible, sparse=query.sparse)
+
+
+def attend_piece(
+    query: Query, piece: Tensor, decoded: Callable[[Tensor], tuple[Tensor, Tensor]], start: int
+) -> Partial:
+    """The same over a piece of a cache as it is kept, [T, 2, B, width]; `decoded` gives its keys and values. On the CPU
+    some rows at a time: what is made of the piece for a product is counted nowhere."""
+    import torch
+
+    n, together = piece.shape[2], piece.shape[2]
+    if piece.device.type == "cpu":
+        row_bytes = 4 * piece.shape[0] * 2 * query.q.shape[1] * query.q.shape[4]
+        together = max(1, _TOGETHER_BYTES // max(1, row_bytes))
+    if together >= n:
+        return attend_cached(query, *decoded(piece), start)
+    parts = [
+        attend_cached(query.of_rows(at, at + together), *decoded(piece[:, :, at : at + together]), start)
+        for at in range(0, n, together)
+    ]
+    return Partial(*(torch.cat(t) for t in zip(*((p.greatest, p.total, p.summed) for p in parts), strict=True)))
 
 
 def attend_new(query: Query, keys: Tensor, values: Tensor) -> Partial:
@@ -146,6 +173,14 @@ def attend_all(query: Query, keys: Tensor, values: Tensor) -> Tensor:
     from torch.nn import functional
 
     B, K, G, L, D = query.q.shape
+    if G > 1 and query.q.device.type == "cpu":  # some rows at a time: the copies below are counted nowhere
+        together = max(1, _TOGETHER_BYTES // (2 * K * G * L * D * query.q.itemsize))
+        if together < B:
+            whole = torch.empty_like(query.q, memory_format=torch.contiguous_format)
+            for at in range(0, B, together):
+                rows = slice(at, at + together)
+                whole[rows] = attend_all(query.of_rows(at, at + together), keys[rows], values[rows])
+            return whole
     q = query.q.reshape(B, K * G, L, D)
     k, v = (
         t.permute(0, 2, 1, 3).repeat_interleave(G, dim=1) if G > 1 else t.permute(0, 2, 1, 3) for t in (keys, values)

@@ -12,9 +12,9 @@ from shardwright.backends.torch.attention import (
     Partial,
     Query,
     attend_all,
-    attend_cached,
     attend_filled,
     attend_new,
+    attend_piece,
     merge,
 )
 from shardwright.backends.torch.batches import Batch, Options
@@ -104,7 +104,8 @@ class Computation:
             block.run(values)  # PyTorch's allocator counts
         else:
             what = f"what {staged.func.name} of batch {batch.number} computes with"
-            weights = [t for name, t in values.tensors.items() if name in stage.weights]
+            as_computed = self.weights.as_computed(stage)
+            weights = [t for name, t in values.tensors.items() if name in as_computed]
             counted = {t.untyped_storage().data_ptr() for t in [*weights, *(v.tensor for v in batch.hidden)]}
             block.run(values, partial(self.tiers.memories[Tier.DEVICE].working_on, what), counted)
         made = block.outputs(values)
@@ -222,7 +223,7 @@ class Computation:
         if kept is not None:
             pieces.append((kept, rows_on(cache.shape.pieces, Tier.DEVICE).start))
         for piece, start in pieces:
-            parts.append(attend_cached(query, *cache.shape.decoded(piece), start))
+            parts.append(attend_piece(query, piece, cache.shape.decoded, start))
         if host is not None:
             parts += [part.to(query.q.device) for part in host.result()]
         return merge(parts)
@@ -246,7 +247,7 @@ class Computation:
 
         def attended() -> list[Partial]:
             with torch.inference_mode():
-                return [attend_cached(there, *cache.shape.decoded(piece), start) for piece, start in pieces]
+                return [attend_piece(there, piece, cache.shape.decoded, start) for piece, start in pieces]
 
         return self.host.submit(attended)
 

@@ -29,6 +29,9 @@ PAGE = 4096
 CHUNK = 4 << 20
 """Bytes that one thread reads at a time."""
 
+BUFFER = CHUNK + 2 * PAGE
+"""Bytes of the buffer that a thread reads through past the page cache, where what it reads is not aligned."""
+
 _MEMORY_FACTS = Path("/proc/meminfo")
 
 
@@ -131,7 +134,7 @@ class Readers:
 
         assert file.direct is not None
         if not hasattr(self._buffers, "own"):
-            self._buffers.own = np.frombuffer(mmap.mmap(-1, CHUNK + 2 * PAGE), np.uint8)
+            self._buffers.own = np.frombuffer(mmap.mmap(-1, BUFFER), np.uint8)
         before = offset % PAGE
         whole = -(-(before + len(view)) // PAGE) * PAGE
         done = max(0, _read(file, what, file.direct, self._buffers.own[:whole], offset - before) - before)

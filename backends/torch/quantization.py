@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_WIDENED = 1 << 20
+"""Numbers that are widened at a time on the CPU."""
+
+
 def quantized_bytes(elements: int, quantized: GroupQuantization = INT4) -> int:
     """Of a row of so many elements: their bits, an even number of bytes in all, and 4 for each group. The last group
     may have fewer than 64."""
@@ -110,4 +114,14 @@ class Coding:
         return quantize(rows, self.quantized) if self.quantized else rows
 
     def decode(self, kept: Tensor) -> Tensor:
-        return dequantize(kept, self.elements, self.dtype, self.quantized) if self.quantized else kept
+        """The rows as numbers: themselves, or widened, on the CPU some at a time, so that what they go through is
+        little beside what they become."""
+        if not self.quantized:
+            return kept
+        step = max(1, _WIDENED // max(1, self.elements))
+        if kept.dim() != 2 or kept.device.type != "cpu" or len(kept) <= step:
+            return dequantize(kept, self.elements, self.dtype, self.quantized)
+        made = kept.new_empty((len(kept), self.elements), dtype=self.dtype)
+        for at in range(0, len(kept), step):
+            made[at : at + step] = dequantize(kept[at : at + step], self.elements, self.dtype, self.quantized)
+        return made

@@ -46,6 +46,10 @@ class Rings:
             if nbytes:
                 self._rings[name] = [make(what, (nbytes,), torch.uint8) for _ in range(2)]
 
+    def release(self) -> None:
+        """Lets go of the memory, whoever still has this object."""
+        self._rings.clear()
+
     def buffer(self, name: str, order: int, nbytes: int | None = None) -> Tensor:
         """The one for the `order`-th use, its first `nbytes`."""
         buffer = self._rings[name][order % 2]

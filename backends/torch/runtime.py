@@ -53,7 +53,11 @@ class Runtime:
         self._host = ThreadPoolExecutor(1, thread_name_prefix="host attention")
 
     def close(self) -> None:
+        """Ends its thread and lets go of the memory of buffers and weights: who holds this object may be an error that
+        is kept for what it says."""
         self._host.shutdown(wait=True, cancel_futures=True)
+        self.rings.release()
+        self.weights.release()
 
     def reserve(self, batches: Sequence[Batch]) -> None:
         """Allocates the buffers through which caches and hidden states go, once for all batches of a run."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright.backends.torch.disk import Readers, page_aligned
+from shardwright.backends.torch.disk import BUFFER, Readers, page_aligned
 from shardwright.backends.torch.host_memory import HostMemory
 from shardwright.backends.torch.memory import Memory
 from shardwright.backends.torch.spill import SpillFile
@@ -117,6 +117,8 @@ def open_tiers(
             stack.enter_context(_capped(place, memories[Tier.DEVICE].cap))
         host = HostMemory(memories[Tier.HOST], pinned=place.type == "cuda")
         stack.callback(host.close)
+        if direct:
+            memories[Tier.HOST].take("the buffers of the threads that read files", readers * BUFFER)
         pool = Readers(readers, direct=direct)
         stack.callback(pool.close)
         spill = SpillFile(folder, memories[Tier.DISK], pool)

@@ -232,7 +232,7 @@ class Weights:
                     if progress is not None:
                         progress(done, total)
                     continue
-                for part in _blocks(rows, kept.coding):
+                for part in _blocks(kept, rows):
                     made = kept.coding.encode(self._read(kept, part))
                     if rows.tier is Tier.DISK:
                         assert kept.spilled is not None
@@ -307,6 +307,14 @@ class Weights:
             )
         ]
 
+    def release(self) -> None:
+        """Lets go of the memory of all weights and buffers, whoever still has this object."""
+        for kept in self._kept.values():
+            kept.device = kept.host = None
+        self._views.clear()
+        self._slots.clear()
+        self._rings.clear()
+
     # ------------------------------------------------------------ in the run
 
     def read_part(self, stage: Stage, order: int, part: int) -> None:
@@ -330,7 +338,8 @@ class Weights:
 
             def put_together() -> None:
                 with torch.inference_mode():  # `target` was made in it, by another thread than may call this
-                    target.copy_(self._read(kept, rows))
+                    for part in _blocks(kept, rows):
+                        target[part.start - rows.start : part.stop - rows.start].copy_(self._read(kept, part))
 
             return [put_together]
         return self._range_jobs(kept.ranges, target)
@@ -353,6 +362,10 @@ class Weights:
                 if source is None:
                     source = self._disk_rows(kept, order, at, ring)
                 target[rows.start : rows.stop].copy_(source, non_blocking=True)
+
+    def as_computed(self, stage: Stage) -> set[str]:
+        """The weights of a stage that are computed with as they lie. Others are widened anew for each use."""
+        return {kept.value.name for kept in self.of(stage) if not kept.coding.quantized}
 
     def _slot(self, kept: Kept, order: int, at: int) -> Tensor:
         return _view(self._slots[order % RING], at, (kept.n_rows, kept.coding.width), kept.coding.kept_as)
@@ -402,9 +415,11 @@ def _kept(
     return Kept(value, layer, layer_dim, dims, coding, rows, at_hand, n_rows, leading, as_stored)
 
 
-def _blocks(rows: Rows, coding: Coding) -> Iterator[Rows]:
-    """Rows of about 64 MB of numbers at a time."""
-    step = max(1, (64 << 20) // max(1, coding.elements * 4))
+def _blocks(kept: Kept, rows: Rows) -> Iterator[Rows]:
+    """Some of a weight's rows at a time. What they go through on their way to where they lie is counted nowhere, so it
+    is little beside the weight; but where the file has another order, each block reads more of it than it takes."""
+    row_bytes = 4 * max(1, kept.coding.elements)
+    step = max(1, min(64 << 20, max(1 << 20, kept.n_rows * row_bytes // 16)) // row_bytes)
     for start in range(rows.start, rows.stop, step):
         yield Rows(rows.tier, start, min(rows.stop, start + step))
 

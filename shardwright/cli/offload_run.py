@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -124,10 +125,12 @@ def execute_run(args: argparse.Namespace) -> int:
     """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
     prints what was measured (`offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered before,
     and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
+    from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.backends.torch.world import in_world, joined
     from shardwright.generation.journal import Journal
     from shardwright.offloading.launching import run_together
 
+    give_back_what_is_freed()
     if in_world():
         with joined(silence=args.silence_timeout) as world:
             args.json = args.json and world.writes
@@ -143,6 +146,7 @@ def execute_run(args: argparse.Namespace) -> int:
 def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
     """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
     from shardwright.backends.torch.memory import OutOfMemoryError
+    from shardwright.backends.torch.resident import give_back_now
     from shardwright.offloading.room import Room
 
     room = Room()
@@ -152,10 +156,11 @@ def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
         except OutOfMemoryError as error:
             if args.policy is not None or not room.can_shrink(error.tier):
                 raise
-            room = room.less(error.tier)
-            said = error.diagnostics[0].message
+            room, said = room.less(error.tier), error.diagnostics[0].message
+            traceback.clear_frames(error.__traceback__)  # of which some lead back to the error
             print(f"{said}; planning for {room.share(error.tier):.0%} of that memory", file=sys.stderr)
-            asked = replace(asked, request=_request(args, asked.prompts, 1, room))
+        give_back_now()
+        asked = replace(asked, request=_request(args, asked.prompts, 1, room))
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
@@ -314,11 +319,13 @@ def _summary(measured: dict[str, Any]) -> str:
     decode = measured["decode_tokens_per_second"]
     decode = "" if decode is None else f", {decode:,.1f} in decode"
     peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
+    imports, most = measured["imports_bytes"], measured["resident_bytes"]
+    resident = "" if None in {imports, most} else f"; memory after imports: {sized(imports)}, at most: {sized(most)}"
     return (
         f"{measured['new_tokens']:,} new tokens in {measured['seconds']:.1f} s:"
         f" {measured['tokens_per_second']:,.1f} per second{decode};"
         f" prompts included {measured['actual_throughput']:,.1f},"
-        f" with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}"
+        f" with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}{resident}"
     )
 
 

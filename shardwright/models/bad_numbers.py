@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
-from shardwright.models.safetensors_files import TensorFile, open_files
+from shardwright.models.safetensors_files import TensorFile, number_formats, open_files
 from shardwright.models.weight_map import weight_map
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _BLOCK = 8 << 20
@@ -71,7 +70,7 @@ def _blocks(file: TensorFile, name: str) -> Iterator[tuple[int, NDArray[Any]]]:
     """The numbers of a tensor in their order, some at a time, each time with how many were before."""
     import numpy as np
 
-    stored = _formats()[file.dtype(name)]
+    stored = number_formats()[file.dtype(name)]
     begin, end = file.range(name)
     with file.path.open("rb") as opened:
         for at in range(begin, end, _BLOCK):
@@ -83,7 +82,7 @@ def _first(numbers: NDArray[Any], dtype: DType) -> int | None:
     """Where the first number is that is not finite in `dtype`."""
     import numpy as np
 
-    target = _formats()[{DType.F16: "F16", DType.BF16: "BF16"}.get(dtype, "F32")]
+    target = number_formats()[{DType.F16: "F16", DType.BF16: "BF16"}.get(dtype, "F32")]
     with np.errstate(over="ignore", invalid="ignore"):
         bad = ~np.isfinite(numbers.astype(target))
     return int(bad.argmax()) if bad.any() else None
@@ -93,11 +92,3 @@ def _index(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     import numpy as np
 
     return tuple(int(i) for i in np.unravel_index(at, shape)) if shape else ()
-
-
-def _formats() -> dict[str, np.dtype[Any]]:
-    import ml_dtypes
-    import numpy as np
-
-    numbers = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-    return {name: np.dtype(each) for name, each in numbers.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import struct
 from collections.abc import Iterable
@@ -15,10 +17,27 @@ from shardwright.ir.index_boxes import Index
 from shardwright.models.config import shown
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+
+_FAR = 16 << 10
+"""Bytes between two ranges of a file from which on they are read one by one, not with what is between them."""
+
+_AT_ONCE = 256 << 10
+"""Bytes that are read with what is between the ranges that are wanted."""
+
+
+def number_formats() -> dict[str, np.dtype[Any]]:
+    """The formats of floats of safetensors, by their names there."""
+    import ml_dtypes
+    import numpy as np
+
+    numbers = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    return {name: np.dtype(each) for name, each in numbers.items()}
 
 
 class TensorFile:
@@ -55,20 +74,58 @@ class TensorFile:
         return str(self.handle.get_slice(name).get_dtype())
 
     def read(self, name: str, box: Index) -> NDArray[Any]:
-        """The box of a tensor, copied out of the file; nothing else of it is read.
+        """The box of a tensor, copied out of the file, of which little else is read.
 
-        Raises a `DiagnosticError` where the file has become shorter, in which the operating system would end the
-        process, because the library maps files into memory.
+        It is read, not mapped: pages of a mapping count as this process's memory, and end it where the file has become
+        shorter. Raises a `DiagnosticError` in that case.
         """
-        if self._size() < self.size:
-            raise at(
-                self.path,
-                "corrupt-file",
-                f"tensor {name} cannot be read: the file had {self.size} bytes when it was opened, and has"
-                f" {self._size()} now",
-                "something changed it in the meantime; begin again when it is complete",
-            )
-        return self.handle.get_slice(name)[box]
+        import numpy as np
+
+        shape, dtype = self.shape(name), number_formats()[self.dtype(name)]
+        extents = tuple(part.stop - part.start for part in box)
+        made = np.empty(extents, dtype)
+        if not made.size:
+            return made
+        begin, target = self.range(name)[0], made.reshape(-1).view(np.uint8)
+        # Along the last dimension of which not all is taken there are rows; what is beneath it lies together.
+        last = max((i for i, part in enumerate(box) if (part.start, part.stop) != (0, shape[i])), default=0)
+        beneath = math.prod(shape[last + 1 :]) * dtype.itemsize
+        first = box[last].start * beneath if box else 0
+        if last == 0:
+            self._fill(name, target, begin + first)
+            return made
+        run, row, n = extents[last] * beneath, shape[last] * beneath, extents[last - 1]
+        outer, sizes = box[: last - 1], shape[: last - 1]
+        for number, index in enumerate(itertools.product(*(range(part.start, part.stop) for part in outer))):
+            before = sum(i * math.prod(sizes[at + 1 :]) for at, i in enumerate(index)) * shape[last - 1]
+            place = begin + (before + box[last - 1].start) * row
+            rows = target[number * n * run : (number + 1) * n * run].reshape(n, run)
+            if row - run > _FAR:
+                for i in range(n):
+                    self._fill(name, rows[i], place + i * row + first)
+                continue
+            together = max(1, _AT_ONCE // row)
+            for i in range(0, n, together):
+                whole = np.empty((min(together, n - i), row), np.uint8)
+                self._fill(name, whole.reshape(-1), place + i * row)
+                rows[i : i + together] = whole[:, first : first + run]
+        return made
+
+    def _fill(self, name: str, target: NDArray[Any], offset: int) -> None:
+        """Reads bytes into all of `target`, from this place of the file on."""
+        buffer: Any = target
+        done, view = 0, memoryview(buffer)
+        while done < len(view):
+            n = os.preadv(self._file.fileno(), [view[done:]], offset + done)
+            if not n:
+                raise at(
+                    self.path,
+                    "corrupt-file",
+                    f"tensor {name} cannot be read: the file had {self.size} bytes when it was opened, and has"
+                    f" {self._size()} now",
+                    "something changed it in the meantime; begin again when it is complete",
+                )
+            done += n
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size

@@ -12,7 +12,8 @@ class Report:
     block; in the diagonal schedule, `mixed`, prefill and decode of different batches share each pass, and there is no
     such number. `padded_tokens` are what was computed, positions of padding and of rows that had ended among them;
     the padded throughput is of these, the actual one of tokens of prompts and texts (Sheng et al. 2023, section 6.1 and
-    table 25). `ended_tokens` are those of texts that have ended."""
+    table 25). `ended_tokens` are those of texts that have ended. `imports_bytes` are resident before the run takes
+    anything, `resident_bytes` the most since the process began, None where the operating system does not say."""
 
     prompts: int = 0
     new_tokens: int = 0
@@ -25,6 +26,8 @@ class Report:
     mixed: bool = False
     peak_bytes: dict[str, int] = field(default_factory=dict[str, int])
     moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    imports_bytes: int | None = None
+    resident_bytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         decoding = self.seconds - self.prefill_seconds
@@ -41,4 +44,6 @@ class Report:
             "padded_throughput": self.padded_tokens / self.seconds if self.seconds else 0.0,
             "peak_bytes": self.peak_bytes,
             "moved_bytes": self.moved_bytes,
+            "imports_bytes": self.imports_bytes,
+            "resident_bytes": self.resident_bytes,
         }

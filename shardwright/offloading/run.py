@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -83,6 +84,12 @@ class OffloadedModel:
 
         from shardwright.backends.torch.batches import Options
         from shardwright.backends.torch.links import Links
+        from shardwright.backends.torch.resident import (
+            give_back_now,
+            give_back_what_is_freed,
+            load_kernels,
+            resident_bytes,
+        )
         from shardwright.backends.torch.runtime import Pipeline, Runtime
         from shardwright.backends.torch.stages import staged
         from shardwright.backends.torch.tiers import open_tiers
@@ -90,6 +97,10 @@ class OffloadedModel:
         from shardwright.models.checkpoint import CheckpointSource
 
         request, policy, world = self.request, self.request.policy, self.world
+        give_back_what_is_freed()
+        load_kernels()
+        give_back_now()
+        self.report.imports_bytes = resident_bytes()
         device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if world is not None:
             device = world.device(request.device)
@@ -225,6 +236,9 @@ class OffloadedModel:
         return {str(tier): memory.used + memory.working for tier, memory in self.tiers.memories.items()}
 
     def _measured(self) -> None:
+        from shardwright.backends.torch.resident import peak_resident_bytes
+
+        self.report.resident_bytes = peak_resident_bytes()
         self.report.peak_bytes = {str(tier): memory.peak for tier, memory in self.tiers.memories.items()}
         if self.tiers.device.type == "cuda":
             import torch
@@ -247,9 +261,16 @@ class OffloadedModel:
             return diagonal_order(numbers, tokens, together, self.place)
         return zigzag_order(numbers, tokens, self.place)
 
+    def _texts(self, number: int, bucket: Bucket) -> Texts:
+        count = None
+        if self.tiers.device.type != "cuda":  # where PyTorch's allocator counts
+            what = f"what the tokens of batch {number} are drawn with"
+            count = partial(self.tiers.memories[Tier.DEVICE].working_on, what)
+        return Texts(bucket, self.settings, self.programs.vocab, self.report, count)
+
     def _block(self, block: list[tuple[int, Bucket]]) -> Iterator[Completion]:
         batches = [self._batch(number, bucket) for number, bucket in block]
-        texts = {number: Texts(bucket, self.settings, self.programs.vocab, self.report) for number, bucket in block}
+        texts = {number: self._texts(number, bucket) for number, bucket in block}
         order = self._order([number for number, _ in block])
         ended: SimpleQueue[Texts | BaseException | None] = SimpleQueue()
         stopped = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.generation.bad_logits import check_scores, check_token
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 class Texts:
     """The texts of a batch as they grow."""
 
-    def __init__(self, bucket: Bucket, settings: Settings, vocab: int, report: Report) -> None:
-        """Tokens are counted in `report`."""
+    def __init__(
+        self,
+        bucket: Bucket,
+        settings: Settings,
+        vocab: int,
+        report: Report,
+        count: Callable[[int], None] | None = None,
+    ) -> None:
+        """Tokens are counted in `report`; `count` is told the bytes of what lives at once while they are drawn."""
+        self._count = count
         self.bucket = bucket
         self.settings = settings
         self.vocab = vocab
@@ -80,7 +88,7 @@ class Texts:
             given["top_k"] = torch.full((rows,), settings.top_k)
             given["top_p"] = torch.full((rows,), settings.top_p)
         values = Values({value.name: given[value.name].to(device) for value in func.params})
-        self._chosen_by.run(values)
+        self._chosen_by.run(values, self._count)
         (chosen,) = self._chosen_by.outputs(values)
         return [int(number) for number in chosen.cpu()]
 

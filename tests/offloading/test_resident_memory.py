@@ -1,0 +1,124 @@
+"""Runs in processes of their own: what the operating system counts as theirs stays within the caps and the imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.backends.torch.resident import (
+    give_back_now,
+    give_back_what_is_freed,
+    peak_resident_bytes,
+    resident_bytes,
+)
+from shardwright.ir.types import DType
+from shardwright.models.dummy_checkpoint import write_dummy
+
+MB = 1_000_000
+PROMPTS = [[3 + i] + [5, 9, 11] * 10 for i in range(8)]
+
+
+def config(hidden: int, layers: int) -> dict[str, Any]:
+    import transformers
+
+    made = transformers.LlamaConfig(
+        vocab_size=4000,
+        hidden_size=hidden,
+        intermediate_size=hidden * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 128,
+        max_position_embeddings=128,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+    )
+    return made.to_dict()
+
+
+def run(folder: Path, caps: int, *words: str) -> tuple[dict[str, Any], int]:
+    """What a run with so many MB, half of it the device's, reports, and the most that was resident, seen from here."""
+    given, out = folder / "in.jsonl", folder / "out.jsonl"
+    given.write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in PROMPTS))
+    argv = [
+        sys.executable, "-m", "shardwright", "offload", str(folder), "--prompts", str(given), "-o", str(out), "--json",
+        "--max-new-tokens", "2", "--ignore-eos", "--spill-dir", str(folder), *words,
+        "--device-memory", f"{caps // 2}MB", "--host-memory", f"{caps // 2}MB",
+    ]  # fmt: skip
+    # Not the process's own ru_maxrss: that of a child begins with what its parent had.
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    most, status = 0, Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        lines = status.read_text().splitlines()
+        most = max([most, *(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))])
+        time.sleep(0.02)
+    said, err = process.communicate()
+    assert process.returncode == 0, err
+    report: dict[str, Any] = json.loads(said)
+    assert report["prompts"] == len(PROMPTS)
+    assert report["resident_bytes"] <= most
+    return report, most
+
+
+def filling(caps: int, weights: float, layers: int, hidden: int, widened: bool) -> str:
+    """A policy that all but fills both halves of so many MB. A layer is twice in the buffers on the device, and once
+    more where it is widened; there are the caches of 8 rows as well, of 35 positions and half as wide."""
+    half, layer = caps * MB / 2, weights / (layers + 0.4)
+    cache = layers * 8 * 35 * hidden * (4 if weights > caps * 2 * MB else 2)
+    device = (0.97 * half - 2 * layer - cache - 8 * MB - (1.9 * layer if widened else 0)) / weights
+    return f"4,2,{100 * device:.2f},{97 * half / weights:.2f},100,0,100,0"
+
+
+SLOW = pytest.mark.slow
+"""Weights are converted one by one, or there are gigabytes of them: over a minute where the machine has others."""
+
+
+@pytest.mark.parametrize(
+    ("caps", "hidden", "layers", "options"),
+    [
+        (300, 1024, 20, ""),
+        (700, 1024, 40, ""),
+        pytest.param(2000, 2048, 28, "", marks=SLOW),
+        pytest.param(300, 1024, 20, "--logprobs", marks=SLOW),
+        pytest.param(300, 1024, 20, "--dtype f32", marks=SLOW),
+        pytest.param(300, 1024, 20, "--weights int8", marks=SLOW),
+        pytest.param(700, 1024, 40, "--dtype f32", marks=SLOW),
+    ],
+)
+def test_caps_that_are_filled(caps: int, hidden: int, layers: int, options: str, tmp_path: Path) -> None:
+    factor = {"--dtype f32": 2.0, "--weights int8": 1.0625 / 2}.get(options, 1.0)
+    weights = factor * write_dummy(tmp_path, config(hidden, layers), DType.BF16)
+    policy = filling(caps, weights, layers, hidden, widened=options == "--weights int8")
+    report, most = run(tmp_path, caps, *options.split(), "--policy", policy)
+    taken = report["peak_bytes"]["device"] + report["peak_bytes"]["host"]
+    assert 0.85 * caps * MB <= taken <= caps * MB
+    assert most <= 1.05 * (caps * MB + report["imports_bytes"])
+
+
+def test_a_policy_that_did_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Without --policy one is tried and given up: its weights are gone when the next is loaded."""
+    write_dummy(tmp_path, config(1024, 40), DType.BF16)
+    report, most = run(tmp_path, 700)
+    assert most <= 1.05 * (700 * MB + report["imports_bytes"])
+
+
+def test_large_blocks_go_back_when_they_are_freed() -> None:
+    """Whatever was freed before: glibc's threshold grows with that, unless it is set."""
+    give_back_what_is_freed()
+    give_back_now()
+    before = resident_bytes()
+    peak = peak_resident_bytes()
+    assert before is not None
+    assert peak is not None
+    assert before <= peak
+    for nbytes in (24 << 20, 16 << 20):
+        many = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(4)]
+        assert (resident_bytes() or 0) > before + 3 * nbytes
+        del many
+        assert (resident_bytes() or 0) < before + (4 << 20)
