@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from shardwright.cost.integer_program.problem import LARGEST, Edge, Floats, Problem
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, did_you_mean, fault, located
 
 FORBIDDING: Final = 10**18
 """Costs from here on stand for infinite ones in the benchmark's files."""
@@ -52,6 +52,7 @@ def problem_of(value: object) -> Problem:
     """The problem that a JSON value says. Raises a `DiagnosticError` that names the key and the number of the node."""
     whole = _table(value, "the file", "problem")
     problem = _table(whole["problem"], '"problem"', "nodes", "edges")
+    _check_limit(problem)
     nodes = _table(problem["nodes"], '"nodes"', "intervals", "costs", "usages")
     read = [_costs(row, f'"costs" of node {i}') for i, row in enumerate(_list(nodes["costs"], '"costs"'))]
     costs = tuple(row.costs for row in read)
@@ -73,6 +74,13 @@ def problem_of(value: object) -> Problem:
     read += tables
     base, beyond = sum(row.base for row in read), any(row.beyond for row in read)
     return Problem(str(problem.get("name", "")), intervals, costs, usages, edges, limit, base=base, beyond=beyond)
+
+
+def _check_limit(problem: dict[str, Any]) -> None:
+    """Raises where the one key that may be left out is there under a name much like its own, and would be ignored."""
+    for key in problem:
+        if "usage_limit" not in problem and did_you_mean(key, ["usage_limit"]):
+            raise _wrong(f'"problem" has "{key}", which is no key of it', 'did you mean "usage_limit"?')
 
 
 def to_json(problem: Problem) -> dict[str, Any]:

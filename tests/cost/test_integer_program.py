@@ -286,6 +286,16 @@ def test_wrong_files(value: object, message: str) -> None:
     assert caught.value.diagnostics[0].message == message
 
 
+def test_a_limit_under_another_name_is_not_ignored() -> None:
+    body = dict(SMALL["problem"])
+    body["usage_limits"] = body.pop("usage_limit")
+    with pytest.raises(DiagnosticError) as caught:
+        problem_of({"problem": body})
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == '"problem" has "usage_limits", which is no key of it'
+    assert [note.message for note in diagnostic.notes] == ['did you mean "usage_limit"?']
+
+
 def test_not_json(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     path.write_text('{"problem": \n  }')
