@@ -35,20 +35,28 @@ class PadHeads(Pass):
     multiplies by zeros, so that results are exactly those of the heads that were there. `padding` gives the recipe by
     which arrays become those of the padded program, and `pad` follows it. Where several heads of queries share
     those of keys and values, heads are added to each group, and the KV cache stays as it is. The layouts stay too:
-    what the padded heads now allow is demanded by other passes, or chosen by `place`. To leave heads as they are
-    and let axes that do not divide them hold copies instead, see `attention-over-batch{axes=none}`.
+    what the padded heads now allow is demanded by other passes, or chosen by `place`. Where a layout demands already
+    what only the padded heads allow, as `BLH_xyzD` does of 48 heads on 64 chips, `opt` reads the program at the padded
+    sizes. To leave heads as they are and let axes that do not divide them hold copies instead, see
+    `attention-over-batch{axes=none}`.
     """
 
     name: ClassVar[str] = "pad-heads"
     to: int = 64
 
     def run(self, program: Program) -> Program:
-        grown = _grown(program, self.to)
-        _require_zeros_to_stay_apart(program, grown)
-        return elaborate(unparse(program), dims=grown.sizes) if grown.sizes else program
+        sizes = padded_sizes(program, self.to)
+        return elaborate(unparse(program), dims=sizes) if sizes else program
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
         return PaddedWeights(padding(program, self.to), source)
+
+
+def padded_sizes(program: Program, to: int) -> Mapping[str, int]:
+    """The sizes that `pad-heads{to=...}` gives dimensions, by name; raises where it refuses the program."""
+    grown = _grown(program, to)
+    _require_zeros_to_stay_apart(program, grown)
+    return grown.sizes
 
 
 def padding(program: Program, to: int) -> Padding:

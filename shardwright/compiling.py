@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,24 +12,70 @@ if TYPE_CHECKING:
     from shardwright.backends.jax.session import Arrays
     from shardwright.backends.validation import Validation
     from shardwright.cost.limited_placement import PlacementProof
-    from shardwright.ir.diagnostics import Source
+    from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.program import Program
+    from shardwright.ir.syntax import Module
+    from shardwright.passes.base import Pass
     from shardwright.passes.pipelines import Edges
 
 
-def load(source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None) -> Program:
+def load(
+    source: Source | str,
+    mesh: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    passes: Sequence[Pass] = (),
+) -> Program:
     """The program of a file (a path) or of a `Source`, with `mesh` and `dims` in place of its own sizes.
 
-    Raises a `DiagnosticError` with every fault and its place.
+    Where layouts demand what only padded heads allow, and `pad-heads` is among the `passes` that follow, the sizes are
+    the padded ones. Raises a `DiagnosticError` with every fault and its place.
     """
+    from shardwright.ir.diagnostics import DiagnosticError, located
     from shardwright.ir.diagnostics import Source as SourceText
-    from shardwright.ir.diagnostics import located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse, read_source
+    from shardwright.passes.pad_heads import PadHeads
 
     text = source if isinstance(source, SourceText) else read_source(source)
     with located(text):
-        return elaborate(parse(text), mesh, dims)
+        module = parse(text)
+        try:
+            return elaborate(module, mesh, dims)
+        except DiagnosticError as error:
+            if any(diagnostic.code != "not-divisible" for diagnostic in error.diagnostics):
+                raise
+            for applied in passes:
+                if isinstance(applied, PadHeads):
+                    return elaborate(module, mesh, _padded(module, dims, applied.to))
+            raise _with_way_out(module, mesh, dims, error) from None
+
+
+def _padded(module: Module, dims: Mapping[str, int] | None, to: int) -> dict[str, int]:
+    """The sizes of the padded program. Whether chips divide them is not asked: on a mesh of one chip all do."""
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.syntax import MeshItem
+    from shardwright.passes.pad_heads import padded_sizes
+
+    one_chip = {axis.name: 1 for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
+    return {**(dims or {}), **padded_sizes(elaborate(module, one_chip, dims), to)}
+
+
+def _with_way_out(
+    module: Module, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None, error: DiagnosticError
+) -> DiagnosticError:
+    """The fault with a note on `pad-heads`, where padding the heads to a multiple of the chips mends it."""
+    from shardwright.ir.declarations import resolve_declarations
+    from shardwright.ir.diagnostics import DiagnosticError, Note
+    from shardwright.ir.elaborate import elaborate
+
+    try:
+        to = resolve_declarations(module, mesh or {}, dims or {}).mesh.n_chips
+        elaborate(module, mesh, _padded(module, dims, to))
+    except DiagnosticError:
+        return error
+    *others, last = error.diagnostics
+    note = Note(f"or pad the heads: opt FILE --passes 'pad-heads{{to={to}}}'")
+    return DiagnosticError([*others, replace(last, notes=(*last.notes, note))])
 
 
 def explicit(program: Program, edges: Edges = "global") -> Program:

@@ -61,7 +61,7 @@ def execute(args: argparse.Namespace) -> int:
         steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
     with located(source):
-        program = load(source, args.mesh, args.dim)
+        program = load(source, args.mesh, args.dim, passes)
         if args.explain:
             from shardwright.passes.place import explain
 

@@ -97,3 +97,29 @@ def test_never_worse_after_a_contraction(mesh: str, shape: str, before: str, aft
         len(sequence.split("; ")),
     )
     assert execute(made, sizes) == []
+
+
+# Dimensions without room for the digits of both: no digits in common, and a gather and a slice, which any compiler has.
+WITHOUT_ROOM = [
+    ("x4y8", "8x128", "[x,-]", "[y,-]", "G x"),
+    ("x4y8", "8x128", "[y,-]", "[x,-]", "G y"),
+    ("x4y8", "8x128", "[x,-]", "[y,x]", "G x"),
+    ("x4y8", "8x16x8", "[x,-,y]", "[y,x,-]", "A x; A y; P"),
+    ("x4y2", "4x10", "[x,-]", "[y,-]", "G x"),
+    ("x2y3", "6x6", "[x,y]", "[y,x]", "A x; P; A y"),
+    ("x6y4", "12x12", "[x,y]", "[y,x]", "A x; P; A y"),
+    ("x2y2z2", "4x8", "[xz,-]", "[yz,-]", "G x"),
+    ("x2y2z2", "4x8", "[zx,y]", "[yz,x]", "P; P"),
+    ("x3y6", "18x6", "[y,x]", "[x,y]", "A x; P; A y"),
+]
+
+
+@pytest.mark.parametrize(("mesh", "shape", "before", "after", "sequence"), WITHOUT_ROOM)
+def test_never_refused_and_never_worse_without_room(
+    mesh: str, shape: str, before: str, after: str, sequence: str
+) -> None:
+    sizes, source = parsed(mesh, shape, before, "")
+    _, target = parsed(mesh, shape, after, "")
+    made = plan(source, target, sizes)
+    assert made.bytes_received <= elements_received(sequence, source.local_elements(sizes), sizes)
+    assert made.lower_bound_bytes <= made.bytes_received

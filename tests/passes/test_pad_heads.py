@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +246,38 @@ def test_a_packed_dimension_is_refused() -> None:
 
 def test_no_multiple_of_zero() -> None:
     assert refusal(MULTIQUERY, 0) == ("pad-heads: heads cannot be padded to a multiple of 0", ())
+
+
+DEMANDED = """
+mesh x=2 y=2 z=2
+dim B=2 L=4 T=4 E=16 H=6 D=4
+func attention(x: BLE, wq: EH_xyzD, wk: ED, wv: ED, wo: H_xyzDE) -> BLE {
+  k = rename[L -> T](x @[E] wk)
+  v = rename[L -> T](x @[E] wv)
+  q: BLH_xyzD = x @[E] wq
+  p = softmax[T, causal=L](q @[D] k)
+  o: BLH_xyzD = p @[T] v
+  y: BLE = o @[HD] wo
+  return y
+}
+"""
+
+
+def test_a_layout_that_demands_what_only_padded_heads_allow(shardwright: Callable, tmp_path: Path) -> None:
+    """48 heads on 64 chips in the paper, 6 on 8 here: refused with pad-heads as the way out, and padded by it."""
+    file = tmp_path / "heads.shard"
+    file.write_text(DEMANDED)
+    for command in (["check", file], ["compile", file, "--to", "jax"]):
+        got = shardwright(*command)
+        assert got.status == 1
+        assert got.err.count("H=6 is not divisible by x=2*y=2*z=2 [not-divisible]") == 4
+        assert got.err.endswith("note: or pad the heads: opt FILE --passes 'pad-heads{to=8}'\n")
+    got = shardwright("opt", file, "--passes", "pad-heads{to=8}")
+    assert (got.status, got.err) == (0, "")
+    assert "dim B=2 L=4 T=4 E=16 H=8 D=4" in got.out
+    assert run_passes(program(got.out), [PadHeads(8)]) == program(got.out)
+    got = shardwright("opt", file, "--passes", "pad-heads{to=4}")  # 8 heads, of which 8 is a multiple, too
+    assert got.status == 0
+    got = shardwright("opt", file, "--dim", "H=3", "--passes", "pad-heads{to=4}")
+    assert got.status == 1
+    assert "H=4 is not divisible by x=2*y=2*z=2" in got.err
