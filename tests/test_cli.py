@@ -413,6 +413,28 @@ def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
 # ---------------------------------------------------------------- `compile`
 
 
+STRIDED = "mesh x=2 y=2\ndim B=4\ndim E=64 order x y\nweights { w: E_y }\nfunc f(a: BE_y) -> BE_y { return a * w }\n"
+
+
+def test_strided_edges(shardwright: Callable, tmp_path: Path) -> None:
+    """Permutes make blocks of them, or they are handed out in their digits; `check` marks all of them."""
+    file = tmp_path / "a.shard"
+    file.write_text(STRIDED, encoding="utf-8")
+    assert shardwright("check", str(file)).out.splitlines() == [
+        "func f",
+        "  w        :  bf16 E_y   weight  strided: its array has a dimension for each digit",
+        "  a        :  bf16 BE_y  parameter  strided: chips may have to exchange blocks at the edge (see edge-blocks)",
+        "  result_0 :~ bf16 BE_y  *  strided: chips may have to exchange blocks at the edge (see edge-blocks)",
+    ]
+    blocks = shardwright("compile", str(file)).out
+    assert "    'f': (P(None, 'y'),),  # a\n" in blocks
+    assert blocks.count("= permuted(") == 2
+    digits = shardwright("compile", str(file), "--edges", "digits").out
+    assert "    'f': (P(None, None, 'y'),),  # a\n" in digits
+    assert "permuted" not in digits
+    assert "    f: takes a: bf16 BE_y as (4, 2, 2, 16)\n" in digits
+
+
 def test_what_cannot_be_validated_is_said(shardwright: Callable, tmp_path: Path) -> None:
     """A norm over two dimensions divides by their number of elements, which is too many to run."""
     file, module = tmp_path / "p.shard", tmp_path / "p.py"
