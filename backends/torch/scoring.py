@@ -107,7 +107,7 @@ class Scoring:
         if id(program) not in self._chosen:
             self._chosen[id(program)] = program, block_of(program, func, logits.device)
         block = self._chosen[id(program)][1]
-        # Where no logit is a number there is a token beyond the vocabulary, which is said when it is accepted.
+        # Where logits are no numbers there is a negative number for a token, which is said when it is accepted.
         known = tokens.clamp(0, logits.shape[-1] - 1).to(logits.device)
         values = Values(dict(zip([value.name for value in func.params], (logits, known), strict=True)))
         block.run(values, count)
