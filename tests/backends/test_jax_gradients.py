@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "sigmoid": (ONE, "sigmoid(a)", "f32 B_xE_y"),
     "silu": (ONE, "silu(a)", "f32 B_xE_y"),
     "sin": (ONE, "sin(a)", "f32 B_xE_y"),
+    "softsign": (ONE, "softsign(a)", "f32 B_xE_y"),
     "sqrt": (ONE, "sqrt(a)", "f32 B_xE_y"),
     "tanh": (ONE, "tanh(a)", "f32 B_xE_y"),
     "where": (f"m: bool B_xE_y, {TWO}", "where(m, a, b)", "f32 B_xE_y"),
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "topk": ("a: f32 BV_y", "sum[C](topk_values)", "f32 B"),
     "all_gather": (ONE, "a * a", "f32 BE"),
     "all_to_all": ("a: f32 B_xE", "a * a", "f32 BE_x"),
+    "permute": ("a: f32 BE_x, b: f32 BE_y", "a * b", "f32 BE_x"),
     "slice": ("a: f32 BE", "a * a", "f32 B_xE_y"),
     "reduce_scatter": ("a: f32 B_xE_y, w: f32 E_yF", "a @ w", "f32 B_xF_y"),
 }
