@@ -35,13 +35,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_print_what_stands_there(document: Path, folder: Path, request: pytest.FixtureRequest) -> None:
+def test_commands_and_python_do_what_stands_there(document: Path, folder: Path, request: pytest.FixtureRequest) -> None:
+    """The commands once, in their order; then the Python, which may read what they wrote."""
     text = document.read_text(encoding="utf-8")
     now = rewritten(text, folder)
     if request.config.getoption("--update-goldens"):
         document.write_text(now, encoding="utf-8")
     else:
         assert text == now
+    for block in blocks(text):
+        if block.kind == "python":
+            test = doctest.DocTestParser().get_doctest(block.text, {}, document.name, document.name, 0)
+            said: list[str] = []
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+            assert said == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -49,17 +56,6 @@ def test_programs_are_well_typed(document: Path) -> None:
     for block in blocks(document.read_text(encoding="utf-8")):
         if block.kind == "shard":
             verify(elaborate(parse(Source(block.name or document.name, block.text))), Level.SURFACE)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_python_does_what_stands_there(document: Path, folder: Path) -> None:
-    rewritten(document.read_text(encoding="utf-8"), folder)
-    for block in blocks(document.read_text(encoding="utf-8")):
-        if block.kind == "python":
-            test = doctest.DocTestParser().get_doctest(block.text, {}, document.name, document.name, 0)
-            said: list[str] = []
-            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
-            assert said == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
