@@ -66,7 +66,10 @@ class Differentiated:
             given = {**fixed, **floats}
             args = [given[value.name] for value in self.func.params]
             if self.program.weights or self.program.state:
-                tables = ({v.name: given[v.name] for v in vs} for vs in (self.program.weights, self.program.state))
+                tables = (
+                    {name: given[name].reshape(shape) for name, (shape, _, _) in table.items()}
+                    for table in (module.WEIGHTS, module.STATE)
+                )
                 results, state = built(*tables, *args)
             else:
                 results, state = built(*args), {}
