@@ -3,7 +3,7 @@
 Where the digits of both do not fit into a dimension together, collectives on digits lead to a middle type and on from
 it, through a whole dimension at worst; or a `permute` leads from the one type, or from a middle type, to the other. A
 middle type has for each axis the state of the source, that of the target, or none; or it splits a dimension over an
-axis that is partial in the source.
+axis that is partial in one of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _middles(source: TensorType, target: TensorType, mesh: Mesh) -> Iterator[Ten
         states: list[State] = [before, after]
         if is_split(before) or (is_split(after) and before is not None):
             states.append(None)
-        if isinstance(before, Reduction) and before != after:
+        if before != after and (isinstance(before, Reduction) or after is Reduction.SUM):
             states.extend(source.names)
         options.append(list(dict.fromkeys(states)))
     for choice in product(*options):
