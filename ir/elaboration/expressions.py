@@ -169,7 +169,8 @@ class Expressions:
         kind: ValueType = unwritten(operation, operands, found, scope)
         if demanded is not None:
             check_fits(found, demanded, f"{fresh} is", expr.span)
-            kind = replace(demanded, dims=found.dims)
+            if isinstance(demanded, TensorType):  # a hole is filled where it stands, and is not written here
+                kind = replace(demanded, dims=found.dims)
         marking = Marking.FOUND if isinstance(kind, TensorType) else Marking.UNWRITTEN
         value = Value(fresh, kind, marking, expr.span)
         out.append(Let((value,), operation, operands, expr.span))
