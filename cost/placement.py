@@ -389,7 +389,7 @@ class Solver:
         group = node.group.root()
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
-        return np.where(finite, costs, 16 * float(costs.max()) + quantum)
+        return np.where(finite, costs, FORBIDDEN)
 
     def unfound(self) -> Exception:
         """What is raised where nothing was found, and nothing proved."""

@@ -321,6 +321,12 @@ def test_a_loop_counts_by_its_trips_and_a_weight_without_its_dimension_is_gather
     assert (once, every_trip) == (4 * 4, 10 * 4 * 4)
 
 
+def test_a_partial_maximum_of_what_is_whole_cannot_be_demanded() -> None:
+    text = "mesh x=2\ndim B=4\nfunc f(a: f32 B) -> f32 B(partialmax-x) {\n  return exp(a)\n}"
+    with pytest.raises(DiagnosticError, match="the demanded types cannot be met together"):
+        place_layouts(program(text))
+
+
 def test_an_open_state_has_one_layout_in_all_functions() -> None:
     compiled = program("""
         mesh x=2
