@@ -103,4 +103,5 @@ class Formats:
         """
         if kind is Reduction.MAX:
             return array.max(axis=axes, keepdims=True)
-        return self.round(array.sum(axis=axes, keepdims=True), dtype)
+        with np.errstate(all="ignore"):  # infinities of both signs make NaN, as everywhere
+            return self.round(array.sum(axis=axes, keepdims=True), dtype)
