@@ -201,9 +201,7 @@ def test_an_alias_of_a_state_is_good_until_the_state_is_set() -> None:
 
 
 def test_what_an_open_state_is_set_to_prints_as_it_reads() -> None:
-    text = (
-        "mesh x=2\ndim B=4\nstate { k: f32 B? }\nfunc f(p: f32 B?) -> f32 B? {\n  set k = gelu(p)\n  return p\n}"
-    )
+    text = "mesh x=2\ndim B=4\nstate { k: f32 B? }\nfunc f(p: f32 B?) -> f32 B? {\n  set k = gelu(p)\n  return p\n}"
     made = program(text)
     assert program(printed(made)) == made
 
