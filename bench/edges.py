@@ -16,8 +16,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from oracles.differential import surface_program
 from oracles.example_programs import in_format
+from oracles.random_programs.texts import surface_program
 from versus_xla import compile_ours
 
 from shardwright.backends.random_inputs import random_inputs

@@ -35,7 +35,7 @@ from shardwright.cost.layout_problem import (
 from shardwright.cost.layouts import addends_made, local_elements, moving_costs, unique_codes
 from shardwright.cost.program_layouts import layout_problem, repeated_work
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
-from shardwright.ir.diagnostics import DiagnosticError, Span, fault
+from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
@@ -115,7 +115,10 @@ def place_layouts(
         raise late
     if not found:
         raise fault(
-            "no-placement", f"no set of axes that divides {key[0]} lets the program be placed", Span(0, 0, 0, 0)
+            "no-placement",
+            f"no set of axes that divides {key[0]} lets the program be placed",
+            program.funcs[0].span,
+            "leave one of its types to the compiler: end its layout with ?",
         )
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)

@@ -332,7 +332,7 @@ def _constraints(program: Program) -> Iterator[_Constraint]:
             case Let(operation=Rename() | Split() | Merge() | Take() | Concat() | Topk() as operation) as statement:
                 name = statement.operands[0]
                 operand = site.scope.type_of(name) if isinstance(name, str) else None
-                if isinstance(operand, TensorType):
+                if isinstance(operand, TensorType) and isinstance(statement.result.type, TensorType):
                     tied = _tied_dims(operation, operand)
                     if tied:
                         yield _Constraint(site.func, statement, operand, tied)

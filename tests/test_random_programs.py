@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.campaigns import under_limit
-from oracles.mutations import judged_in_process, mutant
+from oracles.mutations import examples, judged_in_process, mutant, relaid
 from oracles.random_programs.agreement import difference, examine, inputs
 from oracles.random_programs.bounded import DECLARED, EXACT, certain, sums
 from oracles.random_programs.draw import SMALL, Wishes, draw_program
 from oracles.random_programs.meaning import meaning
 from oracles.random_programs.shrink import shrink
+
+from shardwright import check, explicit, load, print_program
+from shardwright.ir.diagnostics import DiagnosticError, Source
 
 OPEN: dict[str, str] = {}
 """Failures that are known and not mended yet, by a pattern of what they say, with what they are."""
@@ -58,6 +61,25 @@ def test_mutated_programs_are_taken_or_refused_with_a_place(first: int) -> None:
     for seed in range(first, first + PER_MUTANT_TEST):
         finding = judged_in_process(mutant(seed), full=seed % 50 == 0)
         assert not finding, f"mutant {seed}: {finding}"
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_changed_layouts_compile_or_say_why_not(batch: int) -> None:
+    well_typed = 0
+    for number in range(60):
+        choose = random.Random(f"layout {batch} {number}")
+        text = choose.choice(examples()[:5] + examples()[10:11])
+        for _ in range(choose.choice([1, 2, 3])):
+            text = relaid(choose, text)
+        try:
+            program = load(Source(f"mutant {batch} {number}", text))
+            check(program)
+        except DiagnosticError:
+            continue
+        made = print_program(explicit(program))
+        assert print_program(load(Source("explicit", made))) == made
+        well_typed += 1
+    assert well_typed > 15
 
 
 def test_the_oracle_knows_nearly_all_that_it_computes() -> None:
@@ -106,7 +128,11 @@ def test_the_generator_draws_what_it_says() -> None:
         "by", "declared order", "digits", "extent", "functions", "loop", "model", "nested-loop", "override",
         "partialmax", "partialsum", "placement", "set",
     }  # fmt: skip
-    documented = set(re.findall(r"^### `([a-z0-9_]+)`$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    documented = set(re.findall(r"^### `([a-z0-9_]+)`$", text, re.MULTILINE))
+    documented |= set(
+        re.findall(r"^ +([a-z0-9_]+)(?:\[[^\]]*\])?\(", text.split("```elementwise")[1].split("```")[0], re.MULTILINE)
+    )
     assert documented - operations == {
         "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "as_partial", "permute", "roll", "fetch",
         "store", "start", "prefetch", "wait", "neg",

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.differential import surface_program
 from oracles.example_programs import NAMES, in_format, load, small
 from oracles.jax_agreement import check, random_array
+from oracles.random_programs.texts import surface_program
 from program_text import program
 from versus_xla import compile_ours
 

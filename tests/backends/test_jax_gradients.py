@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from oracles import example_programs
 from oracles.gradients import Differentiated
+from oracles.random_programs.texts import SMOOTH, random_program
 from program_text import program
-from programs import random_program
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
@@ -166,7 +166,7 @@ def test_gradients_of_examples(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, 2, 10, 13, 17, 21])
 def test_gradients_of_random_programs(seed: int) -> None:
-    parsed = program(re.sub(r"\b(bf16|f16)\b", "f32", random_program(seed)))
+    parsed = program(random_program(seed, SMOOTH))
     for func in parsed.funcs:
         Differentiated(parsed, func, seed).check()
 

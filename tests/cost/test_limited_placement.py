@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.differential import in_simulator, surface_program
+from oracles.compiled_programs import in_simulator
+from oracles.random_programs.texts import surface_program
 from program_text import program
 
 from shardwright.backends.validation import TOLERANCE

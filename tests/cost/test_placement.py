@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.differential import in_simulator
+from oracles.compiled_programs import in_simulator
 from program_text import program
 
 from shardwright.backends.validation import TOLERANCE

@@ -37,6 +37,8 @@ WORDS = re.findall(
 CHARACTERS = "abxyzABELNH012_{}[]():~@?,.-+*/=%#\n\t \r\x0b\x00\u00e9\u2028\u00b2\u0660\uff10\U0001f600\\\"'"
 PLACED = re.compile(r"^[^\n]*:\d+:\d+: (error|warning): .* \[[a-z0-9-]+\]$")
 ERROR = re.compile(r": error: ")
+WHOLE_FILE = re.compile(r"\[(binary|empty|no-file|not-a-file|unreadable)\]$")
+"""Faults of a file that is no program, which have no place in it."""
 
 
 def small(text: str) -> str:
@@ -201,7 +203,7 @@ def judged(data: bytes, path: Path) -> dict[str, Any]:
     errors = [line for line in said.splitlines() if line.startswith(str(path)) and ERROR.search(line)]
     code = re.search(r"\[([a-z0-9-]+)\]$", errors[0]) if errors else None
     if not finding:
-        unplaced = [line for line in errors if not PLACED.match(line)]
+        unplaced = [line for line in errors if not PLACED.match(line) and not WHOLE_FILE.search(line)]
         if status not in {0, 1}:
             finding = f"exit status {status}: {said[:200]}"
         elif "Traceback" in said:

@@ -169,3 +169,14 @@ def test_a_function_that_overrides_a_size_has_digits_of_its_own() -> None:
     assert orders_in(made, made.func("decode"))["L"] == ("y", "x", "z")
     assert print_program(program(print_program(made))) == print_program(made)
     assert validate(program(OVERRIDDEN), made).largest_difference < 1e-12
+
+
+def test_a_result_that_is_open_ties_no_digits_yet() -> None:
+    """Before `place` nobody knows how a merge leaves what it makes."""
+    text = """
+        mesh x=2
+        dim E=8 F=2 A=16
+        func f(p: f32 E_xF) -> f32 A_x {
+          return merge[EF -> A](p)
+        }"""
+    assert orders(text) == {"E": ("x",), "F": None, "A": ("x",)}

@@ -138,8 +138,7 @@ def arithmetic(op: str, a: Number, b: Number, dims: tuple[str, ...], formats: Fo
     if is_integer(a.dtype):
         unknown = np.isinf(ex) | np.isinf(ey)
         if op == "/":
-            unknown = unknown | (y == 0)
-            value = x // np.where(y == 0, 1, y)
+            value = np.where(y == 0, 0, x // np.where(y == 0, 1, y))
         else:
             value = {"+": np.add, "-": np.subtract, "*": _times, "maximum": np.maximum, "minimum": np.minimum}[op](x, y)
         return of(a.dtype, dims, wrap(value, a.dtype), np.where(unknown, UNKNOWN, 0.0))
@@ -241,6 +240,7 @@ BOUNDED_SLOPE: dict[str, tuple[Callable[[Array], Array], float]] = {
     "silu": (lambda x: x * _sigmoid(x), 1.2),
     "cos": (np.cos, 1.0),
     "sin": (np.sin, 1.0),
+    "softsign": (lambda x: x / (1 + np.abs(x)), 1.0),
     "abs": (np.abs, 1.0),
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from oracles.random_programs import models
 from oracles.random_programs.build import rename
-from oracles.random_programs.expressions import DRAWS, WEIGHTS, Scope, Source
+from oracles.random_programs.expressions import DRAWS, SMOOTH, WEIGHTS, Scope, Source
 from oracles.random_programs.tree import (
     Assign,
     Decl,
@@ -40,6 +40,8 @@ class Wishes:
     statements: tuple[int, int] = (2, 7)
     one_memory: bool = False
     """Everything on the device."""
+    smooth: bool = False
+    """Numbers in f32, operations that have derivatives everywhere, and no addends at a function's edges."""
     fitting: bool = False
     """Nothing that may be refused: all axes that split a dimension anywhere divide its size together, and no partial
     maximum is demanded, which only a maximum over a split dimension gives."""
@@ -105,7 +107,7 @@ class Drawing:
             return Layout(tuple(() for _ in shape.dims), open=True)
         taken: frozenset[str] = frozenset()
         part = ""
-        if self.chance(partial) and self.mesh and shape.dtype != "bool":
+        if self.chance(partial) and self.mesh and not self.wishes.smooth and shape.dtype != "bool":
             axes = self.rng.sample(sorted(self.mesh), self.rng.randint(1, min(2, len(self.mesh))))
             taken = frozenset(axes)
             kind = "partialmax" if self.chance(0.4) and not self.wishes.fitting else "partialsum"
@@ -117,7 +119,7 @@ class Drawing:
             if self.chance(0.5):
                 at = self.rng.randrange(len(shape.dims))
                 splits[at] = None
-            elif not part:
+            elif not part and not self.wishes.fitting:
                 return Layout(tuple(splits), open=True)
         return Layout(tuple(splits), part, found=self.chance(0.1) and all(s is not None for s in splits))
 
@@ -335,8 +337,11 @@ class Drawing:
 
 def draw_expression(drawing: Drawing, scope: Scope, only: tuple[str, ...] | None = None) -> Expr | None:
     """A random expression of one to three operations; None where the dice ask for what there is not."""
+    smooth = drawing.wishes.smooth
     for _ in range(8):
-        names = only or tuple(DRAWS)
+        names = tuple(name for name in only or tuple(DRAWS) if name in SMOOTH or not smooth)
+        if not names:
+            return None
         name = drawing.rng.choices(names, [WEIGHTS.get(n, 1.0) for n in names])[0]
         made = DRAWS[name](drawing, scope)
         if made is None or any(
@@ -359,7 +364,7 @@ def draw_program(rng: random.Random, wishes: Wishes | None = None) -> Program:
     dims = models.model_dims(rng, mesh) if model else _dims(rng, mesh)
     main = rng.choices(("f32", "bf16", "f16"), (6, 2, 1))[0]
     others = rng.sample(("int8", "int32", "uint32", "int4", "bool", "f32"), rng.choice((0, 1, 1, 2)))
-    formats = tuple([main] * 3 + others)
+    formats = ("f32",) if wishes.smooth else tuple([main] * 3 + others)
     fitting = None
     features: set[str] = set()
     if wishes.fitting or rng.random() < 0.7:

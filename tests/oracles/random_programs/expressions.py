@@ -113,9 +113,7 @@ def unary(d: Drawing, scope: Scope) -> Drawn:
     a = pick(d, scope, lambda s: is_float(s.dtype))
     if a is None:
         return None
-    op = d.rng.choice(
-        ("gelu", "silu", "relu", "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "cos", "sin", "abs", "neg")
-    )
+    op = d.rng.choice(SMOOTH_FUNCTIONS if d.wishes.smooth else FUNCTIONS)
     if op == "gelu" and d.chance(0.4):
         return Expr(op, a.shape, (a,), "form=tanh", "tanh")
     return Expr(op, a.shape, (a,))
@@ -151,7 +149,8 @@ def _pair(d: Drawing, scope: Scope, fits: Callable[[Shaped], bool]) -> tuple[Exp
 
 def binary(d: Drawing, scope: Scope) -> Drawn:
     pair = _pair(d, scope, lambda s: s.dtype != "bool")
-    return _binary(d.rng.choice(("+", "+", "-", "-", "*", "*", "/", "maximum", "minimum")), pair)
+    rough = () if d.wishes.smooth else ("/", "maximum", "minimum")
+    return _binary(d.rng.choice(("+", "+", "-", "-", "*", "*", *rough)), pair)
 
 
 def binary_bool(d: Drawing, scope: Scope) -> Drawn:
@@ -243,7 +242,7 @@ def reduction(d: Drawing, scope: Scope) -> Drawn:
     if a is None:
         return None
     dims = tuple(d.rng.sample(a.shape.dims, d.rng.choice((1, 1, 1, min(2, len(a.shape.dims))))))
-    op = d.rng.choice(("sum", "max"))
+    op = "sum" if d.wishes.smooth else d.rng.choice(("sum", "max"))
     return Expr(op, a.shape.without(*dims), (a,), "".join(dims), dims)
 
 
@@ -545,6 +544,12 @@ def merge(d: Drawing, scope: Scope) -> Drawn:
     return Expr("merge", shape, (a,), f"{one}{two} -> {name}", (one, two, name))
 
 
+SMOOTH_FUNCTIONS = ("gelu", "silu", "tanh", "sigmoid", "cos", "sin", "neg")
+FUNCTIONS = (*SMOOTH_FUNCTIONS, "relu", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "softsign")
+SMOOTH = {
+    "unary", "alias", "binary", "contraction", "reduction", "cumsum", "softmax", "norm", "lookup", "rotary", "update",
+    "take_range", "take_one", "concat", "rename", "split", "merge",
+}  # fmt: skip
 DRAWS: dict[str, Callable[[Drawing, Scope], Drawn]] = {
     "unary": unary,
     "alias": alias,

@@ -6,10 +6,23 @@ import random
 
 from oracles.random_programs.draw import Wishes, draw_program
 
+from shardwright.compiling import load
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.program import Program
+
 TYPED = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True)
 """Programs that are well-typed as they stand: all their digits fit into the sizes."""
 
 
-def random_program(seed: int) -> str:
+SMOOTH = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True, smooth=True)
+"""The same of f32, with derivatives everywhere."""
+
+
+def random_program(seed: int, wishes: Wishes = TYPED) -> str:
     """The text of the well-typed program with this number."""
-    return draw_program(random.Random(seed), TYPED).text()
+    return draw_program(random.Random(seed), wishes).text()
+
+
+def surface_program(seed: int) -> Program:
+    """The well-typed program with this number."""
+    return load(Source(f"random program {seed}", random_program(seed)))
