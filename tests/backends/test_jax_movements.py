@@ -129,9 +129,10 @@ func f(v: bf16 {first}, u: int8 {second}, s: f32) -> (bf16 {first}, int8 {second
 
 
 def test_a_sharded_module_says_what_is_strided() -> None:
-    source = emit(explicit(moved("A_yB", "all_gather[y]", "AB")))
-    assert "in_specs=(P(None, 'y'),)" in source
-    assert "return sharded(v.reshape(2, 2, 4, 8))" in source
+    source = emit(explicit(moved("A_yB", "exp", "A_yB")))
+    assert "'f': (P(None, 'y'),),  # v" in source
+    assert "v = v.reshape(8, 8)" in source
+    assert "return w.reshape(2, 1, 4, 8)" in source
 
 
 def test_no_mesh() -> None:
