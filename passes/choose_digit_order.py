@@ -107,11 +107,19 @@ def _edges(func: Func, named: Iterable[tuple[str, ValueType]]) -> Iterator[_Edge
     yield from (_Edge(kind, func, free.get(name, ())) for name, kind in named)
 
 
+def require_room(program: Program) -> None:
+    """Raises a `DigitConflictError` where renames, splits and merges keep every index on its chip only in blocks, since
+    the digits that they tie together do not fit into the extents at hand: movements between such blocks cost more than
+    layouts are chosen by."""
+    _Search(program, roomy=True).result(tied_only=True)
+
+
 class _Search:
     """Depth-first over the dimensions' orders, best first, until all constraints hold."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, roomy: bool = False) -> None:
         self.program = program
+        self.roomy = roomy
         self.splits = splitting_axes(program)
         self.used = {dim.name: self.digits(dim) for dim in program.dims}
         self.results = [e for func in program.funcs for e in _edges(func, zip(func.returns, func.results, strict=True))]
@@ -231,6 +239,10 @@ class _Search:
         operation = constraint.statement.operation
         if isinstance(operation, Topk):
             return all(known[dim][: len(operation.by)] == operation.by for dim in constraint.dims)
+        if self.roomy:
+            split = ((kind, name) for kind in (constraint.operand, result) for name in kind.names if kind.split(name))
+            if any(kind.shape.size(name) % order_size(known[name], self.program.mesh) for kind, name in split):
+                return False
         return digits_fit(constraint.statement.operation, constraint.operand, result, known, self.program.mesh)
 
     def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:

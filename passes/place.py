@@ -21,7 +21,10 @@ from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
 from shardwright.ir.walk import open_values, values_in
 from shardwright.passes.base import Pass
-from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError
+from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
+
+ROOMY_TRIES = 24
+"""How often layouts are chosen anew, each time with one more dimension left whole, for all digits to have room."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +82,37 @@ def place(
     stands `choose`, where it is given.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
-    them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken.
+    them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken: first among those
+    with room for all digits, then, where few tries find none, among all.
     """
     chosen = choose or partial(place_layouts, solve=solve)
     first = chosen(program, options)
+    for orders, tries in ((require_room, ROOMY_TRIES), (ChooseDigitOrder(tied=True).run, None)):
+        found = _without_conflict(program, options, chosen, first, orders, tries)
+        if not isinstance(found, DiagnosticError):
+            return found
+    raise found
+
+
+def _without_conflict(
+    program: Program,
+    options: PlacementOptions,
+    chosen: Callable[[Program, PlacementOptions], Placement],
+    first: Placement,
+    orders: Callable[[Program], object],
+    tries: int | None,
+) -> tuple[Program, Placement] | DiagnosticError:
+    """The cheapest program for which `orders` raises no conflict, or the conflict; after `tries` of them, if given."""
     open_ones = [(first.solution.cost, 0, options, first)]
     seen = {options.whole_reshapes}
     conflict: DigitConflictError | None = None
     late: DiagnosticError | None = None
     # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
-    while open_ones:
+    while open_ones and (tries is None or len(seen) <= tries):
         _, _, narrowed, placement = heapq.heappop(open_ones)
         written = _written(program, placement)
         try:
-            ChooseDigitOrder(tied=True).run(written)
+            orders(written)
         except DigitConflictError as found:
             conflict = conflict or found
             for func, result in dict.fromkeys(found.statements):
@@ -110,7 +130,7 @@ def place(
             continue
         return written, placement
     assert conflict is not None
-    raise late or conflict
+    return late or conflict
 
 
 def _origin(program: Program, written: Program, func: str, result: str) -> str | None:
