@@ -292,8 +292,9 @@ class _Search:
                 fits &= remainder == 0
                 digits.extend(digit if digit in mine else radix(digit, mesh) for digit in order)
                 digits.append(rest)
-            if fits:
-                yield _normal(digits)
+            order = _normal(digits)
+            if fits and sizes[name] % order_size(order, mesh) == 0:  # the whole may have another extent than declared
+                yield order
 
 
 def _added(scores: Iterable[Score]) -> Score:

@@ -171,6 +171,21 @@ def test_a_function_that_overrides_a_size_has_digits_of_its_own() -> None:
     assert validate(program(OVERRIDDEN), made).largest_difference < 1e-12
 
 
+def test_a_whole_of_another_extent_than_declared_has_no_order_of_its_parts() -> None:
+    """B=2 has no room for the digit of C, so what is merged into it is whole, and the program reads as it prints."""
+    made = explicit(
+        program("""
+            mesh x=2
+            dim C=4 G=2 B=2
+            func f(k: f32 CG_x) -> f32 {
+              b = merge[CG -> B](k)
+              return sum[B](b)
+            }""")
+    )
+    assert made.dim("B").order is None
+    assert print_program(program(print_program(made))) == print_program(made)
+
+
 def test_a_result_that_is_open_ties_no_digits_yet() -> None:
     """Before `place` nobody knows how a merge leaves what it makes."""
     text = """
