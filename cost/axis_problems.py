@@ -24,7 +24,7 @@ from shardwright.cost.layout_problem import (
     Table,
     UsesTree,
 )
-from shardwright.cost.layouts import Coding
+from shardwright.cost.layouts import FIRST_DIM, Coding
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Let, Program, Value
@@ -70,7 +70,10 @@ def axis_problems(program: Program, coding: Coding) -> Iterator[AxisProblem]:
 def _axis_problem(alone: Program, coding: Coding) -> AxisProblem:
     problem = layout_problem(alone, PlacementOptions())
     rows = [_rows(entry, coding) for entry in problem.entries]
-    domain = np.ones((len(problem.variables), coding.radix), np.bool_)
+    domain = np.zeros((len(problem.variables), coding.radix), np.bool_)
+    domain[:, :FIRST_DIM] = True
+    for variable, node in enumerate(problem.variables):
+        domain[variable, [coding.number_of_dim(name) for name in node.shape.names]] = True
     touching = entries_of(problem)
     make_consistent(problem.entries, rows, domain, touching, {entry for some in touching for entry in some})
     return AxisProblem(problem, rows, domain)

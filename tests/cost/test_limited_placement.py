@@ -137,3 +137,23 @@ def test_many_uses_of_one_value() -> None:
     placement = choose(choose.program, PlacementOptions())
     assert placement.bytes_received >= choose.proof(placement).bound_bytes
     assert in_simulator(source, 0) <= TOLERANCE
+
+
+def test_a_result_whose_layout_is_open_is_split_along_its_own_dimensions() -> None:
+    """By a loop of whose value nothing but a function's open result is made, among dimensions that it does not have."""
+    source = plain(
+        program("""
+            mesh x=2 y=3 z=1 w=1
+            dim B=12 L=6 E=12 K=3 P=6 N=1
+            weights {
+              w: f32 NEK
+            }
+            func f(a: f32 B_zxLE) -> f32 BLE? {
+              r: f32 B_yLE_z(partialsum-wx) = loop[N](h = a) {
+                next h + sum[K](w)
+              }
+              return r
+            }""")
+    )
+    placement = LimitedPlacement(source, limit=WorkLimit(0.0))(source, PlacementOptions())
+    assert all(set(kind.names) <= {"N", "B", "L", "E", "K"} for kind in placement.kinds.values())
