@@ -24,7 +24,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Let, Program
 
 LEAST_ENTRIES = 3e8
-ENTRIES_PER_CUBE = 5e3
+ENTRIES_PER_CUBE = 1.5e4
 """The limit for a program is the first and the second for each cube of statements: 3 seconds for 30 of them, and enough
 for a whole proof of every preset of a model, which has more than 100."""
 

@@ -338,7 +338,7 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
     got = shardwright("offload", "opt-31b", "--machine", "t4", "--plan-only")
     assert got.status == 1
     lines = got.err.splitlines()
-    assert lines[:2] == ["offload: error: there is no model opt-31b [unknown-model]", "note: did you mean opt-30b?"]
+    assert lines[:2] == ["opt-31b: error: there is no model opt-31b [unknown-model]", "note: did you mean opt-30b?"]
     got = shardwright("offload", "opt-30b", "--machine", "rtx3090", "--plan-only")
     assert got.err == (
         "offload: error: there is no machine `rtx3090` [unknown-machine]\nnote: did you mean `rtx-3090`?\n"
