@@ -113,7 +113,7 @@ dim B=4 L=8 T=8 H=4 D=8 E=16
 weights { wq: EHD?
           wo: HDE? }
 state { k: BTD? }
-func f(x: BLE?) -> BLE? {
+func f(x: BLE?) -> BLE?(partialsum-?) {
   q = x @[E] wq
   s = q @[D] k
   p = softmax[T](s * 0.25)
