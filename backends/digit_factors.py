@@ -38,11 +38,11 @@ class Digits:
 
     @staticmethod
     def of(program: Program, func: Func) -> Digits:
-        """Those of a function of a program."""
+        """The digits of a function of a program."""
         return Digits(program.mesh, orders_in(program, func), in_blocks(func))
 
     def at_edge(self, name: str, kind: TensorType) -> Digits:
-        """Those of the parameter, or the result, of this name as the function's caller sees it."""
+        """The digits of the parameter, or the result, of this name as the function's caller sees it."""
         dims = self.blocks.get(name)
         return self if dims is None else replace(self, orders=edge_orders(self.orders, kind, dims, self.mesh))
 

@@ -92,7 +92,7 @@ class _Static:
 
 
 class _Analysis:
-    """What one program asks of its dimensions, and the program at other sizes."""
+    """The demands of one program on its dimensions, and the program at other sizes."""
 
     def __init__(self, program: Program, dimensions: _Dimensions) -> None:
         self.program = program
@@ -249,7 +249,7 @@ class _Analysis:
         self.segments.room(cache[update.dim], written[0] if written else _constant(1))
 
     def asked(self, statement: Let, operands: Sequence[Runs]) -> None:
-        """What operations want of extents beside their being equal."""
+        """The demands of operations on extents beside their being equal."""
         match statement.operation:
             case ops.Rotary(dim=dim, rotated=rotated):
                 self.segments.divisible(operands[0][dim], 2)

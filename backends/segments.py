@@ -155,7 +155,7 @@ class _Product:
 
 @dataclass
 class Segments:
-    """What is asked of runs."""
+    """The demands on runs."""
 
     products: list[_Product] = field(default_factory=list[_Product])
     divisors: list[tuple[Run, int]] = field(default_factory=list[tuple[Run, int]])

@@ -339,7 +339,7 @@ class _Search:
         return max(bound, min(beneath))
 
     def ended(self) -> bool:
-        """Whether what was found so far has to do."""
+        """Tells whether what was found so far has to do."""
         return self.limit.exhausted or self.out_of_time()
 
     def local_costs(self, problem: Remainder, variable: int) -> Costs:

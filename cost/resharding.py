@@ -90,7 +90,7 @@ class Step:
 
     @property
     def communicates(self) -> bool:
-        """Whether chips wait for each other."""
+        """Tells whether chips wait for each other."""
         return self.collective is not None and bool(self.collective.axes)
 
     def time_s(self, topology: Topology) -> float:
@@ -208,7 +208,7 @@ def _direct(source: TensorType, target: TensorType, room: _Room, topology: Topol
 def _in_place_throughout(
     operations: Sequence[Movement], source: TensorType, mesh: Mesh, orders: Mapping[str, Order]
 ) -> bool:
-    """Whether no movement of the sequence changes indices."""
+    """Tells whether no movement of the sequence changes indices."""
     kind = source
     for operation in operations:
         before, kind = kind, type_after(operation, kind)
@@ -403,7 +403,7 @@ class _Room:
     orders: Mapping[str, Order]
     left: Mapping[str, int]
     for_all: bool
-    """Whether all digits fit into every dimension: then movements of digits lead everywhere."""
+    """Tells whether all digits fit into every dimension: then movements of digits lead everywhere."""
 
     @staticmethod
     def of(

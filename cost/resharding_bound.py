@@ -35,7 +35,7 @@ from shardwright.ir.types import Axes, Reduction, TensorType, is_split
 
 
 def in_place(before: TensorType, after: TensorType, mesh: Mesh, orders: Orders) -> bool:
-    """Whether digits lead from one type to the other: every dimension can be read alike in both."""
+    """Tells whether digits lead from one type to the other: every dimension can be read alike in both."""
     return all(
         was == becomes or common_order(orders.get(dim.name, ()), was, becomes, dim.size, mesh) is not None
         for dim, was, becomes in zip(before.dims, before.splits, after.splits, strict=True)

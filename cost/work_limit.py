@@ -22,7 +22,7 @@ class WorkLimit:
         self.spent += entries
 
     def allows(self, entries: float) -> bool:
-        """Whether so many more may be looked at."""
+        """Tells whether so many more may be looked at."""
         return self.spent + entries <= self.most
 
     @property

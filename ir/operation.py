@@ -115,7 +115,7 @@ class Operation(metaclass=_Abstract):
     arity: ClassVar[tuple[int, int]]
     """The least and the greatest number of operands."""
     in_any_memory: ClassVar[bool] = False
-    """Whether operands may lie in any memory, and the result in the same one: nothing is computed."""
+    """Tells whether operands may lie in any memory, and the result in the same one: nothing is computed."""
     result_words: ClassVar[tuple[str, ...]] = ("y",)
     """What the results are called where no name of theirs is at hand, as many as there are."""
 

@@ -154,7 +154,7 @@ class _Search:
         return replace(self.program, dims=dims)
 
     def cramped(self, dim: DimInfo) -> bool:
-        """Whether the digits do not fit into all extents that are split: movements then depend on their order."""
+        """Tells whether the digits do not fit into all extents that are split: movements then depend on their order."""
         return any(
             extent % self.program.mesh.product(self.splits[key])
             for key, extents in split_extents(self.program).items()

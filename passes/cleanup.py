@@ -61,7 +61,7 @@ def _without_dead_code(func: Func) -> Func:
 
 
 def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
-    """Whether nothing comes of a statement: nobody reads what it gives, and it sets nothing."""
+    """Tells whether nothing comes of a statement: nobody reads what it gives, and it sets nothing."""
     gives = isinstance(statement, Let | Loop) and not states_set((statement,))
     return gives and all(value.name not in uses for value in statement.results)
 

@@ -47,12 +47,12 @@ class Edge:
 
     @property
     def is_reshaped(self) -> bool:
-        """Whether the placed array has other dimensions than the type."""
+        """Tells whether the placed array has other dimensions than the type."""
         return len(self.shape) != len(self.kind.dims)
 
     @property
     def is_strided(self) -> bool:
-        """Whether the placed array has a dimension for each digit."""
+        """Tells whether the placed array has a dimension for each digit."""
         return any(len(extents) > 1 for extents in self.factors)
 
     @property
@@ -118,7 +118,7 @@ class ProgramEdges:
         return [(v.name, edge_of(v.name, concrete(v.name, v.type), digits)) for v in func.params]
 
     def results(self, func: Func) -> list[tuple[str, Edge]]:
-        """What a function returns, by the names of the values."""
+        """The returned values of a function by name."""
         digits = self.digits(func)
         named = zip(func.returns, func.results, strict=True)
         return [(name, edge_of(name, concrete(name, kind), digits)) for name, kind in named]

@@ -1,4 +1,4 @@
-"""What an emitted module begins with: its docstring, imports, mesh, and how arrays lie on it."""
+"""The beginning of an emitted module: its docstring, imports, mesh, and how arrays lie on it."""
 
 from __future__ import annotations
 

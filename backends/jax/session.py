@@ -154,7 +154,7 @@ def fetch(array: Any) -> npt.NDArray[Any]:
 
 
 def told_by_first(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What process 0 gives, in every process of JAX's, which all must call this; one alone gives its own."""
+    """The value of process 0 in every process of JAX's, which all must call this; one alone gives its own."""
     jax = cast(Any, importlib.import_module("jax"))
     if jax.process_count() == 1:
         return list(pairs)

@@ -213,12 +213,12 @@ class Convert(Elementwise):
 
 
 def _is_modulo(source: DType, target: DType) -> bool:
-    """Whether all that a conversion does is to wrap around, so that it does not matter when."""
+    """Tells whether all that a conversion does is to wrap around, so that it does not matter when."""
     return source.is_integer and target.is_integer and target.bits <= source.bits
 
 
 def _contains(target: DType, source: DType) -> bool:
-    """Whether the format has every number of the other, neither being of floats."""
+    """Tells whether the format has every number of the other, neither being of floats."""
     if target is DType.BOOL or source is DType.BOOL:
         return source is DType.BOOL
     (low, high), (least, greatest) = target.integer_range, source.integer_range
