@@ -24,6 +24,7 @@ from shardwright.cost.layouts import FIRST_DIM, MAX, SUM, Codes, Coding, moving_
 from shardwright.cost.placement import TIE, Placement
 from shardwright.cost.program_layouts import reshaped_dims, step_worth
 from shardwright.cost.variable_elimination import TooLargeError, eliminate
+from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
@@ -59,7 +60,7 @@ class AxisByAxis:
         self.touching = entries_of(self.problem)
         self.trees = trees_of(self.problem)
         self.shapes = ShapeNumbers(self.problem)
-        self.keys, self.extents, self.room = self.digit_table()
+        self.keys, self.extents, self.room, self.fixed = self.digit_table()
         one = [problem.domain.sum(axis=1) == 1 for problem in self.by_axis]
         demanded = [np.where(only, p.domain.argmax(axis=1), 0) for only, p in zip(one, self.by_axis, strict=True)]
         self.demanded = np.stack(demanded, axis=1)
@@ -150,10 +151,11 @@ class AxisByAxis:
             raise StuckError
         return turn.chosen(choice)
 
-    def digit_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def digit_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Bools]:
         """For each variable and state the number of the dimension that it splits (a function has digits of its own
-        for a dimension that it overrides), -1 where it splits none; the extent of the value there; and the extents of
-        the numbered dimensions."""
+        for a dimension that it overrides), -1 where it splits none; the extent of the value there; the extents of
+        the numbered dimensions; and which axes are demanded somewhere to split each of these."""
+        demanded = splitting_axes(self.program)
         own = {func.name: self.program.sizes(func) for func in self.program.funcs}
         overrides = {func.name: {name for name, _ in func.overrides} for func in self.program.funcs}
         whole = self.program.sizes()
@@ -161,31 +163,39 @@ class AxisByAxis:
         keys, extents = np.full(shape, -1, np.int64), np.ones(shape, np.int64)
         numbers: dict[tuple[str, str], int] = {}
         room: list[int] = []
+        fixed: list[list[bool]] = []
         for variable, node in enumerate(self.problem.variables):
             for dim in node.shape.dims:
                 func = node.func if node.func and dim.name in overrides[node.func] else ""
                 if (dim.name, func) not in numbers:
                     numbers[dim.name, func] = len(room)
                     room.append((own[func] if func else whole)[dim.name])
+                    fixed.append([axis in demanded.get((dim.name, func or None), {}) for axis in self.names])
                 state = self.coding.number_of_dim(dim.name)
                 keys[variable, state], extents[variable, state] = numbers[dim.name, func], dim.size
-        return keys, extents, np.array(room, np.int64)
+        return keys, extents, np.array(room, np.int64), np.array(fixed, np.bool_).reshape(-1, len(self.names))
 
     def fitting(self, axes: list[int], joined: Sequence[int], elsewhere: NDArray[np.int64]) -> Bools:
-        """The states that agree with what the others do: extents and digits divide, values are partial in one way."""
+        """The states that agree with what the others do: extents and digits divide, values are partial in one way.
+
+        The axes that are demanded to split a dimension may be more than divide it; none is then added to them.
+        """
         variables = np.arange(len(elsewhere))
         waiting = [i for i in range(len(self.names)) if i not in joined and i not in axes]
         elsewhere = elsewhere.copy()
         elsewhere[:, waiting] = self.demanded[:, waiting]
         own = self.sizes[axes].prod()
         chips, beside = np.full(len(self.room), own), np.full(self.keys.shape, own)
+        demanded: Bools = np.all(self.fixed[:, axes], axis=1)
         for i in (*joined, *waiting):
             states = elsewhere[:, i]
             splits = states >= FIRST_DIM
             if i not in axes and splits.any():
-                chips[np.unique(self.keys[variables[splits], states[splits]])] *= self.sizes[i]
+                split = np.unique(self.keys[variables[splits], states[splits]])
+                chips[split] *= self.sizes[i]
+                demanded[split] &= self.fixed[split, i]
                 beside[variables[splits], states[splits]] *= self.sizes[i]
-        allowed = (self.room % chips == 0)[self.keys] & (self.extents % beside == 0)
+        allowed = ((self.room % chips == 0) | demanded)[self.keys] & (self.extents % beside == 0)
         allowed[self.keys < 0] = True
         allowed[:, SUM] = (elsewhere != MAX).all(axis=1)
         allowed[:, MAX] = (elsewhere != SUM).all(axis=1)

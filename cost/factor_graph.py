@@ -23,6 +23,9 @@ from shardwright.cost.work_limit import WorkLimit
 _SWEEPS = 40
 """At most, there and back, before choices are ruled out for the last time."""
 
+_EXACT = 1e-12
+"""The share of a sum of costs that its rounding may be."""
+
 CALL_ENTRIES = 10_000
 """What asking a factor counts for, however small it is."""
 
@@ -67,12 +70,16 @@ class FactorGraph:
         choice = [0] * len(self.sizes)
         cost = bound = 0.0
         nodes = 0
-        for part in self._components():
-            found = _Search(self, tolerance, max_nodes, out_of_time, limit or WorkLimit()).run(part)
+        parts = self._components()
+        for part in parts:
+            variables = list(dict.fromkeys(v for f in part for v in self.factors[f].variables))
+            number = {variable: i for i, variable in enumerate(variables)}
+            factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
+            sizes = [self.sizes[variable] for variable in variables]
+            found = _Search(factors, sizes, tolerance / len(parts), max_nodes, out_of_time, limit or WorkLimit()).run()
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
-            for f in part:
-                for variable in self.factors[f].variables:
-                    choice[variable] = found.choice[variable] if found.choice else 0
+            for variable, chosen in zip(variables, found.choice, strict=False):
+                choice[variable] = chosen
         return Solution(tuple(choice), cost, bound, nodes)
 
     def remainders(
@@ -160,17 +167,18 @@ class Remainder:
         """How many numbers the factors look at when all are asked once, and as many as their calls take the time of."""
         return sum(factor.entries + CALL_ENTRIES for factor in self.factors)
 
-    def compact(self) -> None:
-        """Drops the layouts that no choice needs, which changes no cost."""
-        self.factors = [factor if isinstance(factor, TableFactor) else factor.compacted() for factor in self.factors]
-
     def bound(self) -> float:
         least = (factor.least(theta) for factor, theta in zip(self.factors, self.theta, strict=True))
         return self.constant + sum(least)
 
-    def sweep(self, *, forward: bool) -> None:
-        """Pushes each factor's costs on to the factors after it (or before it); the bound does not fall."""
+    def sweep(self, *, forward: bool) -> float:
+        """Pushes each factor's costs on to the factors after it (or before it); returns the bound, which does not fall.
+
+        What a factor pushes on leaves its least cost as it is, and nothing comes to it after its turn. That a choice
+        cannot be is told as such: beside a sum with so large a number in it bytes would be lost to rounding.
+        """
         indices = range(len(self.factors))
+        bound = self.constant
         for f in indices if forward else reversed(indices):
             factor = self.factors[f]
             ahead = [
@@ -180,12 +188,20 @@ class Remainder:
                 if ((g > f) if forward else (g < f))
             ]
             if not ahead:
+                bound += factor.least(self.theta[f])
                 continue
-            marginals = factor.min_marginals(self.theta[f])
+            marginals = factor.min_marginals(self.theta[f], {slot for slot, _, _ in ahead})
+            least = float(marginals[ahead[0][0]].min())
+            bound += least
             for slot, g, other in ahead:
-                shift = (marginals[slot] - marginals[slot].min()) / len(ahead)
+                shift = (marginals[slot] - least) / len(ahead)
+                barred = marginals[slot] >= FORBIDDEN / 2
+                if barred.any():
+                    shift[barred] = 0.0
+                    self.theta[g][other] = np.where(barred, FORBIDDEN, self.theta[g][other])
                 self.theta[f][slot] = self.theta[f][slot] - shift
                 self.theta[g][other] = self.theta[g][other] + shift
+        return bound
 
     def decode(self, *, forward: bool) -> tuple[int, ...]:
         """A choice (in original numbers) made factor by factor, each the best given those before.
@@ -196,6 +212,8 @@ class Remainder:
         indices = range(len(self.factors))
         for f in indices if forward else reversed(indices):
             factor = self.factors[f]
+            if all(choice[variable] >= 0 for variable in factor.variables):
+                continue
             fixed = [costs.copy() for costs in self.theta[f]]
             for slot, variable in enumerate(factor.variables):
                 if choice[variable] >= 0:
@@ -279,24 +297,29 @@ class _Search:
     """Depth-first branch and bound; every node shrinks the problem by what cannot be in a better solution."""
 
     def __init__(
-        self, graph: FactorGraph, tolerance: float, max_nodes: int, out_of_time: Callable[[], bool], limit: WorkLimit
+        self,
+        factors: Sequence[Factor],
+        sizes: Sequence[int],
+        tolerance: float,
+        max_nodes: int,
+        out_of_time: Callable[[], bool],
+        limit: WorkLimit,
     ) -> None:
-        self.graph = graph
+        self.factors = factors
+        self.sizes = sizes
         self.tolerance = tolerance
         self.max_nodes = max_nodes
         self.out_of_time = out_of_time
         self.limit = limit
         self.nodes = 0
-        self.factors: list[Factor] = []
         self.best: tuple[int, ...] = ()
         self.best_cost = 2 * FORBIDDEN
 
-    def run(self, part: list[int]) -> Solution:
-        """The least cost of these factors; choices of other variables mean nothing."""
-        self.factors = [self.graph.factors[f] for f in part]
-        theta = [[np.zeros(self.graph.sizes[v]) for v in factor.variables] for factor in self.factors]
-        values = [np.arange(size, dtype=np.int64) for size in self.graph.sizes]
-        bound = self.explore(Remainder(list(self.factors), theta, values, list(part)))
+    def run(self) -> Solution:
+        """The least cost of the factors."""
+        theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in self.factors]
+        values = [np.arange(size, dtype=np.int64) for size in self.sizes]
+        bound = self.explore(Remainder(list(self.factors), theta, values, list(range(len(self.factors)))))
         return Solution(self.best, self.best_cost, min(bound, self.best_cost), self.nodes)
 
     def explore(self, problem: Remainder) -> float:
@@ -306,21 +329,20 @@ class _Search:
         for sweep in range(40):
             if self.best_cost - bound <= self.tolerance:
                 return bound
-            self.limit.charge(PASSES * problem.entries())
-            problem.sweep(forward=True)
-            self.consider(problem, forward=False)
-            problem.sweep(forward=False)
-            self.consider(problem, forward=True)
-            before, bound = bound, problem.bound()
-            gap = self.best_cost - bound
-            if gap <= self.tolerance:
-                return bound
+            before = bound
+            for forward in (True, False):
+                self.limit.charge(PASSES / 2 * problem.entries())
+                bound = problem.sweep(forward=forward)
+                self.consider(problem, forward=not forward)
+                gap = self.best_cost - bound
+                # What is a tree is done after the way there, ties included.
+                if gap <= (_EXACT * abs(bound) if forward else self.tolerance):
+                    return bound
             everything = [np.ones(len(values), np.bool_) for values in problem.values]
             smaller = problem.restricted(everything, gap)
             if smaller is None:
                 return self.best_cost
             problem = smaller
-            problem.compact()
             if (sweep >= 2 and bound - before < 0.05 * gap) or self.ended():
                 break
         if self.nodes >= self.max_nodes or self.ended():

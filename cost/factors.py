@@ -6,10 +6,10 @@ what `cost.factor_graph` passes between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ Costs = NDArray[np.float64]
 
 FORBIDDEN = 1e30
 """The cost of what cannot be. It never enters the shifted costs, only minima over them."""
+
+EVERY = range(1 << 30)
+"""Every variable of a factor."""
 
 
 @dataclass
@@ -45,6 +48,12 @@ class TableFactor:
         """How many numbers are looked at when the factor is asked once."""
         return self.rows.size
 
+    def over(self, variables: Sequence[int]) -> TableFactor:
+        """The same factor of variables with these numbers."""
+        made = copy(self)
+        made.variables = tuple(variables)
+        return made
+
     def priced(self, costs: Costs) -> TableFactor:
         """The same rows at other costs."""
         made = copy(self)
@@ -65,13 +74,16 @@ class TableFactor:
         """A choice for each variable at the least cost of the factor; the earliest row of several."""
         return [int(chosen) for chosen in self.rows[int(np.argmin(self.totals(theta)))]]
 
-    def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
-        """For each variable and each of its choices, the least cost of the factor with that choice."""
+    def min_marginals(self, theta: Sequence[Costs], slots: Container[int] = EVERY) -> list[Costs]:
+        """For each variable and each of its choices, the least cost of the factor with that choice.
+
+        Of variables that are not in `slots` it is not worked out, and their costs mean nothing.
+        """
         total = self.totals(theta)
         made: list[Costs] = []
-        for (order, values, starts), costs in zip(self._sorted, theta, strict=True):
+        for slot, ((order, values, starts), costs) in enumerate(zip(self._sorted, theta, strict=True)):
             marginal = np.full(len(costs), FORBIDDEN)
-            if len(values):
+            if slot in slots and len(values):
                 marginal[values] = np.minimum.reduceat(total[order], starts)
             made.append(marginal)
         return made
@@ -100,7 +112,27 @@ class TreeFactor:
     @property
     def entries(self) -> int:
         """How many numbers are looked at when the factor is asked once."""
-        return self.moves.size * ((1 << self.rigid.count(False)) - 1)
+        leaves = [len(self.places[slot]) for slot in self._leaf_slots]
+        return tree_entries(len(self.moves), len(self.places[0]), leaves)
+
+    @cached_property
+    def _leaf_slots(self) -> list[int]:
+        """The uses that may lie elsewhere than home."""
+        return [slot for slot, stays in enumerate(self.rigid, 1) if not stays]
+
+    @cached_property
+    def _from_home(self) -> Costs:
+        """Moves from the choices of home: to those of the only leaf, or to all layouts."""
+        if len(self._leaf_slots) == 1:
+            return self.moves[self.places[0][:, None], self.places[self._leaf_slots[0]][None, :]]
+        return self.moves[self.places[0]]
+
+    @cached_property
+    def _to_leaf(self) -> list[Costs]:
+        """Moves to the choices of each leaf, from all layouts, or to the only leaf from the choices of home."""
+        if len(self._leaf_slots) == 1:
+            return [self._from_home]
+        return [self.moves.take(self.places[slot], axis=1) for slot in self._leaf_slots]
 
     def spread(self, slot: int, costs: Costs) -> Costs:
         """Costs of a variable's choices as costs of layouts."""
@@ -109,75 +141,42 @@ class TreeFactor:
         return spread
 
     def _root_and_leaves(self, theta: Sequence[Costs]) -> tuple[Costs, list[Costs]]:
-        """Costs by layout: of home, together with the uses that stay there, and of each other use."""
-        root = self.spread(0, theta[0])
-        leaves: list[Costs] = []
+        """Costs by choice: of home, together with the uses that stay there, and of each leaf."""
+        root = theta[0]
         for slot, stays in enumerate(self.rigid, 1):
             if stays:
-                root = root + self.spread(slot, theta[slot])
-            else:
-                leaves.append(self.spread(slot, theta[slot]))
-        return root, leaves
+                root = root + self.spread(slot, theta[slot])[self.places[0]]
+        return root, [theta[slot] for slot in self._leaf_slots]
 
-    def least(self, theta: Sequence[Costs]) -> float:
-        """The least cost of the factor."""
-        root, leaves = self._root_and_leaves(theta)
-        return float((root + subtrees(self.moves, leaves)[1][-1] if leaves else root).min())
-
-    def best(self, theta: Sequence[Costs]) -> list[int]:
-        """A choice for each variable at the least cost of the factor; the earliest home of several."""
-        root, leaves = self._root_and_leaves(theta)
-        served, reached = subtrees(self.moves, leaves)
-        home = int(np.argmin(root + reached[-1] if leaves else root))
-        layouts = [home] * len(leaves)
-
-        def descend(subset: int, at: int) -> None:
-            to = int(np.argmin(self.moves[at] + served[subset]))
+    def _grown(self, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
+        """`subtrees` from home: a single leaf is `served` where it has a choice, all are `reached` from those of home,
+        anything else at every layout."""
+        n = 1 << len(leaves)
+        nothing = np.zeros(len(self.places[0]))
+        served, reached = [nothing] * n, [nothing] * n
+        for subset in range(1, n):
             if subset & (subset - 1) == 0:
-                layouts[subset.bit_length() - 1] = to
-                return
-            _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset))
-            descend(part, to)
-            descend(subset ^ part, to)
-
-        if leaves:
-            descend(len(served) - 1, home)
-        moving = iter(layouts)
-        chosen = [home, *(home if stays else next(moving) for stays in self.rigid)]
-        # Where rigid uses contradict each other or home nothing is allowed, and any choice costs as much.
-        at = [int(np.searchsorted(place, layout)) for place, layout in zip(self.places, chosen, strict=True)]
-        return [min(i, len(place) - 1) for i, place in zip(at, self.places, strict=True)]
-
-    def min_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
-        """For each variable and each of its choices, the least cost of the factor with that choice."""
-        root, leaves = self._root_and_leaves(theta)
-        _, reached = subtrees(self.moves, leaves)
-        home = root + reached[-1] if leaves else root
-        marginals = iter(self._leaf_marginals(root, leaves, reached))
-        by_slot = [home, *(home if stays else next(marginals) for stays in self.rigid)]
-        return [marginal[place] for marginal, place in zip(by_slot, self.places, strict=True)]
-
-    def move_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
-        """For each subset of the leaves (of which there must be one) and each pair of layouts, the least cost of the
-        factor where the branch of just these leaves goes from the one to the other."""
-        root, leaves = self._root_and_leaves(theta)
-        served, reached = subtrees(self.moves, leaves)
-        outside, _ = self._outside(root, reached)
-        return [o[:, None] + self.moves + s[None, :] for o, s in zip(outside, served, strict=True)]
-
-    def _leaf_marginals(self, root: Costs, leaves: Sequence[Costs], reached: Sequence[Costs]) -> list[Costs]:
-        """The least cost for each layout of each leaf: what lies outside its branch, and the leaf itself."""
-        _, outside_served = self._outside(root, reached)
-        return [outside_served[1 << i] + leaf for i, leaf in enumerate(leaves)]
+                leaf = subset.bit_length() - 1
+                served[subset], moves = leaves[leaf], self._to_leaf[leaf]
+            else:
+                served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
+                moves = self._from_home if subset == n - 1 else self.moves
+            reached[subset] = (moves + served[subset]).min(axis=1)
+        return served, reached
 
     def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
-        """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at."""
-        full = len(reached) - 1
-        outside_reached: list[Costs] = [np.full(len(root), FORBIDDEN)] * (full + 1)
+        """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at; by
+        the choices of home and of single leaves as in `_grown`. Of `reached` proper subsets are used."""
+        full = (1 << len(self._leaf_slots)) - 1
+        outside_reached: list[Costs] = [np.full(len(self.moves), FORBIDDEN)] * (full + 1)
         outside_served = list(outside_reached)
         outside_reached[full] = root
         for subset in range(full, 0, -1):
-            outside_served[subset] = (outside_reached[subset][:, None] + self.moves).min(axis=0)
+            if subset & (subset - 1) == 0:
+                moves = self._to_leaf[subset.bit_length() - 1]
+            else:
+                moves = self._from_home if subset == full else self.moves
+            outside_served[subset] = (outside_reached[subset][:, None] + moves).min(axis=0)
             if subset & (subset - 1):
                 for part in halves(subset):
                     for a in (part, subset ^ part):
@@ -185,20 +184,75 @@ class TreeFactor:
                         outside_reached[a] = np.minimum(outside_reached[a], rest)
         return outside_reached, outside_served
 
+    def least(self, theta: Sequence[Costs]) -> float:
+        """The least cost of the factor."""
+        root, leaves = self._root_and_leaves(theta)
+        return float((root + self._grown(leaves)[1][-1] if leaves else root).min())
+
+    def best(self, theta: Sequence[Costs]) -> list[int]:
+        """A choice for each variable at the least cost of the factor; the earliest home of several."""
+        root, leaves = self._root_and_leaves(theta)
+        served, reached = self._grown(leaves)
+        home = int(np.argmin(root + reached[-1] if leaves else root))
+        at_home = int(self.places[0][home])
+        chosen = [home, *(self._nearest(slot, at_home) for slot in range(1, len(self.places)))]
+
+        def descend(subset: int, at: int) -> None:
+            if subset & (subset - 1) == 0:
+                slot = self._leaf_slots[subset.bit_length() - 1]
+                chosen[slot] = int(np.argmin(self.moves[at, self.places[slot]] + served[subset]))
+                return
+            to = int(np.argmin(self.moves[at] + served[subset]))
+            _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset))
+            descend(part, to)
+            descend(subset ^ part, to)
+
+        if leaves:
+            descend((1 << len(leaves)) - 1, at_home)
+        return chosen
+
+    def _nearest(self, slot: int, layout: int) -> int:
+        """The choice that a use has of a layout. Where it has none nothing is allowed, and any choice costs as much."""
+        return min(int(np.searchsorted(self.places[slot], layout)), len(self.places[slot]) - 1)
+
+    def min_marginals(self, theta: Sequence[Costs], slots: Container[int] = EVERY) -> list[Costs]:
+        """For each variable and each of its choices, the least cost of the factor with that choice.
+
+        Of variables that are not in `slots` it is not worked out, and their costs mean nothing.
+        """
+        root, leaves = self._root_and_leaves(theta)
+        at_home = any(slot in slots for slot in range(len(self.places)) if slot not in self._leaf_slots)
+        reached = self._grown(leaves)[1] if len(leaves) > 1 or (leaves and at_home) else ()
+        home = root + reached[-1] if reached else root
+        made = [home] * len(self.places)
+        if any(stays and slot in slots for slot, stays in enumerate(self.rigid, 1)):
+            spread = self.spread(0, home)
+            made = [home, *(spread[place] for place in self.places[1:])]
+        if any(slot in slots for slot in self._leaf_slots):
+            outside = self._outside(root, reached)[1]
+            for i, (slot, leaf) in enumerate(zip(self._leaf_slots, leaves, strict=True)):
+                made[slot] = outside[1 << i] + leaf
+        return made
+
+    def move_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
+        """For each subset of the leaves (of which there must be one) and each pair of layouts, the least cost of the
+        factor where the branch of just these leaves goes from the one to the other."""
+        root, leaves = self._root_and_leaves(theta)
+        served, reached = self._grown(leaves)
+        outside, _ = self._outside(root, reached)
+        outside[-1], served[0] = self.spread(0, root), np.zeros(len(self.moves))
+        for i, slot in enumerate(self._leaf_slots):
+            served[1 << i] = self.spread(slot, leaves[i])
+        return [o[:, None] + self.moves + s[None, :] for o, s in zip(outside, served, strict=True)]
+
+    def over(self, variables: Sequence[int]) -> TreeFactor:
+        """The same factor of variables with these numbers."""
+        return TreeFactor(tuple(variables), self.moves, self.places, self.rigid)
+
     def restricted(self, masks: Sequence[NDArray[np.bool_]]) -> TreeFactor:
         """The factor with fewer choices; layouts on the way stay."""
         places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
         return TreeFactor(self.variables, self.moves, places, self.rigid)
-
-    def compacted(self) -> TreeFactor:
-        """The factor without the layouts that are no choice: the one move of a single use has none on its way."""
-        if self.rigid.count(False) > 1:
-            return self
-        left = np.unique(np.concatenate(self.places))
-        if len(left) > 0.7 * len(self.moves):
-            return self
-        places = tuple(np.searchsorted(left, place).astype(np.int64) for place in self.places)
-        return TreeFactor(self.variables, self.moves[np.ix_(left, left)], places, self.rigid)
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of the cheapest arborescence for one choice of home and uses."""
@@ -223,6 +277,13 @@ def halves(subset: int) -> tuple[int, ...]:
         part = (part - 1) & rest
         parts.append(part | low)
     return tuple(parts)
+
+
+def tree_entries(layouts: int, homes: int, leaves: Sequence[int]) -> int:
+    """How many moves are looked at for a tree: between so many layouts, with these choices of home and of each leaf."""
+    if len(leaves) < 2:
+        return homes * sum(leaves)
+    return layouts * (homes + sum(leaves) + layouts * ((1 << len(leaves)) - len(leaves) - 2))
 
 
 def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:

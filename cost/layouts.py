@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -120,10 +121,12 @@ def _parts(coding: Coding, codes: Codes) -> NDArray[np.float64]:
 def addends_made(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float64]:
     """Elements of addends that a chip makes in going from each layout (rows) to each other (columns): they are made in
     full on every chip, which costs work though nothing is received."""
-    sums = coding.digits(codes) == SUM
-    if not sums.any():
+    digits = coding.digits(codes)
+    if not (digits == SUM).any():
         return np.zeros((len(codes), len(codes)))
-    made = (sums[None, :, :] & ~sums[:, None, :]).any(axis=2)
+    bits = np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64))
+    sums = np.where(digits == SUM, bits, 0).sum(axis=1)
+    made = (sums[None, :] & ~sums[:, None]) > 0
     return np.where(made, local_elements(coding, codes, shape), 0.0)
 
 
@@ -170,12 +173,14 @@ class _Pairs:
     target: NDArray[np.int64]
     shapes: tuple[Shape, ...]
     of: NDArray[np.int64]
+    crossed: bool = False
+    """Whether they are each layout with each, in rows and columns."""
 
     @staticmethod
     def of_all(codes: Codes, shape: Shape) -> _Pairs:
         """From each layout of a shape (rows) to each other (columns)."""
         numbers = np.arange(len(codes))
-        return _Pairs(codes, numbers[:, None], numbers[None, :], (shape,), np.zeros_like(numbers))
+        return _Pairs(codes, numbers[:, None], numbers[None, :], (shape,), np.zeros_like(numbers), crossed=True)
 
     @staticmethod
     def within_groups(groups: Sequence[tuple[Codes, Shape]], counts: NDArray[np.int64]) -> _Pairs:
@@ -203,11 +208,10 @@ def _moving(
     coding: Coding, pairs: _Pairs, links: Links | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     work = _Work.between(coding, pairs)
-    received = np.full(work.volume.shape, np.inf)
-    steps = np.full_like(received, np.inf)
-    seconds = np.full_like(received, np.inf)
+    received, steps = work.priced(0, ...)
+    seconds = np.full_like(received, np.inf) if links is None else work.seconds(0, ..., links)
     chosen_anywhere = int(np.bitwise_or.reduce(work.optional, axis=None))
-    for chosen in range(1 << len(coding.mesh)):
+    for chosen in range(1, 1 << len(coding.mesh)):
         if chosen & ~chosen_anywhere:
             continue
         fitting = work.fitting(chosen)
@@ -246,6 +250,9 @@ _NO_ROOM = -1.0
 Sets = NDArray[np.uint16]
 """Sets of axes as bits, one for each pair of layouts."""
 
+Chosen = NDArray[np.bool_] | EllipsisType
+"""Some of the pairs, or all."""
+
 
 @dataclass
 class _Work:
@@ -282,19 +289,22 @@ class _Work:
         was, to = states[:, None], states[None, :]
         was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
         was_partial = (was == SUM) | (was == MAX)
-        axes = [(digits[source, i], digits[target, i], i) for i in range(len(coding.mesh))]
-
-        def sets(needs: NDArray[np.bool_]) -> Sets:
-            """The axes whose states before and after are such, from a table of pairs of states."""
-            found = np.zeros(np.broadcast_shapes(source.shape, target.shape), np.uint16)
-            for before, after, bit in axes:
-                found |= (needs.astype(np.uint16) << bit)[before, after]
-            return found
-
-        scattered, reduced = sets(was_partial & is_split), sets(was_partial & (to == WHOLE))
-        moved, gathered = sets(was_split & is_split & (was != to)), sets(was_split & (to == WHOLE))
-        remade, kept = sets((was == MAX) & (to == SUM)), sets((was == SUM) & (to == SUM))
-        replicated, added = sets((was == WHOLE) & (to == WHOLE)), sets((was == WHOLE) & (to == SUM))
+        scattered, reduced, moved, gathered, remade, kept, replicated, added, sliced, impossible = _axes_between(
+            digits,
+            pairs,
+            (
+                was_partial & is_split,
+                was_partial & (to == WHOLE),
+                was_split & is_split & (was != to),
+                was_split & (to == WHOLE),
+                (was == MAX) & (to == SUM),
+                (was == SUM) & (to == SUM),
+                (was == WHOLE) & (to == WHOLE),
+                (was == WHOLE) & (to == SUM),
+                (was == WHOLE) & is_split,
+                (to == MAX) & (was != MAX),
+            ),
+        )
         chips = _chips_of_sets(coding.mesh)
         reduces = (scattered | reduced | remade) > 0
         moves = (moved | gathered) > 0
@@ -311,29 +321,27 @@ class _Work:
         elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
         bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
         volume = (elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8)[source]
-        sliced = sets((was == WHOLE) & is_split)
         volume = volume / chips[sliced]
-        impossible = sets((to == MAX) & (was != MAX)) > 0
         splitting, of = own[:, source] | own[:, target], np.broadcast_to(pairs.of[source], volume.shape)
         cramped = np.zeros(volume.shape, np.bool_)
         if (left == _NO_ROOM).any():
             dims = np.arange(len(numbers)).reshape(-1, *(1 for _ in of.shape))
             cramped = (left[dims, of, splitting] == _NO_ROOM).any(axis=0)
         return _Work(
-            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible,
+            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible > 0,
             optional.astype(np.uint16), splitting, left, of, cramped,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
         """The pairs for which temporary splits of the chosen axes may save something and have room."""
         wanted = (self.optional & np.uint16(chosen)) == chosen
-        if chosen and wanted.any():
+        if wanted.any():
             fits = self.left % self.chips[chosen] == 0
             each = np.arange(len(fits))[:, None]
             wanted[wanted] = fits[each, self.of[wanted], self.splitting[:, wanted]].any(axis=0)
         return wanted
 
-    def priced(self, chosen: int, pairs: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def priced(self, chosen: int, pairs: Chosen) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Bytes and steps of these pairs, with temporary splits of the chosen axes."""
         chips = self.chips
         reduced, replicated = self.reduced[pairs], self.replicated[pairs]
@@ -350,7 +358,7 @@ class _Work:
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
 
-    def seconds(self, chosen: int, pairs: NDArray[np.bool_], links: Links) -> NDArray[np.float64]:
+    def seconds(self, chosen: int, pairs: Chosen, links: Links) -> NDArray[np.float64]:
         """The time of the same movements."""
         reduced, replicated = self.reduced[pairs], self.replicated[pairs]
         made = reduced | self.remade[pairs]
@@ -365,6 +373,32 @@ class _Work:
         sliced = self.chips[self.sliced[pairs] | ((replicated | self.added[pairs]) & chosen)] > 1
         once, per_byte = links.copied
         return total + np.where(sliced & (total > 0), once + per_byte * volume, 0.0)
+
+
+def _axes_between(digits: NDArray[np.int64], pairs: _Pairs, needs: Sequence[NDArray[np.bool_]]) -> list[Sets]:
+    """For each need, a table of pairs of states, the axes whose states before and after are such a pair.
+
+    As many needs as one word has room for are looked up together.
+    """
+    n_axes = digits.shape[1]
+    found: list[Sets] = []
+    shape = np.broadcast_shapes(pairs.source.shape, pairs.target.shape)
+    at_once = 64 // max(n_axes, 1)
+    for first in range(0, len(needs), at_once):
+        together = needs[first : first + at_once]
+        word = np.zeros(shape, np.uint64)
+        for axis in range(n_axes):
+            table = np.zeros(together[0].shape, np.uint64)
+            for i, need in enumerate(together):
+                table |= need.astype(np.uint64) << np.uint64(i * n_axes + axis)
+            states = digits[:, axis]
+            if pairs.crossed:
+                word |= table[states].take(states, axis=1)
+            else:
+                word |= table[states[pairs.source], states[pairs.target]]
+        mask = np.uint64((1 << n_axes) - 1)
+        found.extend((word >> np.uint64(i * n_axes) & mask).astype(np.uint16) for i in range(len(together)))
+    return found
 
 
 def _taken(times: tuple[NDArray[np.float64], NDArray[np.float64]], axes: Any, nbytes: Any) -> Any:

@@ -25,8 +25,10 @@ from shardwright.ir.program import Let, Program
 
 LEAST_ENTRIES = 3e8
 ENTRIES_PER_CUBE = 1.5e4
-"""The limit for a program is the first and the second for each cube of statements: 3 seconds for 30 of them, and enough
-for a whole proof of every preset of a model, which has more than 100."""
+MOST_ENTRIES = 1e10
+"""The limit for a program is the first and the second for each cube of statements, but not more than the third, which
+takes some seconds: twice what the proof of any preset of a model takes. Where nothing else finds a choice it is the third
+in any case."""
 
 FOR_BOUNDS = 0.2
 """Of the limit, for the bound of what the axes chose."""
@@ -71,7 +73,7 @@ class LimitedPlacement:
             except (OutOfWorkError, StuckError):
                 continue
         try:
-            return place_layouts(self.program, options)
+            return place_layouts(self.program, options, limit=WorkLimit(MOST_ENTRIES))
         except OutOfWorkError:
             raise fault(
                 "no-placement",
@@ -135,4 +137,4 @@ class LimitedPlacement:
 def most_entries(program: Program) -> float:
     """The limit for a program."""
     lets = sum(isinstance(statement, Let) for func in program.funcs for statement, _ in func.walk())
-    return LEAST_ENTRIES + ENTRIES_PER_CUBE * lets**3
+    return min(LEAST_ENTRIES + ENTRIES_PER_CUBE * lets**3, MOST_ENTRIES)

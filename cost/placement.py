@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
-from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence
+from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.layout_problem import (
     Entry,
     Equal,
@@ -200,6 +200,8 @@ class Solver:
         """What each variable can be: numbers of layouts within its group."""
         self.moves: dict[Group, NDArray[np.float64]] = {}
         """Movements between the layouts of each group, by its identity."""
+        self.ranked: dict[tuple[Group, float], NDArray[np.float64]] = {}
+        """What these cost a value of the group that counts so often, ties included."""
         self.unit = 1.0
         """The quantum of costs."""
 
@@ -263,9 +265,8 @@ class Solver:
         for entry in self.problem.entries:
             if isinstance(entry, MadeTree | UsesTree):
                 making += TREE_ENTRIES * len(entry.node.group.root().codes) ** 2
-                variables = _tree_variables(entry)
-                most = max((len(domains[variable]) for variable in variables), default=0)
-                looking += most**2 * ((1 << max(0, len(variables) - 1)) - 1)
+                home, *uses = [len(domains[variable]) for variable in _tree_variables(entry)] or [0]
+                looking += tree_entries(max((home, *uses)), home, uses)
         if not self.limit.allows(making + FIRST_SWEEPS * PASSES * looking):
             raise OutOfWorkError
         self.limit.charge(making)
@@ -387,12 +388,15 @@ class Solver:
         return float(max(least, 1))
 
     def tree_costs(self, node: Node, moves: dict[Group, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
-        received, steps = moves[node.group.root()]
-        finite = np.isfinite(received)
         group = node.group.root()
+        if (known := self.ranked.get((group, node.weight))) is not None:
+            return known
+        received, steps = moves[group]
+        finite = np.isfinite(received)
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
-        return np.where(finite, costs, FORBIDDEN)
+        self.ranked[group, node.weight] = np.where(finite, costs, FORBIDDEN)
+        return self.ranked[group, node.weight]
 
     def unfound(self) -> Exception:
         """What is raised where nothing was found, and nothing proved."""

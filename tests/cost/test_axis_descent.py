@@ -97,6 +97,20 @@ def test_digits_that_a_dimension_cannot_hold_are_not_chosen() -> None:
     assert found.bytes_received >= place_layouts(made).bytes_received
 
 
+def test_a_dimension_may_be_demanded_over_more_axes_than_divide_it() -> None:
+    """By one value over x, by another over y and z, which together are more than D has room for."""
+    text = """
+    mesh x=2 y=2 z=2
+    dim B=8 D=4
+    func f(a: BD_x, b: BD_yz) -> BD {
+      return a + b
+    }
+    """
+    made = program(text)
+    found = AxisByAxis(made)(made, PlacementOptions())
+    assert found.bytes_received == place_layouts(made).bytes_received
+
+
 def test_what_the_author_moved_stays() -> None:
     text = """
     mesh x=2 y=2

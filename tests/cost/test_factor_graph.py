@@ -70,24 +70,44 @@ def test_subtrees_without_leaves_cost_nothing() -> None:
     assert len(served) == len(reached) == 1
 
 
-def random_graph(seed: int) -> FactorGraph:
+def random_graph(seed: int, barred: float = 0.0) -> FactorGraph:
+    """A graph of a few variables with up to four choices each. Into so many layouts nothing leads; where that is any,
+    costs differ by multiples of 2**-20, as ties do."""
     rng = np.random.default_rng(seed)
     graph = FactorGraph()
     n = int(rng.integers(3, 6))
-    layouts = int(rng.integers(2, 4))
-    variables = [graph.variable(layouts) for _ in range(n)]
+    layouts = int(rng.integers(2, 5))
+    sizes = [int(rng.integers(1, layouts + 1)) for _ in range(n)]
+    variables = [graph.variable(size) for size in sizes]
+    tie = 2.0**-20 if barred else 1.0
     for _ in range(int(rng.integers(2, 5))):
         chosen = tuple(int(v) for v in rng.choice(variables, size=int(rng.integers(2, min(4, n) + 1)), replace=False))
         if rng.random() < 0.5:
-            places = tuple(np.arange(layouts) for _ in chosen)
+            places = tuple(np.sort(rng.choice(layouts, size=sizes[v], replace=False)) for v in chosen)
             rigid = tuple(bool(rng.random() < 0.2) for _ in chosen[1:])
-            graph.factors.append(TreeFactor(chosen, random_moves(rng, layouts), places, rigid))
+            moves = random_moves(rng, layouts) * (1.0 + tie if barred else 1.0)
+            impossible = np.broadcast_to(rng.random(layouts) < barred, moves.shape) & ~np.eye(layouts, dtype=bool)
+            graph.factors.append(TreeFactor(chosen, np.where(impossible, FORBIDDEN, moves), places, rigid))
         else:
-            rows = np.array(list(product(range(layouts), repeat=len(chosen))))
+            rows = np.array(list(product(*(range(sizes[v]) for v in chosen))))
             rows = rows[rng.random(len(rows)) < 0.7]
             if len(rows):
-                graph.factors.append(TableFactor(chosen, rows, rng.integers(0, 30, len(rows)).astype(float)))
+                graph.factors.append(TableFactor(chosen, rows, tie * rng.integers(0, 30, len(rows)).astype(float)))
     return graph
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_what_cannot_be_takes_nothing_from_the_bound(seed: int) -> None:
+    """Costs that differ by a millionth of a byte are told apart beside moves that are forbidden."""
+    graph = random_graph(seed, barred=0.4)
+    best = min(
+        sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in graph.factors)
+        for choice in product(*(range(size) for size in graph.sizes))
+    )
+    solution = graph.minimize(2.0**-22)
+    assert solution.cost == best or min(solution.cost, best) >= FORBIDDEN / 2
+    assert solution.bound <= solution.cost
+    assert solution.bound >= min(best, FORBIDDEN / 2) - 2.0**-22
 
 
 @pytest.mark.parametrize("seed", range(150))
