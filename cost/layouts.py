@@ -7,6 +7,7 @@ A layout is coded as one integer: for each mesh axis a digit that says what the 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
@@ -19,6 +20,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Placement, Reduction, Shape, State, TensorType
 
 Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
 
@@ -136,9 +138,25 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     The formula of `cost.resharding`, temporary splits included, for all pairs at once; a temporary split is
     counted on where a single dimension has room for all of its axes. Where the digits of two layouts do not fit
     together, a chip counts as having nothing of what it needs. Infinite where there is no movement: into partial
-    maxima.
+    maxima. The arrays cannot be written to.
     """
-    return _moving(coding, _Pairs.of_all(codes, shape), None)[:2]
+    key = coding.mesh, coding.dims, shape, codes.tobytes()
+    if key in _RECENT:
+        _RECENT.move_to_end(key)
+        return _RECENT[key]
+    received, steps, _ = _moving(coding, _Pairs.of_all(codes, shape), None)
+    received.flags.writeable = steps.flags.writeable = False
+    _RECENT[key] = received, steps
+    while sum(len(recent) ** 2 for recent, _ in _RECENT.values()) > _MOST_KEPT:
+        _RECENT.popitem(last=False)
+    return received, steps
+
+
+_RECENT: OrderedDict[tuple[Mesh, tuple[str, ...], Shape, bytes], tuple[Floats, Floats]] = OrderedDict()
+"""What movements cost between layouts that were asked for lately: a program is placed several times, under options."""
+
+_MOST_KEPT = 1 << 22
+"""Pairs of layouts of which the costs are kept."""
 
 
 def moving_costs_of_groups(

@@ -171,7 +171,8 @@ def mutant(seed: int) -> bytes:
 
 def examiner() -> Callable[[int], dict[str, Any]]:
     """The function of a seed: what `check` says of the mutant, and the finding if that is not as promised."""
-    folder = tempfile.TemporaryDirectory(prefix="mutants-")
+    memory = Path("/dev/shm")
+    folder = tempfile.TemporaryDirectory(prefix="mutants-", dir=memory if memory.is_dir() else None)
     path = Path(folder.name) / "mutant.shard"
 
     def examined(seed: int) -> dict[str, Any]:
