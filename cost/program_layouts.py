@@ -185,7 +185,7 @@ class _Builder:
     def settle(self, node: Node, value: Value, *, rigid: bool) -> None:
         """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
         self.exclude(node, value)
-        if isinstance(value.type, OpenType) and value.type.open and not _restricts_partial(value.type):
+        if isinstance(value.type, OpenType) and value.type.open and not _restricts(value.type):
             node.home = node.made
             self.restrict(node, node.home, value.type)
             self.problem.entries.append(UsesTree(node))
@@ -369,7 +369,7 @@ class _Builder:
         elif kind.open and kind.partial is None and not any(kind.splits):
             node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
             self.problem.entries.append(NotPartial(node, variable))
-        elif not kind.open or _restricts_partial(kind) or any(axes is not None for axes in kind.splits):
+        elif not kind.open or _restricts(kind):
             codes = self.every_layout(node.shape)
             admitted = np.array(
                 [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
@@ -452,5 +452,7 @@ def reshaped_dims(operation: Operation) -> tuple[str, ...]:
             return ()
 
 
-def _restricts_partial(kind: OpenType) -> bool:
-    return not (isinstance(kind.partial, AnyPartial) and kind.partial.kind is None)
+def _restricts(kind: OpenType) -> bool:
+    """Whether anything is demanded of the layout."""
+    anything = isinstance(kind.partial, AnyPartial) and kind.partial.kind is None
+    return not anything or any(axes is not None for axes in kind.splits)
