@@ -8,7 +8,7 @@ made to those in which it is used, each paid once. Loops count by their trips; a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -97,7 +97,7 @@ def place_layouts(
         raise OutOfWorkError
     problem = layout_problem(program, options)
     best = solve(problem) if solve is not None else Solver(problem, limit).solve()
-    violated = _indivisible(program, best)
+    violated = _indivisible(program, best, options.digit_sets)
     if violated is None:
         return best
     key, choices = violated
@@ -113,13 +113,9 @@ def place_layouts(
             late = error if error.diagnostics[0].code == OUT_OF_TIME else late
     if late is not None and not found:
         raise late
-    if not found:
-        raise fault(
-            "no-placement",
-            f"no set of axes that divides {key[0]} lets the program be placed",
-            program.funcs[0].span,
-            "leave one of its types to the compiler: end its layout with ?",
-        )
+    if not found:  # movements that are written split it over more axes, and there is a way between them as well
+        everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
+        return place_layouts(program, everything, solve, limit)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)
     proved = [best] if late is not None else found
@@ -131,10 +127,12 @@ def place_layouts(
     )
 
 
-def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
+def _indivisible(
+    program: Program, placement: Placement, settled: Collection[tuple[str, str | None]]
+) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
     """A dimension that the solution splits over more axes than divide it, with the largest sets that do.
 
-    Demands may be as many as they are; nothing is then added to them.
+    Demands may be as many as they are; nothing is then added to them. Dimensions whose axes are settled are left out.
     """
     used: dict[tuple[str, str | None], set[str]] = {}
     overrides = {func.name: dict(func.overrides) for func in program.funcs}
@@ -151,7 +149,9 @@ def _indivisible(program: Program, placement: Placement) -> tuple[tuple[str, str
         name, func = key
         size = program.dim(name).size if func is None else overrides[func][name]
         fixed = demanded.get(key, frozenset())
-        if size % program.mesh.product(axes) == 0 or axes <= fixed:  # between demands there is a way in any case
+        if key in settled or size % program.mesh.product(axes) == 0:
+            continue
+        if axes <= fixed:  # between demands there is a way in any case
             continue
         free = [axis for axis in program.mesh if axis in axes and axis not in fixed]
         sets: list[frozenset[str]] = []

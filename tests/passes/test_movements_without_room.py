@@ -76,9 +76,38 @@ func f[L=2](v: f32 BL_yE) -> f32 BL_yE {
 func g(v: f32 BL_xE) -> f32 BL_yE { return tanh(v) }
 """
 
+BY_HAND = """
+mesh x=2 z=2
+dim B=4 L=2
+func f(p: f32 BL_z, q: f32 B_xL) -> (f32 BL_z, f32 BL?) {
+  r = all_to_all[x: B -> L](q)
+  return tanh(p), r
+}
+"""
+
+BY_HAND_RENAMED = """
+mesh x=2 z=2
+dim B=4 L=2 P=2
+func f(p: f32 BL_z, q: f32 B_xL) -> (f32 BL_z, f32 BP?) {
+  s = all_to_all[x: B -> L](q)
+  u = rename[L -> P](s)
+  return tanh(p), u
+}
+"""
+
+BY_HAND_SUMMED = """
+mesh x=2 z=2
+dim B=4 L=2 E=4
+func f(p: f32 B_xL_z, q: f32 BEL) -> (f32 B_xL_z, f32 BEL?) {
+  r = reduce_scatter[x -> L](as_partial[x](q))
+  return tanh(p), p * r
+}
+"""
+
 PROGRAMS = {
     "taken": TAKEN, "heads": HEADS, "three ways": THREE_WAYS, "loop": LOOP, "renamed": RENAMED,
-    "overridden": OVERRIDDEN,
+    "overridden": OVERRIDDEN, "by hand": BY_HAND, "by hand and renamed": BY_HAND_RENAMED,
+    "by hand and summed": BY_HAND_SUMMED,
 }  # fmt: skip
 
 
@@ -91,7 +120,9 @@ def test_what_check_accepts_compiles(name: str) -> None:
     source = program(PROGRAMS[name])
     check(source)
     made = explicit(source)
-    assert validate(source, made).largest_difference < 1e-9
+    difference = validate(source, made).largest_difference
+    assert difference is not None
+    assert difference < 1e-9
     assert program(print_program(made)) == made
 
 
