@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
 from shardwright.ir.syntax import Static
-from shardwright.ir.types import Dim, DType, Reduction, Shape, State
+from shardwright.ir.types import ON_DEVICE, Dim, DType, Placement, Reduction, Shape, State
 
 SUM = Reduction.SUM
 MAX = Reduction.MAX
@@ -114,8 +114,6 @@ class Operation(metaclass=_Abstract):
     keyword: ClassVar[str]
     arity: ClassVar[tuple[int, int]]
     """The least and the greatest number of operands."""
-    in_any_memory: ClassVar[bool] = False
-    """Tells whether operands may lie in any memory, and the result in the same one: nothing is computed."""
     result_words: ClassVar[tuple[str, ...]] = ("y",)
     """What the results are called where no name of theirs is at hand, as many as there are."""
 
@@ -127,6 +125,13 @@ class Operation(metaclass=_Abstract):
     @abstractmethod
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         """The shapes of the results. Raises a `DiagnosticError` without a place where the operands do not fit."""
+
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        """Where the result lies, of a first operand that lies at `home`; None where that has to be on the device.
+
+        What computes nothing takes what lies in any memory, and leaves it there.
+        """
+        return ON_DEVICE if home == ON_DEVICE else None
 
     @abstractmethod
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:

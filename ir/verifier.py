@@ -175,13 +175,16 @@ class _Checker:
         operation = statement.operation
         if isinstance(operation, Movement):
             return
-        home = kinds[0].placement if operation.in_any_memory and kinds and kinds[0] is not None else ON_DEVICE
+        first = kinds[0] if kinds else None
+        lies = operation.lies(first.placement, first.shape, results[0].shape) if first is not None else ON_DEVICE
+        taken = first.placement if first is not None and lies is not None else ON_DEVICE
+        home = lies or ON_DEVICE
         indices = 2 if isinstance(operation, Update) else len(kinds)
         what = operation.keyword or "a second name"
         for i, (operand, kind) in enumerate(zip(statement.operands, kinds, strict=True)):
             if kind is None:
                 continue
-            wanted = home if i < indices else ON_DEVICE
+            wanted = taken if i < indices else ON_DEVICE
             if kind.placement != wanted:
                 there = "on the device" if wanted == ON_DEVICE else f"on {wanted}, as {statement.operands[0]} is"
                 way = (

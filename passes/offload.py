@@ -106,9 +106,12 @@ def _stays(statement: Let, scope: Scope) -> bool:
             read = 2
         case _:
             return False
-    names = [operand for operand in statement.operands[:read] if isinstance(operand, str)]
-    home = _home(statement.result.type)
-    return bool(names) and home != ON_DEVICE and all(_home(scope.type_of(name)) == home for name in names)
+    kinds = [scope.type_of(operand) for operand in statement.operands[:read] if isinstance(operand, str)]
+    homes = {_home(kind) for kind in kinds}
+    if len(kinds) < read or len(homes) > 1 or homes == {ON_DEVICE}:
+        return False
+    kept = statement.operation.lies(_home(kinds[0]), kinds[0].shape, statement.result.shape)
+    return kept == _home(statement.result.type)
 
 
 @dataclass

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.cache import CacheShape, LayerCache, Places
 from shardwright.backends.torch.hidden import HiddenHome
 from shardwright.backends.torch.kernels.prepared import Common
-from shardwright.backends.torch.pieces import Rows, rows_of
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.schedule import Turn
 from shardwright.backends.torch.stages import Staged
 from shardwright.backends.torch.tensors import Named, held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.offloading.group_quantization import GroupQuantization
+from shardwright.ir.memory_shares import Rows, rows_of
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Tier

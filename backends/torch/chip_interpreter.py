@@ -45,7 +45,7 @@ class ChipInterpreter(Interpreter):
         kind = held.kind
         if kind.placement in (None, ON_DEVICE):
             return Named(tensor, kind.names, kind.dtype, held)
-        along = kind.names.index(kind.placement.along) if kind.placement.along in kind.names else 0
+        along = kind.names.index(kind.placement.along) if kind.placement.along is not None else 0
         home = Home(self.tiers, name, held.extents, held_as(kind.dtype), kind.placement, along)
         part = (slice(None),) * len(kind.names)
         home.save(tensor, part)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.pieces import Rows, rows_of
 from shardwright.backends.torch.tensors import Named
 from shardwright.backends.torch.tiers import Tiers
+from shardwright.ir.memory_shares import Rows, rows_of
 from shardwright.ir.types import Placement, Tier
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.pieces import Rows, joined, rows_of, rows_on
+from shardwright.backends.torch.pieces import joined, rows_on
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.stages import Stage
 from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.index_boxes import Index, box_shape, boxes
+from shardwright.ir.memory_shares import Rows, rows_of
 from shardwright.ir.program import Value
 from shardwright.ir.types import TensorType, Tier
 from shardwright.ir.weight_source import FileRange, FileSource, WeightSource

@@ -10,6 +10,7 @@ from shardwright.ir.builders import build_operation, operands_of
 from shardwright.ir.diagnostics import Span, fault, placed
 from shardwright.ir.elaboration.demands import check_fits
 from shardwright.ir.elaboration.names import Names
+from shardwright.ir.memory_shares import is_written
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops.contraction import summed_dims
@@ -192,13 +193,18 @@ class Expressions:
 
 def unwritten(operation: Operation, operands: tuple[Operand, ...], shape: Shape, scope: Scope) -> OpenType:
     """The type of a result of which nothing was written: what is moved lies where the movement puts it, and one index
-    of a value where the value lies."""
+    of a value where the value lies; but on the device where a type cannot say that."""
     kind = OpenType.anything(shape)
-    if isinstance(operation, ops.Take) and operation.stop is None and isinstance(operands[0], str):
-        return replace(kind, placement=scope.type_of(operands[0]).placement)
-    if isinstance(operation, ops.Movement) and isinstance(operands[0], str):
-        lies = operation.placed(scope.type_of(operands[0]).placement or ON_DEVICE)
-        return replace(kind, placement=lies, in_flight=isinstance(operation, ops.Start))
+    if not operands or not isinstance(operands[0], str):
+        return kind
+    operand = scope.type_of(operands[0])
+    if isinstance(operation, ops.Take) and operation.stop is None:
+        home = operand.placement
+        return replace(kind, placement=home and (operation.lies(home, operand.shape, shape) or ON_DEVICE))
+    if isinstance(operation, ops.Movement):
+        home = operation.placed(operand.placement or ON_DEVICE)
+        home = home if is_written(home, shape) else ON_DEVICE
+        return replace(kind, placement=home, in_flight=isinstance(operation, ops.Start))
     return kind
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shardwright.ir.memory_shares import home_of_rows, is_written
 from shardwright.ir.operation import (
     MAX,
     SUM,
@@ -20,7 +21,7 @@ from shardwright.ir.operation import (
 )
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
-from shardwright.ir.types import Dim, DType, Shape, is_short_axis
+from shardwright.ir.types import Dim, DType, Placement, Shape, is_short_axis
 
 
 def axes_static(axes: Iterable[str]) -> WordStatic:
@@ -224,7 +225,6 @@ class Update(Operation):
     """
 
     keyword: ClassVar[str] = "update"
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (3, 3)
     dim: str
     wrap: bool = False
@@ -267,6 +267,9 @@ class Update(Operation):
         require_positions(self.keyword, args[2], cache)
         return (cache,)
 
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        return home if is_written(home, result) else None
+
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
@@ -282,7 +285,6 @@ class Take(Operation):
     """
 
     keyword: ClassVar[str] = "take"
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     dim: str
     start: int
@@ -317,6 +319,12 @@ class Take(Operation):
             return (Shape(shape.dtype, tuple(dim for dim in shape.dims if dim.name != self.dim)),)
         taken = Dim(self.dim, stop - self.start)
         return (Shape(shape.dtype, tuple(taken if dim.name == self.dim else dim for dim in shape.dims)),)
+
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        if home.along == self.dim:
+            stop = self.start + 1 if self.stop is None else self.stop
+            return None if self.by else home_of_rows(home, source.size(self.dim), self.start, stop)
+        return home if is_written(home, result) else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.ir.memory_shares import home_along, is_written
 from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
 from shardwright.ir.ops.reductions import dims_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, Static
-from shardwright.ir.types import Dim, Shape
+from shardwright.ir.types import Dim, Placement, Shape
 
 
 def _linear(args: Sequence[Arg]) -> Iterable[AxisRow]:
@@ -23,11 +24,13 @@ class Alias(Operation):
     """`z: T = y`: the same value under another name, and perhaps, at the surface level, in another layout."""
 
     keyword: ClassVar[str] = ""
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         return (args[0].tensor,)
+
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        return home if is_written(home, result) else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
@@ -40,7 +43,6 @@ class Rename(Operation):
     """`rename[L -> T](k)`. The extent stays; a split passes where both dimensions have equal digits."""
 
     keyword: ClassVar[str] = "rename"
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     pairs: tuple[tuple[str, str], ...]
 
@@ -58,6 +60,10 @@ class Rename(Operation):
             raise misuse("wrong-dimensions", f"rename would give {args[0].text}: {args[0].shape} a dimension twice")
         return (Shape(args[0].tensor.dtype, dims),)
 
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        along = dict(self.pairs).get(str(home.along), home.along)
+        return replace(home, along=along) if is_written(home, source) else None
+
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
         for before, after in zip(args[0].names, results[0].names, strict=True):
@@ -70,7 +76,6 @@ class Split(Operation):
     """`split[H -> KG](q)`: index h becomes k = h div |G| and g = h mod |G|. `K_yG_z` comes of `H_yz` for free."""
 
     keyword: ClassVar[str] = "split"
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     source: str
     parts: tuple[str, ...]
@@ -95,6 +100,11 @@ class Split(Operation):
             raise misuse("wrong-dimensions", f"split gives {args[0].text}: {shape} a dimension twice")
         return (Shape(shape.dtype, tuple(dims)),)
 
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        if home.along == self.source:
+            return home_along(home, source, self.parts[0], result)
+        return home if is_written(home, source) else None
+
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
         yield from pass_through(args, results[0], (name for name in args[0].names if name != self.source))
@@ -108,7 +118,6 @@ class Merge(Operation):
     """`merge[KG -> H](o)`: the inverse of split; the result has H where the first part stood."""
 
     keyword: ClassVar[str] = "merge"
-    in_any_memory: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (1, 1)
     parts: tuple[str, ...]
     target: str
@@ -131,6 +140,11 @@ class Merge(Operation):
         if len({dim.name for dim in dims}) != len(dims):
             raise misuse("wrong-dimensions", f"merge gives {args[0].text}: {shape} a dimension twice")
         return (Shape(shape.dtype, tuple(dims)),)
+
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        if home.along == self.parts[0]:
+            return home_along(home, source, self.target, result)
+        return home if is_written(home, result) else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
