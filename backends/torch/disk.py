@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.backends.torch.tensors import bytes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Readers:
 
     def jobs(self, file: InputFile, what: str, target: Tensor, offset: int) -> list[Callable[[], None]]:
         """What fills a contiguous tensor on the host with the bytes of the file from `offset` on, in pieces."""
-        view = as_bytes(target)
+        view = bytes_of(target).numpy()
         cuts = [0, *range(CHUNK - offset % PAGE, len(view), CHUNK), len(view)]
 
         def job(start: int, stop: int) -> Callable[[], None]:
@@ -168,13 +169,6 @@ def _read(file: InputFile, what: str, descriptor: int, view: Bytes, offset: int)
         if descriptor == file.direct and done % PAGE:
             break
     return done
-
-
-def as_bytes(tensor: Tensor) -> Bytes:
-    """The memory of a contiguous tensor on the host."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def page_aligned(nbytes: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.digit_factors import Factor
 from shardwright.backends.torch.chip import Chip, Held
-from shardwright.backends.torch.tensors import rounded
+from shardwright.backends.torch.tensors import bytes_of, rounded
 from shardwright.backends.torch.world import World, torch_distributed
 from shardwright.cost.exchange import exchange_of
 from shardwright.ir import ops
@@ -51,7 +51,7 @@ class Collectives:
         n = self.chip.digits.mesh.product(axes)
         if n == 1:
             return tensor[None]
-        sent = _bytes(tensor)
+        sent = bytes_of(tensor)
         parts = [torch.empty_like(sent) for _ in range(n)]
         torch_distributed().all_gather(parts, sent, group=self._group(axes, tensor))
         return torch.stack(parts).view(tensor.dtype).reshape(n, *tensor.shape)
@@ -62,7 +62,7 @@ class Collectives:
 
         if len(tensor) == 1:
             return tensor
-        sent = _bytes(tensor)
+        sent = bytes_of(tensor)
         received = torch.empty_like(sent)
         torch_distributed().all_to_all_single(received, sent, group=self._group(axes, tensor))
         return received.view(tensor.dtype).reshape(tensor.shape)
@@ -88,7 +88,7 @@ class Collectives:
         dist = torch_distributed()
         if to == self.world.index:
             return tensor
-        sent = _bytes(tensor)
+        sent = bytes_of(tensor)
         received = torch.zeros_like(sent)
         group = self._group(self.chip.digits.mesh.axes, tensor)
         given = [dist.P2POp(dist.isend, sent, to, group)] if to is not None else []
@@ -96,12 +96,6 @@ class Collectives:
         for work in dist.batch_isend_irecv(given) if given else ():
             work.wait()
         return received.view(tensor.dtype).reshape(tensor.shape)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def rank(tensor: Tensor) -> Tensor:
@@ -145,7 +139,7 @@ def _to_front(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str]) ->
     inputs = [factor for factor in factors if factor.fate != "arrives"]
     leaving = [i for axis in axes for i, f in enumerate(inputs) if f.axis == axis and f.fate == "leaves"]
     staying = [i for i, f in enumerate(inputs) if f.fate == "stays"]
-    opened = tensor.reshape([factor.size for factor in inputs]).permute(*leaving, *staying)
+    opened = tensor.reshape([factor.size for factor in inputs]).permute([*leaving, *staying])
     return opened.reshape(math.prod(inputs[i].size for i in leaving), *(inputs[i].size for i in staying))
 
 

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.disk import CHUNK, PAGE, InputFile, Readers, as_bytes
+from shardwright.backends.torch.disk import CHUNK, PAGE, InputFile, Readers
 from shardwright.backends.torch.memory import Memory
+from shardwright.backends.torch.tensors import bytes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class SpillFile:
 
     def write(self, what: str, tensor: Tensor, at: int) -> None:
         """Writes a tensor on the host."""
-        data: Any = as_bytes(tensor.contiguous())
+        data: Any = bytes_of(tensor).numpy()
         view = memoryview(data)
         try:
             while view:

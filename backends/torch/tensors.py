@@ -33,6 +33,17 @@ class Named:
 Argument = Named | Number
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor one after the other as bytes: its own memory where they lie so.
+
+    PyTorch calls a tensor of one element contiguous whatever its strides are, and views none as bytes whose stride is
+    not 1.
+    """
+    import torch
+
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def held_as(dtype: DType) -> torch.dtype:
     """In which format of torch values are held: integers all in int64, within the range of their own format."""
     import torch
