@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Number, Operand, Operation
 from shardwright.ir.ops import Alias, Fetch, Full, Store, Update
 from shardwright.ir.program import (
@@ -45,9 +46,11 @@ def function_of(program: Program, name: str, role: str) -> Func:
             return func
     listed = ", ".join(func.name for func in program.funcs)
     does = "begins" if role == "enters" else "goes on"
-    raise unschedulable(
-        f"the diagonal order needs a function {name} in which a batch {does}, and the program has {listed}",
-        program.funcs[0].span,
+    raise fault(
+        "bad-option",
+        f"schedule-blocks: {role}: the diagonal order needs a function {name} in which a batch {does}, and the program"
+        f" has {listed}",
+        NOWHERE,
         f"name it: schedule-blocks{{order=diagonal,{role}=...}}",
     )
 

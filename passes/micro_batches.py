@@ -98,12 +98,12 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
     names = [dim.name for dim in program.dims]
     if batch not in names:
         near = did_you_mean(batch, names)
-        raise unschedulable(
-            f"the program has no dimension {batch} to be divided into batches", NOWHERE,
-            f"did you mean {near}?" if near else "name it, as in schedule-blocks{batch=...}",
+        raise fault(
+            "bad-option", f"schedule-blocks: batch: the program has no dimension {batch}", NOWHERE,
+            f"did you mean {near}?" if near else "name the one that is divided into batches, as in batch=B",
         )  # fmt: skip
     whole = program.dim(batch)
-    if count < 1 or whole.size % count:
+    if whole.size % count:
         raise unschedulable(
             f"{batch}={whole.size} rows cannot be divided into {count} equal batches", whole.span,
             f"the number of batches divides {whole.size}",

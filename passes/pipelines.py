@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.completion import complete
-from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, did_you_mean, fault
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
@@ -169,6 +170,18 @@ def describe(made: type[Pass]) -> str:
     return f"{first} Options: {options}." if options else first
 
 
+@contextmanager
+def options_from(name: str, text: str) -> Generator[None]:
+    """Blames the option called `name`, in whose `text` the passes were named, for values that a pass refuses when it
+    runs."""
+    try:
+        yield
+    except DiagnosticError as error:
+        if error.source is None and error.diagnostics[0].code in {"bad-option", "unknown-chip", "unreadable-file"}:
+            error.source = Source(name, text)
+        raise
+
+
 _ITEM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\{([^{}]*)\})?\s*")
 
 
@@ -200,6 +213,8 @@ def _options(name: str, text: str) -> dict[str, str]:
             raise fault(
                 "bad-pipeline", f"{name}: the option {item!r} has no value", NOWHERE, f"write {name}{{{item}=...}}"
             )
+        if key.strip() in options:
+            raise fault("bad-pipeline", f"{name}: the option {key.strip()} is given twice", NOWHERE)
         options[key.strip()] = value.strip()
     return options
 
@@ -219,7 +234,8 @@ def _made(name: str, options: Mapping[str, str]) -> Pass:
     for key, text in options.items():
         field = known.get(key.replace("_", "-"))
         if field is None:
-            listed = f"it takes {', '.join(known)}" if known else "it takes none"
+            near = did_you_mean(key.replace("_", "-"), list(known))
+            listed = f"did you mean {near}?" if near else f"it takes {', '.join(known) or 'none'}"
             raise fault("unknown-option", f"{name} has no option {key}", NOWHERE, listed)
         values[field.name] = _value(name, key, text, field.default)
     return made(**values)

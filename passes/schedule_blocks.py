@@ -87,6 +87,8 @@ class ScheduleBlocks(Pass):
     def run(self, program: Program) -> Program:
         if self.order not in ("zigzag", "diagonal"):
             raise fault("bad-option", f"schedule-blocks: order is zigzag or diagonal, not {self.order}", NOWHERE)
+        if self.batches < 1:
+            raise fault("bad-option", f"schedule-blocks: batches is 1 or more, not {self.batches}", NOWHERE)
         scheduled = next((func for func in program.funcs if has_lifetimes(func)), None)
         if scheduled is not None:
             raise unschedulable(f"{scheduled.name} has a schedule already", scheduled.span)

@@ -103,11 +103,16 @@ def search_rewrites(
 
 def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
     """What makes the program for a mesh, after the passes that a text names."""
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
+    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
 
     with located(Source("--rewrite", text)):
         passes = parse_pipeline(text) if text else ()
-    return lambda mesh: run_passes(load(mesh), passes)
+
+    def after(mesh: Mapping[str, int]) -> Program:
+        with options_from("--rewrite", text):
+            return run_passes(load(mesh), passes)
+
+    return after
 
 
 _WITHOUT_LAYOUTS = ("does-not-fit", "out-of-time", "no-placement")

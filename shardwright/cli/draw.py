@@ -132,9 +132,9 @@ def load_program(args: argparse.Namespace, source: Source, module: Module | None
             return explicit(program)
     if not args.passes.strip():
         return program
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
+    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
 
     with located(SourceText("--passes", args.passes)):
         passes = parse_pipeline(args.passes)
-    with located(source):
+    with located(source), options_from("--passes", args.passes):
         return run_passes(program, passes)

@@ -39,7 +39,7 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.passes.pipelines import PASSES, Trace, describe, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import PASSES, Trace, describe, options_from, parse_pipeline, run_passes
 
     if args.list_passes:
         if args.json:
@@ -60,7 +60,7 @@ def execute(args: argparse.Namespace) -> int:
         }
         steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
-    with located(source):
+    with located(source), options_from("--passes", args.passes):
         program = load(source, args.mesh, args.dim, passes)
         if args.explain:
             from shardwright.passes.place import explain

@@ -118,12 +118,12 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
+    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
 
     with located(Source("--passes", args.passes or "")):
         passes = parse_pipeline(args.passes) if args.passes else ()
     source = read_program(args.file)
-    with located(source):
+    with located(source), options_from("--passes", args.passes or ""):
         written = elaborate(parse(source), args.mesh, args.dim)
         _check_memory(written, from_checkpoint=bool(args.weights))
         compared = _compared(written, args)

@@ -26,7 +26,7 @@ from shardwright.models.value_types import PROMPTS, SEQUENCES
 from shardwright.models.weight_map import WeightMap, check_map, weight_map
 from shardwright.passes.offload import Offload
 from shardwright.passes.packed_weights import PackedWeights, Packing
-from shardwright.passes.pipelines import Trace, run_passes
+from shardwright.passes.pipelines import Trace, options_from, run_passes
 
 CHOOSING = ("greedy", "sample", "logprob")
 """The functions that choose tokens, and the one that says how probable they were."""
@@ -86,7 +86,8 @@ def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Pl
         packing = declared_packing(surface, mapping)
         check_map(mapping, surface, parts_of(packing))
     steps: list[Trace] = []
-    explicit = run_passes(surface, plan.pipeline, steps.append)
+    with options_from("--passes", ""):
+        explicit = run_passes(surface, plan.pipeline, steps.append)
     return GenerationProgram(surface, explicit, mapping, packing, tuple(steps))
 
 

@@ -1,0 +1,69 @@
+"""Options of passes that mean nothing: the command's option is blamed, not the program's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwright.cli.front import main
+
+MODEL = str(Path(__file__).parent.parent / "examples" / "13_palm_model.shard")
+LOOPED = "decompose,place{axiswise=true},choose-digit-order,insert-moves,loop-collectives"
+
+OPTIONS = {
+    "fuse-parallel-block{by=q}": "fuse-parallel-block: by: the mesh x=4 y=4 z=4 has no axis q [bad-option]",
+    "weight-gather{axes=q}": "weight-gather: axes: the mesh x=4 y=4 z=4 has no axis q [bad-option]",
+    "weight-gather{func=g}": "weight-gather: func: the program has no function g [bad-option]",
+    "attention-over-batch{axes=q}": "attention-over-batch: axes: the mesh x=4 y=4 z=4 has no axis q [bad-option]",
+    "pad-heads{to=0}": "pad-heads: heads cannot be padded to a multiple of 0 [bad-option]",
+    "quantize-weights{bits=5}": "quantize-weights: bits is 8 or 4, not 5 [bad-option]",
+    "quantize-weights{group=0}": "quantize-weights: a group has at least 1 element, not 0 [bad-option]",
+    "reduce-into{dim=rows}": "reduce-into: dim is hidden, sequence or batch, not rows [bad-option]",
+    "schedule-blocks{batches=0}": "schedule-blocks: batches is 1 or more, not 0 [bad-option]",
+    "schedule-blocks{batch=Q}": "schedule-blocks: batch: the program has no dimension Q [bad-option]",
+    "schedule-blocks{order=row}": "schedule-blocks: order is zigzag or diagonal, not row [bad-option]",
+    "schedule-blocks{order=diagonal,enters=start}": (
+        "schedule-blocks: enters: the diagonal order needs a function start in which a batch begins, and the program"
+        " has prefill, decode [bad-option]"
+    ),
+    "place{axiswise=5}": "place: axiswise is true or false, not 5 [bad-option]",
+    "place{axiswise=true,axiswise=true}": "place: the option axiswise is given twice [bad-pipeline]",
+    "place{axis=true}": "place has no option axis [unknown-option]",
+    "pad-heads{to=-1}": "pad-heads: to is a whole number, not -1 [bad-option]",
+}
+
+
+@pytest.mark.parametrize("passes", OPTIONS)
+def test_the_option_is_blamed(passes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", MODEL, "--passes", passes]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == f"--passes: error: {OPTIONS[passes]}"
+
+
+@pytest.mark.parametrize("command", [["draw", "-o", "x.dot"], ["run"]])
+def test_by_every_command_that_takes_passes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--mesh", "x=1,y=1,z=1", "--dim", "E=64,F=64,B=1,H=4,D=4,V=8,T=4,L=2,N=1"]
+    assert main([command[0], MODEL, *command[1:], "--passes", "quantize-weights{bits=5}", *small]) == 1
+    error = capsys.readouterr().err.splitlines()[0]
+    assert error == "--passes: error: quantize-weights: bits is 8 or 4, not 5 [bad-option]"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("ways=9", "loop-collectives: ways is 1 or 2, not 9 [bad-option]"),
+        ("sites=some", "loop-collectives: sites is all, gathers or scatters, not some [bad-option]"),
+        ("chip=none.toml", "cannot read none.toml: no such file or directory [unreadable-file]"),
+        ("chip=h10", "there is no chip `h10` [unknown-chip]"),
+    ],
+)
+def test_after_movements_are_written(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example = MODEL.replace("13_palm_model", "01_feedforward_1d_weight_stationary")
+    assert main(["opt", example, "--passes", f"{LOOPED}{{{options}}}"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == f"--passes: error: {message}"
+
+
+def test_rewrites_that_a_search_tries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", MODEL, "--chip", "h100", "--rewrite", "quantize-weights{bits=5}"]) == 1
+    error = capsys.readouterr().err.splitlines()[0]
+    assert error == "--rewrite: error: quantize-weights: bits is 8 or 4, not 5 [bad-option]"
