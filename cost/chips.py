@@ -370,9 +370,6 @@ def _levels(table: Table) -> tuple[Level, ...]:
     rows = table.tables("levels")
     levels: list[Level] = []
     for number, row in enumerate(rows):
-        outermost = number == len(rows) - 1
-        if "units" not in row and not outermost:
-            raise row.bad("name", "must come with `units`: only the outermost level may join any number")
         level = Level(
             row.text("name"),
             row.count("units") if "units" in row else None,
@@ -382,6 +379,8 @@ def _levels(table: Table) -> tuple[Level, ...]:
         )
         row.offer("units")
         row.finish()
+        if level.units is None and number < len(rows) - 1:
+            raise row.bad("name", "must come with `units`: only the outermost level may join any number")
         levels.append(level)
     return tuple(levels)
 
@@ -443,14 +442,24 @@ def _machine(table: Table) -> Machine:
     sustained = table.positive("sustained_matmul") if "sustained_matmul" in table else 1.0
     if sustained > 1:
         raise table.bad("sustained_matmul", "must be a share of the chip's rate, above 0 and at most 1")
+    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained, _runtimes(table))
+
+
+def _runtimes(table: Table) -> Mapping[str, Mapping[str, float]]:
+    from shardwright.cost.offloading.runtimes import FIGURES, runtime_names
+
     table.offer("runtimes")
-    runtimes: dict[str, Mapping[str, float]] = {}
-    if "runtimes" in table:
-        described = table.table("runtimes")
+    found: dict[str, Mapping[str, float]] = {}
+    for described in [table.table("runtimes")] if "runtimes" in table else []:
         for runtime in described:
+            if runtime not in runtime_names():
+                raise described.unknown(runtime, runtime_names())
             rows = described.table(runtime)
-            runtimes[runtime] = {key: rows.number(key) for key in rows}
-    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained, runtimes)
+            for key in rows:
+                if key not in FIGURES:
+                    raise rows.unknown(key, FIGURES)
+            found[runtime] = {key: rows.number(key) for key in rows}
+    return found
 
 
 def _machine_chip(table: Table) -> Chip:

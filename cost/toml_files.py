@@ -27,6 +27,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z][\w.\- ]*?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*\"?([\w\-]+)\"?\s*=")
 _LARGEST_FILE = 1 << 20
+_LARGEST_COUNT = 10**9
 
 TablePath = tuple[str | int, ...]
 
@@ -105,6 +106,8 @@ class Table:
         value = self._required(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.bad(key, "must be a whole number, 1 or more")
+        if value > _LARGEST_COUNT:
+            raise self.bad(key, f"must be at most {_LARGEST_COUNT:,}")
         return value
 
     def size(self, key: str) -> float:
@@ -140,6 +143,8 @@ class Table:
         whole = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size >= 1]
         if not whole or len(whole) != len(sizes):
             raise self.bad(key, "must give a shape as whole numbers, 1 or more, such as [4, 4, 4]")
+        if max(whole) > _LARGEST_COUNT:
+            raise self.bad(key, f"must give sizes of at most {_LARGEST_COUNT:,}")
         return tuple(whole)
 
     def table(self, key: str) -> Table:

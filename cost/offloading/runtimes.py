@@ -108,6 +108,10 @@ class Runtime:
         return replace(self, constants=constants)
 
 
+FIGURES = (*NAMES, *(item.name for item in fields(Runtime) if item.type == "float"))
+"""What of a runtime can be measured on a machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What a runtime gets of a machine: FLOP/s, and bytes a second."""
@@ -176,18 +180,8 @@ def _runtime(table: Table) -> Runtime:
 
 
 def measured_on(runtime: Runtime, machine: Machine) -> Runtime:
-    """The runtime with what was measured of it on this machine. Raises where the machine's file has other figures."""
+    """The runtime with what was measured of it on this machine."""
     measured = machine.runtimes.get(runtime.name, {})
-    known = (*NAMES, *(item.name for item in fields(Runtime) if item.type == "float"))
-    for name in measured:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise fault(
-                "unknown-key",
-                f"runtimes.{runtime.name}.{name} of {machine.name} is no figure of a runtime",
-                NOWHERE,
-                *([f"did you mean {near}?"] if near else []),
-            )
     constants = replace(runtime.constants, **{name: value for name, value in measured.items() if name in NAMES})
     others = {name: value for name, value in measured.items() if name not in NAMES}
     return replace(runtime, constants=constants, **others)  # pyright: ignore[reportArgumentType]
