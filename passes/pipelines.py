@@ -12,8 +12,10 @@ from typing import Any, Literal
 from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, did_you_mean, fault
+from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
+from shardwright.ir.types import OpenType
 from shardwright.ir.verifier import Level, verify
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.attention_over_batch import AttentionOverBatch
@@ -89,8 +91,8 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
     Raises a `DiagnosticError` where the input is at fault, a `CompilerFault` where a pass is.
     """
     verify(program, Level.SURFACE)
-    level = Level.SURFACE
-    for position, applied in enumerate(passes):
+    level, placed = Level.SURFACE, False
+    for applied in passes:
         if applied.takes is Level.EXPLICIT and level is Level.SURFACE:
             program = _taken_as_explicit(applied, program)
         began = time.perf_counter()
@@ -99,11 +101,13 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         seconds = time.perf_counter() - began
         level = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
         try:
-            verify(program, level)
+            level = _verified(applied, before, program, level)
         except DiagnosticError as error:
-            if applied.leaves is Level.EXPLICIT and not any(isinstance(before, Place) for before in passes[:position]):
-                raise _unplaced(applied, error) from error
+            if (lack := _lack(applied, before, error, placed=placed)) is not None:
+                raise lack from error
             raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
+        if isinstance(applied, Place) or (program != before and not isinstance(applied, _AFTER_PLACE)):
+            placed = isinstance(applied, Place)
         if observe is not None:
             observe(Trace(applied, program, seconds, before, proof))
     return program
@@ -142,14 +146,40 @@ def _taken_as_explicit(applied: Pass, program: Program) -> Program:
     return made
 
 
-def _unplaced(applied: Pass, error: DiagnosticError) -> DiagnosticError:
-    """What a program lacks in which nobody has chosen the layouts that `applied` takes for chosen."""
+def _verified(applied: Pass, before: Program, program: Program, level: Level) -> Level:
+    """The level at which the program is well-typed: a pass may leave layouts to be chosen in an explicit program, which
+    then is explicit no more. Raises a `DiagnosticError` where it is not well-typed."""
+    if level is Level.EXPLICIT and applied.leaves is Level.SURFACE and _has_holes(program) and not _has_holes(before):
+        level = Level.SURFACE
+    verify(program, level)
+    return level
+
+
+def _has_holes(program: Program) -> bool:
+    return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
+
+
+_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives)
+"""The passes that leave layouts chosen where they are."""
+
+
+def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: bool) -> DiagnosticError | None:
+    """What the program before a pass lacks that takes layouts, which are chosen where it is `placed`, and orders of
+    digits for chosen; None where it lacks nothing."""
     first = error.diagnostics[0]
+    if applied.leaves is not Level.EXPLICIT:
+        return None
+    if not placed or _has_holes(before):
+        wants, run = "every layout", "place"
+    elif first.code == "digits" and ChooseDigitOrder(tied=True).run(before) != before:
+        wants, run = "orders of digits that agree", "choose-digit-order"
+    else:
+        return None
     return fault(
         first.code,
-        f"{applied.name} wants every layout chosen: {first.message}",
+        f"{applied.name} wants {wants} chosen: {first.message}",
         first.span,
-        f"run place before it: --passes place,{applied.name}",
+        f"run {run} before it: --passes {run},{applied.name}",
     )
 
 
