@@ -12,6 +12,7 @@ CPU runs one operation after the other, so there is nothing to win in time: its 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -19,14 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-import jax
-from hlo_counts import Counts, count
 
+from shardwright.backends.hlo.counts import Counts, count
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.random_inputs import random_inputs
@@ -38,6 +38,8 @@ from shardwright.ir.program import Program
 from shardwright.passes.loop_collectives import LoopCollectives, shuffling
 from shardwright.passes.pipelines import EXPLICIT, run_passes
 from shardwright.passes.shuffling import shuffle
+
+jax = cast(Any, importlib.import_module("jax"))
 
 SIZES = "mesh x=2 y=2 z=2\ndim N=2 B=64 L=8 E=512 F=2048\n"
 LAYERS = """
@@ -137,7 +139,7 @@ def measure(name: str, steps: int, dims: Mapping[str, int] | None = None) -> lis
     first = made["plain"]
     rows: list[Row] = []
     for way, function in made.items():
-        permutes = sum(c.trips for c in function.counts.collectives if c.kind == "collective-permute")
+        permutes = sum(c.executions for c in function.counts.collectives if c.op == "permute")
         rows.append(
             Row(
                 name, way, function.counts.bytes, permutes, function.counts.number - permutes, function.temporary,

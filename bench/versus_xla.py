@@ -12,6 +12,7 @@ Exit status 1 if XLA moves less than `open` anywhere.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -20,18 +21,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import jax
 from global_arrays import global_function
-from hlo_counts import Counts, count
 from jax.sharding import NamedSharding, PartitionSpec
 from oracles.example_programs import NAMES, in_format, load, small
 
+from shardwright.backends.hlo.counts import Counts, count
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
@@ -42,6 +42,8 @@ from shardwright.ir import ops
 from shardwright.ir.program import Carry, Let, Loop, Marking, Program, Statement, Value
 from shardwright.ir.types import OpenType, ValueType
 from shardwright.passes.pipelines import explicit
+
+jax = cast(Any, importlib.import_module("jax"))
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Protocol
 
 import pytest
 from interrupting import HEEDED
 
+from shardwright.backends.targets.names import PLATFORMS
 from shardwright.cli import front
 from shardwright.cli.options import Parser, add_output, add_sizes, one_of
 from shardwright.cli.output import write_output
 from shardwright.ir.diagnostics import Source, Span, fault
 
-COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "cost", "search", "fit", "pareto"]
-COMMANDS += ["calibrate", "reproduce", "import", "generate", "offload"]
+COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "targets", "explain", "cost",
+            "search", "fit", "pareto", "calibrate", "reproduce", "import", "generate", "offload"]  # fmt: skip
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 
@@ -29,7 +31,7 @@ UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 # ---------------------------------------------------------------- the list of commands
 
 
-def test_help_lists_every_command(shardwright: Callable) -> None:
+def test_help_lists_every_command(shardwright: Callable[..., Any]) -> None:
     got = shardwright("--help")
     assert got.status == 0
     assert got.err == ""
@@ -39,13 +41,13 @@ def test_help_lists_every_command(shardwright: Callable) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(shardwright: Callable, command: str) -> None:
+def test_every_command_has_help(shardwright: Callable[..., Any], command: str) -> None:
     got = shardwright(command, "--help")
     assert got.status == 0
     assert got.out.startswith(f"usage: shardwright {command} [-h]")
 
 
-def test_version(shardwright: Callable) -> None:
+def test_version(shardwright: Callable[..., Any]) -> None:
     assert shardwright("--version").out == "shardwright 0.1.0\n"
 
 
@@ -101,7 +103,7 @@ def test_version(shardwright: Callable) -> None:
         ),
     ],
 )
-def test_wrong_usage(shardwright: Callable, argv: list[str], why: str) -> None:
+def test_wrong_usage(shardwright: Callable[..., Any], argv: list[str], why: str) -> None:
     got = shardwright(*argv)
     assert (got.status, got.out) == (2, "")
     usage, message = got.err.splitlines()
@@ -163,15 +165,28 @@ def test_output_suffix() -> None:
 # ---------------------------------------------------------------- what a command raises, as an exit status
 
 
+Execute = Callable[[argparse.Namespace], int]
+
+
+class Stub(Protocol):
+    """A command line whose command is a function of the test's own."""
+
+    def __call__(self, execute: Execute, *argv: str) -> Any: ...
+
+
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch, shardwright: Callable) -> Callable:
+def stub(monkeypatch: pytest.MonkeyPatch, shardwright: Callable[..., Any]) -> Stub:
     """Runs `shardwright check a.shard ...` with the given function in place of the command's own."""
 
-    def run(execute: Callable[[argparse.Namespace], int], *argv: str) -> object:
+    def run(execute: Execute, *argv: str) -> Any:
         from shardwright.cli import check
 
         module = SimpleNamespace(add_parser=check.add_parser, execute=execute)
-        monkeypatch.setattr(front, "import_module", lambda name: module)
+
+        def found(name: str) -> SimpleNamespace:
+            return module
+
+        monkeypatch.setattr(front, "import_module", found)
         return shardwright("check", "a.shard", *argv)
 
     return run
@@ -184,12 +199,12 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
     return execute
 
 
-def test_status_of_a_command(stub: Callable) -> None:
+def test_status_of_a_command(stub: Stub) -> None:
     assert stub(lambda args: 0).status == 0
     assert stub(lambda args: 1).status == 1
 
 
-def test_diagnostics(stub: Callable) -> None:
+def test_diagnostics(stub: Stub) -> None:
     error = fault("unknown-axis", "no axis z in the mesh", Span(1, 4, 1, 5), "the mesh has x and y")
     error.source = Source("a.shard", "BE_z")
     got = stub(raising(error))
@@ -199,7 +214,7 @@ def test_diagnostics(stub: Callable) -> None:
     )
 
 
-def test_diagnostics_as_json(stub: Callable) -> None:
+def test_diagnostics_as_json(stub: Stub) -> None:
     got = stub(raising(fault("unknown-axis", "no axis z in the mesh", Span(1, 4, 1, 5), "the mesh has x")), "--json")
     assert got.status == 1
     assert got.err.startswith("<program>: error: no axis z in the mesh [unknown-axis]\n")
@@ -222,7 +237,7 @@ def test_diagnostics_as_json(stub: Callable) -> None:
     ("library", "extra"),
     [("jax", "jax"), ("jaxlib.xla", "jax"), ("pygraphviz", "draw"), ("transformers", "hf"), ("ortools", "search")],
 )
-def test_a_missing_library_names_its_extra(stub: Callable, library: str, extra: str) -> None:
+def test_a_missing_library_names_its_extra(stub: Stub, library: str, extra: str) -> None:
     got = stub(raising(ModuleNotFoundError(f"No module named {library!r}", name=library)))
     root = library.partition(".")[0]
     assert got.status == 1
@@ -235,22 +250,23 @@ def test_every_extra_exists() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert set(front.EXTRAS.values()) <= set(extras)
-    assert set(front.EXTRAS.values()) == set(extras) - {"all", "dev"}
-    assert f"shardwright[{','.join(name for name in extras if name not in {'all', 'dev'})}]" in extras["all"]
+    apart = {"all", "dev", *(platform.extra for platform in PLATFORMS.values() if platform.name != "cpu")}
+    assert set(front.EXTRAS.values()) == set(extras) - apart
+    assert f"shardwright[{','.join(name for name in extras if name not in apart)}]" in extras["all"]
 
 
-def test_a_missing_module_of_our_own_is_a_fault_of_ours(stub: Callable) -> None:
+def test_a_missing_module_of_our_own_is_a_fault_of_ours(stub: Stub) -> None:
     with pytest.raises(ModuleNotFoundError):
         stub(raising(ModuleNotFoundError("No module named 'shardwright.gone'", name="shardwright.gone")))
 
 
-def test_files_that_cannot_be_used(stub: Callable, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used(stub: Stub, tmp_path: Path) -> None:
     gone = tmp_path / "gone.shard"
     assert stub(lambda args: len(gone.read_text())).err == f"{gone}: error: no such file or directory [file]\n"
     assert stub(lambda args: len(tmp_path.read_text())).err == f"{tmp_path}: error: is a directory [file]\n"
 
 
-def test_interrupt(stub: Callable) -> None:
+def test_interrupt(stub: Stub) -> None:
     got = stub(raising(KeyboardInterrupt()))
     assert (got.status, got.out, got.err) == (130, "", "")
 
@@ -348,7 +364,7 @@ def ugly(tmp_path: Path) -> Path:
     return path
 
 
-def test_fmt_rewrites_once(shardwright: Callable, ugly: Path) -> None:
+def test_fmt_rewrites_once(shardwright: Callable[..., Any], ugly: Path) -> None:
     got = shardwright("fmt", ugly)
     assert (got.status, got.out, got.err) == (0, "", f"reformatted {ugly}\n")
     pretty = ugly.read_text()
@@ -360,7 +376,7 @@ def test_fmt_rewrites_once(shardwright: Callable, ugly: Path) -> None:
     assert shardwright("fmt", "--check", ugly).status == 0
 
 
-def test_fmt_check_shows_and_does_not_write(shardwright: Callable, ugly: Path) -> None:
+def test_fmt_check_shows_and_does_not_write(shardwright: Callable[..., Any], ugly: Path) -> None:
     got = shardwright("fmt", "--check", ugly)
     assert (got.status, got.err) == (1, f"would reformat {ugly}\n")
     assert got.out.startswith(f"--- {ugly}\n+++ {ugly} (formatted)\n@@ ")
@@ -369,14 +385,16 @@ def test_fmt_check_shows_and_does_not_write(shardwright: Callable, ugly: Path) -
     assert ugly.read_text() == UGLY
 
 
-def test_fmt_json(shardwright: Callable, ugly: Path) -> None:
+def test_fmt_json(shardwright: Callable[..., Any], ugly: Path) -> None:
     got = shardwright("fmt", "--check", "--json", ugly)
     assert (got.status, json.loads(got.out)) == (1, {"ok": False, "changed": [str(ugly)], "diagnostics": []})
     got = shardwright("fmt", "--json", ugly)
     assert (got.status, json.loads(got.out)) == (0, {"ok": True, "changed": [str(ugly)], "diagnostics": []})
 
 
-def test_fmt_leaves_what_does_not_parse_and_goes_on(shardwright: Callable, ugly: Path, tmp_path: Path) -> None:
+def test_fmt_leaves_what_does_not_parse_and_goes_on(
+    shardwright: Callable[..., Any], ugly: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.shard"
     broken.write_text("mesh x=\n")
     got = shardwright("fmt", "--json", broken, ugly)
@@ -388,7 +406,7 @@ def test_fmt_leaves_what_does_not_parse_and_goes_on(shardwright: Callable, ugly:
     assert broken.read_text() == "mesh x=\n"
 
 
-def test_fmt_of_a_file_that_is_not_there(shardwright: Callable, ugly: Path, tmp_path: Path) -> None:
+def test_fmt_of_a_file_that_is_not_there(shardwright: Callable[..., Any], ugly: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone.shard"
     got = shardwright("fmt", gone, ugly)
     assert got.status == 1
@@ -396,7 +414,7 @@ def test_fmt_of_a_file_that_is_not_there(shardwright: Callable, ugly: Path, tmp_
     assert got.err.endswith(f"reformatted {ugly}\n")
 
 
-def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
+def test_fmt_of_standard_input(ugly: Path, shardwright: Callable[..., Any]) -> None:
     command = [sys.executable, "-m", "shardwright", "fmt", "-"]
     done = subprocess.run(command, input=UGLY.encode(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -416,7 +434,7 @@ def test_fmt_of_standard_input(ugly: Path, shardwright: Callable) -> None:
 STRIDED = "mesh x=2 y=2\ndim B=4\ndim E=64 order x y\nweights { w: E_y }\nfunc f(a: BE_y) -> BE_y { return a * w }\n"
 
 
-def test_strided_edges(shardwright: Callable, tmp_path: Path) -> None:
+def test_strided_edges(shardwright: Callable[..., Any], tmp_path: Path) -> None:
     """Permutes make blocks of them, or they are handed out in their digits; `check` marks all of them."""
     file = tmp_path / "a.shard"
     file.write_text(STRIDED, encoding="utf-8")
@@ -435,7 +453,7 @@ def test_strided_edges(shardwright: Callable, tmp_path: Path) -> None:
     assert "    f: takes a: bf16 BE_y as (4, 2, 2, 16)\n" in digits
 
 
-def test_what_cannot_be_validated_is_said(shardwright: Callable, tmp_path: Path) -> None:
+def test_what_cannot_be_validated_is_said(shardwright: Callable[..., Any], tmp_path: Path) -> None:
     """A norm over two dimensions divides by their number of elements, which is too many to run."""
     file, module = tmp_path / "p.shard", tmp_path / "p.py"
     file.write_text("dim B=4 E=200000000\nfunc f(x: f32 BE) -> f32 BE { return rmsnorm[BE](x) }\n")
@@ -451,7 +469,7 @@ def test_what_cannot_be_validated_is_said(shardwright: Callable, tmp_path: Path)
     assert f"not validated: {reason}" in module.read_text()
 
 
-def test_what_is_validated_says_by_how_much(shardwright: Callable, tmp_path: Path) -> None:
+def test_what_is_validated_says_by_how_much(shardwright: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "p.shard").write_text(f"dim B=2\n{UGLY}")
     got = shardwright("compile", str(tmp_path / "p.shard"), "-o", str(tmp_path / "p.py"), "--json")
     assert (got.status, got.err) == (0, "")

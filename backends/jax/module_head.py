@@ -95,7 +95,7 @@ def mesh_lines(program: Program) -> list[str]:
 
 
 def spec_lines(program: Program, edges: ProgramEdges) -> list[str]:
-    """IN_SPECS and OUT_SPECS."""
+    """IN_SPECS, OUT_SPECS and IN_SHAPES."""
     lines = [
         "",
         "",
@@ -111,7 +111,14 @@ def spec_lines(program: Program, edges: ProgramEdges) -> list[str]:
             entry = f"{func.name!r}: {specs},"
             lines.extend(commented(entry, ", ".join(name for name, _ in row), "    ") if row else [f"    {entry}"])
         lines.append("}")
-    return lines
+    lines.extend(["# function: (the shape and number format of each array that it takes)", "IN_SHAPES = {"])
+    for func in program.funcs:
+        shapes = [
+            f"({tuple_text([str(n) for n in edge.shape]) if edge.shape else '()'}, {JAX_DTYPES[edge.kind.dtype]})"
+            for _, edge in edges.params(func)
+        ]
+        lines.extend(broken(f"{func.name!r}: {tuple_text(shapes) if shapes else '()'},", "    "))
+    return [*lines, "}"]
 
 
 _ON_MESH = """

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.cli.explain import add_target
 from shardwright.cli.options import add_file, add_json, add_output, add_sizes, json_needs_output
 
 if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
+    from shardwright.explaining import Explanation
+    from shardwright.ir.program import Program
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--to jax] [-o OUT.py] [--edges global|digits] [--no-validate] [--mesh] [--dim] [--json]."""
+    """FILE [--to jax] [-o OUT.py] [--edges global|digits] [--no-validate] [--target T] [--mesh] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "compile",
         description="Compile a program to a Python module that stands alone. Before it is written, the compiled "
@@ -29,6 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "arrays have a dimension for each digit, and nothing is exchanged (default: global)",
     )
     parser.add_argument("--no-validate", dest="validate", action="store_false", help="write without that proof")
+    add_target(parser, "compile the module also with the target's own compiler, and say what became of it")
     add_sizes(parser)
     add_output(parser, "OUT.py")
     add_json(parser)
@@ -53,6 +57,7 @@ def execute(args: argparse.Namespace) -> int:
             f"{source.name}: warning: {proof} [not-validated]\nnote: with smaller sizes it can be: --dim",
             file=sys.stderr,
         )
+    explained = None if args.target is None else _explained(args, compiled.program)
     if args.json:
         print_json(
             {
@@ -62,6 +67,24 @@ def execute(args: argparse.Namespace) -> int:
                 "largest_relative_difference": proof.largest_difference if proof else None,
                 "seconds": proof.seconds if proof else None,
                 "placement": compiled.layouts.as_json() if compiled.layouts else None,
+                **({"target": explained.as_json()} if explained else {}),
             }
         )
     return 0
+
+
+def _explained(args: argparse.Namespace, program: Program) -> Explanation:
+    """What the target's compiler made of the program, told on standard error: in short, and where it does other than
+    what is written. Raises a `DiagnosticError` where it refuses a function."""
+    import sys
+
+    from shardwright.cli.explain import as_text, refuse
+    from shardwright.explaining import explain_program
+
+    explained = explain_program(
+        program, args.target, args.file, time_limit_s=args.time_limit, in_digits=args.edges == "digits"
+    )
+    for func in explained.functions:
+        print(as_text(func, explained.target), file=sys.stderr)
+    refuse(explained)
+    return explained

@@ -34,6 +34,8 @@ COMMANDS = {
     "compile": Entry("compile", "a program that runs under JAX"),
     "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
     "draw": Entry("draw", "a picture of the sharded graph"),
+    "targets": Entry("targets", "what can be compiled for here, and what to install for the rest"),
+    "explain": Entry("explain", "what a target's own compiler makes of a program"),
     "cost": Entry("cost", "what a program takes on a chip"),
     "search": Entry("search", "the best layouts, with a proof"),
     "fit": Entry("fit", "the chips, batch and context that fit"),

@@ -1,0 +1,178 @@
+"""The collectives of a compiled module, and the bytes that one device receives for each.
+
+R bytes of result on a device, K devices in a group:
+
+    all_gather            R (K - 1) / K
+    all_reduce            2 R (K - 1) / K
+    reduce_scatter        R (K - 1)
+    all_to_all            R (K - 1) / K
+    permute               R, on a device that is the target of another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
+from shardwright.backends.hlo.mesh_axes import axes_of_groups, axes_of_pairs
+from shardwright.backends.hlo.module import Array, Computation, Frame, HloModule, Instruction, arrays_in, parts_of
+from shardwright.backends.hlo.slicing import is_sliced
+from shardwright.backends.hlo.trips import trips_of
+
+WORDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+    "collective-broadcast": "permute",
+}
+"""XLA's collectives in the words of the language."""
+
+_FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
+"""What the TPU's compiler calls a reduce-scatter of its own, made of an all-reduce and a slice: the computation, the
+emitter."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a module: what it is, whom it joins, what a device receives for it once, and how often it runs.
+
+    `pairs` are a permute's messages, `groups` those of all others. `results` are its arrays on a device, `operands`
+    what they are made of. `trips` is None in a loop of unknown length, which counts once.
+    """
+
+    name: str
+    op: str
+    groups: Groups
+    pairs: tuple[tuple[int, int], ...]
+    operands: tuple[Array, ...]
+    results: tuple[Array, ...]
+    bytes_once: int
+    trips: int | None
+    op_name: str
+    stack: tuple[Frame, ...]
+    then_sliced: bool = False
+    """An all-reduce of which each device keeps its part only, a reduce-scatter in all but name."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a device receives in all trips."""
+        return self.bytes_once * self.executions
+
+    @property
+    def executions(self) -> int:
+        """How often it runs, as far as is known."""
+        return 1 if self.trips is None else self.trips
+
+    @property
+    def lower_bound(self) -> int:
+        """The bytes with which its movement can do in all trips: a reduce-scatter's where an all-reduce is sliced."""
+        return self.bytes // 2 if self.then_sliced else self.bytes
+
+    def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
+        """The axes of a mesh that it goes along (`backends.hlo.mesh_axes`)."""
+        return axes_of_pairs(self.pairs, mesh) if self.op == "permute" else axes_of_groups(self.groups, mesh)
+
+
+def collectives_of(module: HloModule) -> list[Collective]:
+    """The collectives that a module executes and that move something, in the order of the text of each computation.
+
+    Raises `HloError` where one has no groups.
+    """
+    found: list[Collective] = []
+    for computation, trips, scattered in executed(module):
+        for instruction in computation.instructions.values():
+            op = WORDS.get(instruction.opcode.removesuffix("-start"))
+            if op is not None:
+                made = _collective(module, computation, instruction, op, trips, scattered)
+                if made.bytes_once:
+                    found.append(made)
+    return found
+
+
+def executed(module: HloModule) -> Iterator[tuple[Computation, int | None, Instruction | None]]:
+    """Every computation that runs, once for each place that it is called from: with how often that is, and the fusion
+    of an all-reduce with a slice that it belongs to, if any."""
+    yield from _executed(module, module.entry, 1, None)
+
+
+def _executed(
+    module: HloModule, name: str, trips: int | None, scattered: Instruction | None
+) -> Iterator[tuple[Computation, int | None, Instruction | None]]:
+    computation = module.computations[name]
+    yield computation, trips, scattered
+    for instruction in computation.instructions.values():
+        called = [callee for callee in instruction.called if callee in module.computations]
+        if not called or instruction.opcode.removesuffix("-start") in WORDS:
+            continue  # what a reduction applies to each pair of elements moves nothing
+        times = trips
+        if instruction.opcode == "while":
+            own = trips_of(module, computation, instruction)
+            times = None if own is None or trips is None else trips * own
+        fused = instruction if _is_fused_scatter(instruction) else scattered
+        for callee in called:
+            yield from _executed(module, callee, times, fused)
+
+
+def _is_fused_scatter(instruction: Instruction) -> bool:
+    named, emitter = _FUSED_SCATTER
+    return instruction.opcode == "fusion" and (
+        any(callee.startswith(named) for callee in instruction.called) or emitter in instruction.attributes
+    )
+
+
+def _collective(
+    module: HloModule,
+    computation: Computation,
+    instruction: Instruction,
+    op: str,
+    trips: int | None,
+    scattered: Instruction | None,
+) -> Collective:
+    operands, results = _operands(computation, instruction), _results(computation, instruction)
+    groups: Groups = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    sliced = False
+    R = sum(array.nbytes for array in results)
+    if op == "permute" and "source_target_pairs" in instruction.attributes:
+        pairs = tuple((a, b) for a, b in pairs_of(instruction) if a != b)
+        received = R if pairs else 0
+    else:
+        groups = groups_of(instruction, module.devices)
+        K = max(map(len, groups))
+        if op == "all_reduce" and scattered is not None:
+            op, received = "reduce_scatter", R * (K - 1) // K
+        elif op == "all_reduce":
+            received = 2 * R * (K - 1) // K
+            sliced = bool(received) and is_sliced(module.computations, computation, instruction, K)
+        elif op == "reduce_scatter":
+            received = R * (K - 1)
+        else:
+            received = R * (K - 1) // K
+    shown = scattered or instruction
+    stack = tuple(module.stack(shown) or module.stack(instruction))
+    name = shown.op_name or instruction.op_name
+    return Collective(instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced)
+
+
+def _operands(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
+    """By the instructions that make them; where the text has no such line, by the types beside their names."""
+    made = [computation.instructions.get(name) for name in instruction.operands]
+    known = [array for each in made if each is not None for array in each.arrays]
+    return tuple(known) or arrays_in(instruction.arguments)
+
+
+def _results(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
+    """Those of its `-done`, else those that its own type has beside operands and what the runtime adds."""
+    opcode = instruction.opcode
+    if not opcode.endswith("-start"):
+        return instruction.arrays
+    done = next((user for user in computation.users(instruction.name) if user.opcode.endswith("-done")), None)
+    if done is not None:
+        return done.arrays
+    parts = parts_of(instruction.type)
+    in_pairs = opcode in {"all-gather-start", "collective-permute-start"} or parts[0].startswith("(")
+    return arrays_in(parts[1]) if in_pairs and len(parts) > 1 else instruction.arrays

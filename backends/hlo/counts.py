@@ -1,0 +1,39 @@
+"""What a compiled module moves in all: bytes that one device receives, and collectives executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.backends.hlo.collectives import Collective, collectives_of
+from shardwright.backends.hlo.module import HloError, parse
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The collectives of a module, with their sums."""
+
+    collectives: tuple[Collective, ...]
+
+    @property
+    def number(self) -> int:
+        """How many collectives are executed."""
+        return sum(c.executions for c in self.collectives)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a device receives."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def bytes_with_reduce_scatters(self) -> int:
+        """The same, all-reduces that are sliced at once counted as the reduce-scatters that they could be."""
+        return sum(c.lower_bound for c in self.collectives)
+
+
+def count(text: str) -> Counts:
+    """The sums of a compiled module. Raises `HloError` for a collective whose groups or trips the text does not say."""
+    collectives = tuple(collectives_of(parse(text)))
+    for each in collectives:
+        if each.trips is None:
+            raise HloError(f"{each.name} is in a loop without a known trip count")
+    return Counts(collectives)

@@ -1,0 +1,106 @@
+"""Which devices a collective joins: every form in which HLO text writes groups, as tuples of device numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.backends.hlo.module import HloError, Instruction
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LISTED = re.compile(r"replica_groups=\{((?:\{[\d,\s]*\},?\s*)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
+_MESH_AXIS = re.compile(r"'?([\w.\-]+)'?=(\d+)")
+_MESH_PART = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)")
+_ARRANGED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\s*\d+\},?\s*)*)\}")
+
+
+def groups_of(instruction: Instruction, devices: int) -> Groups:
+    """The groups of a collective; all devices are one where none is listed. Raises `HloError` where it has none."""
+    text = instruction.attributes
+    if listed := _LISTED.search(text):
+        rows = re.findall(r"\{([\d,\s]*)\}", listed[1])
+        groups = tuple(tuple(_numbers(row)) for row in rows if row.strip())
+        if not groups and devices < 2:
+            raise HloError(f"{instruction.name} has no groups of known size")
+        return groups or (tuple(range(devices)),)
+    if iota := _IOTA.search(text):
+        return _rows(_arranged(iota[2], iota[3]).reshape(_numbers(iota[1])))
+    if named := _MESH.search(text):
+        return _mesh_groups(named[1], named[2], named[3])
+    raise HloError(f"{instruction.name} has no groups of known size")
+
+
+def pairs_of(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    """Source and target of each message of a permute. Raises `HloError` where it has none."""
+    pairs = _PAIRS.search(instruction.attributes)
+    if not pairs:
+        raise HloError(f"{instruction.name} has no pairs of source and target")
+    return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),\s*(\d+)\}", pairs[1]))
+
+
+def connected(pairs: Sequence[tuple[int, int]], devices: int) -> Groups:
+    """The devices that messages of a permute join, directly or over others."""
+    root = list(range(devices))
+
+    def find(device: int) -> int:
+        while root[device] != device:
+            device = root[device]
+        return device
+
+    for source, target in pairs:
+        root[find(source)] = find(target)
+    members: dict[int, list[int]] = {}
+    for device in range(devices):
+        members.setdefault(find(device), []).append(device)
+    return tuple(map(tuple, members.values()))
+
+
+def _mesh_groups(axes_text: str, ids: str | None, named_text: str) -> Groups:
+    """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`: groups along named axes, or parts of them, of a mesh of
+    devices; a part is written as what lies outside it, and its size."""
+    axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(axes_text)]
+    extents: list[int] = []
+    varying: list[int] = []
+    parts = {name: (int(before or 1), int(size or 0)) for name, before, size in _MESH_PART.findall(named_text)}
+    for name, size in axes:
+        if name not in parts:
+            extents.append(size)
+            continue
+        before, part = parts[name]
+        part = part or size
+        varying.append(len(extents) + 1)
+        extents += [before, part, size // (before * part)]
+    devices = _device_ids(ids, math.prod(extents)).reshape(extents)
+    staying = [axis for axis in range(len(extents)) if axis not in varying]
+    along = math.prod(extents[axis] for axis in varying)
+    return _rows(devices.transpose([*staying, *varying]).reshape(-1, along))
+
+
+def _device_ids(text: str | None, count: int) -> npt.NDArray[np.int64]:
+    if text is None:
+        return np.arange(count)
+    arranged = _ARRANGED.fullmatch(text.strip())
+    return _arranged(arranged[1], arranged[2]) if arranged else np.array(_numbers(text))
+
+
+def _arranged(extents: str, order: str | None) -> npt.NDArray[np.int64]:
+    """Device numbers in an array of these extents, transposed."""
+    shape = _numbers(extents)
+    numbered = np.arange(math.prod(shape)).reshape(shape)
+    return numbered.transpose(_numbers(order)) if order else numbered
+
+
+def _rows(array: npt.NDArray[np.int64]) -> Groups:
+    return tuple(tuple(int(device) for device in row) for row in array)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.replace(" ", "").split(",") if word]

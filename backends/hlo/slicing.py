@@ -1,0 +1,57 @@
+"""Which all-reduces are sliced at once: reduce-scatters that the compiler has written otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from shardwright.backends.hlo.module import Computation, Instruction
+
+_TRANSPARENT = ("bitcast", "reshape", "copy", "convert", "transpose")
+_INDEX = re.compile(r"\bindex=(\d+)")
+_ROOT = object()
+"""Stands for a value that a computation returns."""
+
+
+def is_sliced(
+    computations: Mapping[str, Computation], computation: Computation, reduced: Instruction, chips: int
+) -> bool:
+    """Whether all that is ever read of the results is a part as small as a reduce-scatter over `chips` would leave."""
+    if reduced.opcode.endswith("-start"):
+        done = next((user for user in computation.users(reduced.name) if user.opcode.endswith("-done")), None)
+        return done is not None and is_sliced(computations, computation, done, chips)
+    sizes = [array.nbytes for array in reduced.arrays]
+    results = [(reduced.name, sizes[0])]
+    if reduced.type.startswith("("):
+        users = computation.users(reduced.name)
+        taken = [(user.name, _INDEX.search(user.attributes)) for user in users]
+        results = [(name, sizes[int(index[1])]) for name, index in taken if index]
+        if len(results) < len(users):
+            return False
+    for name, whole in results:
+        for part in _read(computations, computation, name):
+            if not isinstance(part, int) or part * chips > whole:
+                return False
+    return bool(results)
+
+
+def _read(computations: Mapping[str, Computation], computation: Computation, name: str) -> Iterator[int | object]:
+    """Bytes of each slice that is taken of a value, `_ROOT` where it is returned, None where it is used otherwise."""
+    users = computation.users(name)
+    if not users:
+        yield _ROOT
+    for user in users:
+        if user.opcode == "dynamic-slice" and user.operands[0] == name:
+            yield sum(array.nbytes for array in user.arrays)
+        elif user.opcode in _TRANSPARENT:
+            yield from _read(computations, computation, user.name)
+        elif user.opcode in {"fusion", "call"} and user.called[0] in computations:
+            inner = computations[user.called[0]]
+            numbers = [at for at, operand in enumerate(user.operands) if operand == name]
+            for part in [p for at in numbers for p in _read(computations, inner, inner.parameter(at).name)]:
+                if part is _ROOT:
+                    yield from _read(computations, computation, user.name)
+                else:
+                    yield part
+        else:
+            yield None

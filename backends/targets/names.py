@@ -1,0 +1,186 @@
+"""Targets by name, `CHIP:SHAPE` or `cpu`: which compiler makes code for them, and what has to be installed for it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+
+from shardwright.backends.targets.gpus import gpu_names
+from shardwright.cost.chips import Chip, Switched, Torus, load_chip
+from shardwright.cost.topology import SwitchedTopology, TorusTopology, topology_of
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault
+
+_SHAPE = re.compile(r"[1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){0,3}")
+
+TPUS = {"tpu-v4": "v4", "tpu-v5e": "v5e", "tpu-v5p": "v5p", "tpu-v6e": "v6e"}
+"""Chips whose compiler is libtpu's, and its names for them."""
+
+_ALIASES = {"a100": "a100-80g"}
+_SHAPES = {"tpu-v4": "4x4x4", "tpu-v5e": "4x4", "tpu-v5p": "4x4x4", "tpu-v6e": "2x4"}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A compiler: JAX's name for its platform, the compiler's, the modules that bring it, and their extra."""
+
+    name: str
+    compiler: str
+    modules: tuple[str, ...]
+    extra: str
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The modules that are not installed here."""
+        return tuple(module for module in self.modules if find_spec(module) is None)
+
+    @property
+    def command(self) -> str:
+        """Installs the compiler."""
+        return f"pip install 'shardwright[{self.extra}]'"
+
+
+PLATFORMS = {
+    "tpu": Platform("tpu", "libtpu", ("jax", "libtpu"), "tpu"),
+    "cuda": Platform("cuda", "XLA for GPUs", ("jax", "jax_cuda12_plugin"), "cuda"),
+    "cpu": Platform("cpu", "XLA for CPUs", ("jax",), "jax"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for: a chip, and the shape of the slice or the nodes; the host's own processor has neither."""
+
+    name: str
+    platform: Platform
+    chip: Chip | None = None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def clock_hz(self) -> float | None:
+        """The clock of the cycles that its compiler estimates; None where it estimates none."""
+        return _clocks().get(self.name.partition(":")[0])
+
+    def order(self, mesh: Mapping[str, int]) -> tuple[tuple[int, ...], ...] | None:
+        """Where each chip of the mesh lies, row by row over the mesh, as the cost model lays it: coordinates in a slice
+        of a torus. None where chips are numbered as the mesh numbers them. Raises `mesh-fit`."""
+        if self.chip is None:
+            return None
+        n_chips = prod(mesh.values())
+        if n_chips != prod(self.shape):
+            axes = " ".join(f"{axis}={size}" for axis, size in mesh.items()) or "of no axis"
+            raise _refused(
+                "mesh-fit",
+                f"the mesh {axes} has {n_chips} chip{'s' if n_chips != 1 else ''}, {self.name} has {prod(self.shape)}",
+                "give the target another shape, or the program another mesh: --mesh",
+            )
+        try:
+            match topology_of(self.chip, mesh, self.shape if isinstance(self.chip.interconnect, Torus) else None):
+                case TorusTopology() as torus:
+                    return _coordinates(torus)
+                case SwitchedTopology() as switched:
+                    self._check_nodes(switched)
+                    return None
+        except DiagnosticError as error:
+            error.source = Source("--target", "")
+            raise
+
+    def _check_nodes(self, laid: SwitchedTopology) -> None:
+        """The mesh fills nodes as the shape has them."""
+        per_node = laid.used[1] if len(laid.used) > 1 else prod(size for _, size in laid.mesh)
+        if per_node != self.shape[-1]:
+            nodes = prod(self.shape) // per_node
+            there = f"{nodes}x{per_node}" if nodes > 1 else str(per_node)
+            chip = self.name.partition(":")[0]
+            raise _refused(
+                "mesh-fit",
+                f"the mesh takes {per_node} chips of each node, and {self.name} has {self.shape[-1]}",
+                f"compile it for {chip}:{there}",
+            )
+
+
+def _coordinates(torus: TorusTopology) -> tuple[tuple[int, ...], ...]:
+    """The coordinates of each chip of the mesh in the slice, row by row over the mesh."""
+    placed = [[0] * len(torus.shape)]
+    for (_, size), digits in zip(torus.mesh, torus.digits, strict=True):
+        steps: list[list[int]] = []
+        for index in range(size):
+            at, left = [0] * len(torus.shape), size
+            for digit in digits:
+                left //= digit.size
+                at[digit.physical] += index // left % digit.size * digit.stride
+            steps.append(at)
+        placed = [[a + b for a, b in zip(before, step, strict=True)] for before in placed for step in steps]
+    return tuple(map(tuple, placed))
+
+
+@cache
+def _clocks() -> dict[str, float]:
+    return tomllib.loads((Path(__file__).parent / "tpus.toml").read_text(encoding="utf-8"))["clock_hz"]
+
+
+def chip_names() -> tuple[str, ...]:
+    """The chips that can be compiled for."""
+    return (*TPUS, *gpu_names())
+
+
+def example_name(chip: str) -> str:
+    """A target of this chip, as an example."""
+    return f"{chip}:{_SHAPES.get(chip, '8')}"
+
+
+def parse_target(name: str) -> Target:
+    """The target of this name. Raises a `DiagnosticError` for an unknown chip or a shape that it does not have."""
+    if name == "cpu":
+        return Target("cpu", PLATFORMS["cpu"])
+    chip, colon, shape = name.partition(":")
+    known = (*chip_names(), *_ALIASES)
+    if chip not in known:
+        near = did_you_mean(chip, (*known, "cpu"))
+        hints = (f"did you mean `{near}`?",) if near else ()
+        listed = f"targets are CHIP:SHAPE or cpu, with the chips {', '.join(chip_names())}"
+        raise _refused("unknown-target", f"there is no target {name!r}", *hints, listed)
+    if not colon or not _SHAPE.fullmatch(shape):
+        what = f"{shape!r} is not a shape" if colon else f"{name} says no shape"
+        raise _refused("unknown-target", what, f"a target is CHIP:SHAPE, as in {example_name(chip)}")
+    described = load_chip(_ALIASES.get(chip, chip))
+    sizes = tuple(map(int, shape.split("x")))
+    match described.interconnect:
+        case Torus() as torus:
+            _check_slice(name, sizes, torus)
+            return Target(name, PLATFORMS["tpu"], described, sizes)
+        case Switched() as switched:
+            _check_node_shape(name, sizes, switched)
+            return Target(name, PLATFORMS["cuda"], described, sizes)
+
+
+def _check_slice(name: str, sizes: tuple[int, ...], torus: Torus) -> None:
+    slices = torus.slices_of(prod(sizes))
+    if tuple(sorted(sizes)) in slices:
+        return
+    there = ", ".join("x".join(map(str, shape)) for shape in slices)
+    axes = f"{len(torus.pod)} sizes, as in {'x'.join(['2'] * len(torus.pod))}"
+    hint = f"slices of {prod(sizes)} chips: {there}" if slices else f"a slice has {axes}"
+    raise _refused("mesh-fit", f"{name}: there is no slice of this shape", hint)
+
+
+def _check_node_shape(name: str, sizes: tuple[int, ...], switched: Switched) -> None:
+    most = switched.levels[0].units
+    if len(sizes) > 2:
+        raise _refused("mesh-fit", f"{name}: a shape of GPUs is N, or NODESxN", "as in h100:8 and h100:2x8")
+    if most is not None and sizes[-1:] > (most,):
+        nodes = -(-prod(sizes) // most)
+        raise _refused(
+            "mesh-fit", f"{name}: a node has {most} GPUs at most", f"as in {name.partition(':')[0]}:{nodes}x{most}"
+        )
+
+
+def _refused(code: str, message: str, *notes: str) -> DiagnosticError:
+    refused = fault(code, message, NOWHERE, *notes)
+    refused.source = Source("--target", "")
+    return refused

@@ -1,0 +1,116 @@
+"""Compiles the functions of an emitted module for a target, in a process of its own: `python -m ... REQUEST ANSWER`.
+
+REQUEST and ANSWER are JSON files (`backends.targets.compilers` writes the one and reads the other). What compilers
+print, and how they end a process that they cannot go on with, stays in here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+
+from shardwright.backends.jax.module_files import import_file
+
+_REPORT_LENGTH = 4000
+
+
+def main(request_path: str, answer_path: str) -> None:
+    """Answers `{"functions": [{"name", "text", "written", "memory", "compile_s", "report"} or {"name", "error",
+    "report"}]}`, or `{"error"}` where the compiler is not there at all. A report is the head of the compiler's list of
+    the largest allocations."""
+    request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    try:
+        devices = _devices(request)
+        module = import_file(Path(request["file"]))
+        mesh = _mesh(module, devices)
+        answer = {"functions": [_compiled(module, mesh, name, request) for name in _functions(module, request)]}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the process that asked says it
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _devices(request: dict[str, Any]) -> list[Any]:
+    """The target's devices, row by row over the mesh."""
+    jax = cast(Any, importlib.import_module("jax"))
+    if request["platform"] == "cpu":
+        return list(jax.devices("cpu"))
+    topologies = cast(Any, importlib.import_module("jax.experimental.topologies"))
+    described = topologies.get_topology_desc(platform=request["platform"], **request["topology"])
+    devices: list[Any] = sorted(described.devices, key=lambda device: device.id)
+    if request["order"] is None:
+        return devices
+    at = {tuple(device.coords): device for device in devices}
+    return [at[tuple(coordinates)] for coordinates in request["order"]]
+
+
+def _mesh(module: ModuleType, devices: list[Any]) -> Any:
+    sharding = cast(Any, importlib.import_module("jax.sharding"))
+    shape: dict[str, int] = module.MESH_SHAPE
+    grid = np.array(devices[: prod(shape.values())]).reshape(tuple(shape.values()))
+    return sharding.Mesh(grid, tuple(shape), axis_types=(sharding.AxisType.Auto,) * len(shape))
+
+
+def _functions(module: ModuleType, request: dict[str, Any]) -> list[str]:
+    return [name for name in module.IN_SPECS if request["functions"] is None or name in request["functions"]]
+
+
+def _compiled(module: ModuleType, mesh: Any, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    jax = cast(Any, importlib.import_module("jax"))
+    sharding = cast(Any, importlib.import_module("jax.sharding"))
+    hosted: tuple[str, ...] = getattr(module, "ON_HOST", ())
+
+    def array(key: str, shape: tuple[int, ...], dtype: Any, spec: Any) -> Any:
+        memory = "pinned_host" if key in hosted else None
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.NamedSharding(mesh, spec, memory_kind=memory))
+
+    tables = [
+        {key: array(key, *entry) for key, entry in getattr(module, table).items()}
+        for table in ("WEIGHTS", "STATE")
+        if hasattr(module, table)
+    ]
+    shapes, specs = module.IN_SHAPES[name], module.IN_SPECS[name]
+    args: list[Any] = [array("", shape, dtype, spec) for (shape, dtype), spec in zip(shapes, specs, strict=True)]
+    began = time.perf_counter()
+    try:
+        lowered = getattr(module, f"build_{name}")(mesh).lower(*tables, *args)
+        compiled = lowered.compile(compiler_options=request["options"] or None)
+    except Exception as error:  # noqa: BLE001 - the compiler's word for what it cannot do
+        return {"name": name, "error": f"{type(error).__name__}: {error}", "report": _report(request, name)}
+    taken = time.perf_counter() - began
+    memory = compiled.memory_analysis()
+    return {
+        "name": name,
+        "text": compiled.as_text(),
+        "written": lowered.as_text("hlo", debug_info=True),
+        "memory": {
+            "argument": memory.argument_size_in_bytes,
+            "output": memory.output_size_in_bytes,
+            "alias": memory.alias_size_in_bytes,
+            "temporary": memory.temp_size_in_bytes,
+        }
+        if memory is not None
+        else None,
+        "compile_s": taken,
+        "report": _report(request, name),
+    }
+
+
+def _report(request: dict[str, Any], name: str) -> str:
+    """What the compiler left in its folder of dumps on the memory of the function that it compiled last."""
+    written = sorted(Path(request["dumps"]).glob(f"*jit_{name}.*memory-usage-report.txt"))
+    return written[-1].read_text(encoding="utf-8", errors="replace")[:_REPORT_LENGTH] if written else ""
+
+
+if __name__ == "__main__":
+    # Compilers write to descriptors, not to sys.stderr; the process that asked gave this one a file for both.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    main(*sys.argv[1:])

@@ -1,0 +1,123 @@
+"""`shardwright explain`: what a compiler made of a program, collective by collective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.cli.options import add_json, add_sizes, number
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Parser, Subparsers
+    from shardwright.explaining import Explanation, FunctionReport
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """FILE [--target T] [--func NAME] [--mesh] [--dim] [--time-limit S] [--json]."""
+    parser = subparsers.add_parser(
+        "explain",
+        description="Each collective of a compiled program: the mesh axes that it goes along, how often it runs, the "
+        "bytes that a chip receives, the least that its movement needs, the statement that asked for it; the memory of "
+        "the program; and, where the compiler says them, the times of kernels.",
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE.shard|MODULE.py|DUMP.txt",
+        help="a program, a module that `compile` wrote, or the text of an optimized HLO module",
+    )
+    add_target(parser, "whose own compiler is asked (default: cpu); of a dump, which has been compiled, none")
+    parser.add_argument("--func", metavar="NAME", help="this function alone")
+    add_sizes(parser)
+    add_json(parser)
+    parser.check(_dumps_are_compiled)
+
+
+def add_target(parser: Parser, why: str) -> None:
+    """--target CHIP:SHAPE and --time-limit SECONDS."""
+    parser.add_argument("--target", metavar="CHIP:SHAPE", help=f"{why}; `shardwright targets` lists them")
+    parser.add_argument(
+        "--time-limit",
+        type=number(0.0, 1e6),
+        metavar="SECONDS",
+        help="end the compiler after so long (default: 900)",
+    )
+
+
+def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
+    dump = not args.file.endswith((".shard", ".py"))
+    return (
+        f"{args.file} is read as a dump, which has been compiled: it takes no --target"
+        if dump and args.target
+        else None
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Prints a table for each function. `--json` as section 9 of the contract has it (docs/commands.md)."""
+    from shardwright.cli.output import print_json
+    from shardwright.explaining import explain
+
+    explained = explain(
+        args.file,
+        args.target,
+        args.mesh,
+        args.dim,
+        functions=[args.func] if args.func else None,
+        time_limit_s=args.time_limit,
+    )
+    if not args.json:
+        print("\n\n".join(as_text(func, explained.target) for func in explained.functions))
+    refuse(explained)
+    if args.json:
+        print_json(explained.as_json())
+    return 0
+
+
+def refuse(explained: Explanation) -> None:
+    """Raises the diagnostics of what the compiler refused, if any."""
+    from shardwright.ir.diagnostics import DiagnosticError
+
+    if explained.errors:
+        found = [diagnostic for error in explained.errors for diagnostic in error.diagnostics]
+        raise DiagnosticError(found, explained.errors[0].source)
+
+
+def as_text(func: FunctionReport, target: str | None) -> str:
+    """A function's report as lines of text."""
+    from shardwright.cli.text_table import bytes_text, text_table
+
+    on = f" on {target}" if target else ""
+    head = f"{func.name}{on}: a chip receives {bytes_text(func.bytes_received)}"
+    if func.written_bytes_received is not None:
+        head += f", {bytes_text(func.written_bytes_received)} as written"
+    lines = [head]
+    if func.collectives:
+        rows = [
+            (
+                c.op,
+                " ".join(c.axes),
+                "?" if c.trips is None else str(c.trips),
+                bytes_text(c.bytes_received),
+                bytes_text(c.lower_bound_bytes),
+                ", ".join(c.statements) or ("" if target is None else "no statement"),
+                c.source or "",
+            )
+            for c in func.collectives
+        ]
+        columns = ("collective", "axes", "trips", "received", "least", "asked for by", "source")
+        lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrll"))
+    if func.unmade:
+        lines.append(f"  made without a collective: {', '.join(func.unmade)}")
+    if func.argument_bytes is not None and func.temporary_bytes is not None and func.output_bytes is not None:
+        parts = (func.argument_bytes, func.temporary_bytes, func.output_bytes)
+        held = " + ".join(bytes_text(part) for part in parts)
+        predicted = ""
+        if func.predicted_peak_bytes is not None:
+            predicted = f"; {bytes_text(func.predicted_peak_bytes)} predicted"
+        lines.append(f"  memory: {held} of arguments, temporaries, results = {bytes_text(sum(parts))}{predicted}")
+    timed = [k for k in func.kernels if k.estimated_s is not None]
+    if timed:
+        total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
+        lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
+    return "\n".join(lines)

@@ -1,0 +1,357 @@
+"""What a target's compiler makes of a program: its collectives, whose statements they are, memory and kernels."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.backends.hlo.collectives import Collective
+    from shardwright.backends.hlo.module import HloModule
+    from shardwright.backends.hlo.statements import Statement
+    from shardwright.backends.targets.compilers import CompiledFunction, Memory
+    from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.ir.program import Func, Program
+
+_FILE = "compiled.py"
+"""What an emitted module is called while it is compiled."""
+
+
+@dataclass(frozen=True)
+class CollectiveReport:
+    """A compiled collective. Bytes are those that one chip receives in all trips, for the chip that receives most.
+
+    `lower_bound_bytes` is what its movement can do with: what its statements ask for, where there are any. `statements`
+    are the values whose movements it makes, none where nothing asked for it. `source` is FILE:LINE of what asked.
+    """
+
+    op: str
+    axes: tuple[str, ...]
+    trips: int | None
+    bytes_received: int
+    lower_bound_bytes: int
+    statements: tuple[str, ...]
+    source: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `explain --json` promises."""
+        return {**self.__dict__, "axes": list(self.axes), "statements": list(self.statements)}
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """A kernel with the seconds that the compiler believes it takes in one trip, and those that the cost model says."""
+
+    name: str
+    trips: int | None
+    estimated_s: float | None
+    predicted_s: float | None
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """What became of a function. Bytes are those of one chip; None is what is not known.
+
+    `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
+    `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held.
+    """
+
+    name: str
+    collectives: tuple[CollectiveReport, ...]
+    written_bytes_received: int | None = None
+    argument_bytes: int | None = None
+    temporary_bytes: int | None = None
+    output_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    kernels: tuple[KernelReport, ...] = ()
+    compile_s: float | None = None
+    unmade: tuple[str, ...] = ()
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(collective.bytes_received for collective in self.collectives)
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `explain --json` promises."""
+        return {
+            "name": self.name,
+            "collectives": [collective.as_json() for collective in self.collectives],
+            "bytes_received": self.bytes_received,
+            "written_bytes_received": self.written_bytes_received,
+            "argument_bytes": self.argument_bytes,
+            "temporary_bytes": self.temporary_bytes,
+            "output_bytes": self.output_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "kernels": [dict(kernel.__dict__) for kernel in self.kernels],
+            "compile_s": self.compile_s,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a target's compiler made of the functions of a program, and what it refused."""
+
+    target: str | None
+    functions: tuple[FunctionReport, ...]
+    errors: tuple[DiagnosticError, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `explain --json`."""
+        return {"target": self.target, "functions": [func.as_json() for func in self.functions]}
+
+
+# ---------------------------------------------------------------- the three things that can be explained
+
+
+def explain(
+    file: str,
+    target: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    *,
+    functions: Sequence[str] | None = None,
+    time_limit_s: float | None = None,
+) -> Explanation:
+    """Explains a `.shard` program, a module that `compile` emitted (`.py`), or the text of an optimized HLO module.
+
+    The first two are compiled for `target`, the host's processor where it is None; the third has been, so that it takes
+    none, and `mesh` names its devices, row by row. Raises a `DiagnosticError` where the input is at fault or the target
+    cannot be compiled for; what the compiler refuses is among the explanation's `errors`.
+    """
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.parser import read_source
+
+    source = read_source(file)
+    with located(source):
+        match Path(file).suffix:
+            case ".shard":
+                from shardwright.compiling import explicit, load
+
+                program = explicit(load(source, mesh, dims))
+                return explain_program(program, target or "cpu", file, functions, time_limit_s)
+            case ".py":
+                return _explain_module(source, target or "cpu", mesh or {}, functions, time_limit_s)
+            case _:
+                return explain_text(Source(file, source.text), mesh)
+
+
+def explain_program(
+    program: Program,
+    target: str,
+    file: str | None = None,
+    functions: Sequence[str] | None = None,
+    time_limit_s: float | None = None,
+    *,
+    in_digits: bool = False,
+) -> Explanation:
+    """Explains an explicit program. `file` is what sources name; without it they are left out. `in_digits` as of
+    `backends.jax.emit`."""
+    from shardwright.backends.jax.emit import emit
+    from shardwright.cost.memory import memory_of
+    from shardwright.cost.traffic import bytes_received
+
+    text = emit(program, in_digits=in_digits)
+    explained = _explain_text_of_module(text, target, program.mesh, functions, time_limit_s)
+    reports: list[FunctionReport] = []
+    for report in explained.functions:
+        func = program.func(report.name)
+        lines = _lines(func)
+
+        def place(collective: CollectiveReport, lines: Mapping[str, int] = lines) -> CollectiveReport:
+            named = [lines[name] for name in collective.statements if name in lines]
+            return replace(collective, source=f"{file}:{named[0]}" if named and file else None)
+
+        reports.append(
+            replace(
+                report,
+                collectives=tuple(map(place, report.collectives)),
+                written_bytes_received=bytes_received(program, func).bytes,
+                predicted_peak_bytes=memory_of(program, func).peak,
+            )
+        )
+    return replace(explained, functions=tuple(reports))
+
+
+def _lines(func: Func) -> dict[str, int]:
+    """The line of the program's text that each value comes from. A movement that the compiler inserted has that of the
+    first statement that reads what it moves, or else of the one that made it."""
+    from shardwright.ir.walk import lets_in
+
+    lets = list(lets_in(func.body))
+    lines = {let.result.name: let.span.line for let in lets if let.span.line}
+    for let in reversed(lets):
+        for operand in let.operands:
+            if isinstance(operand, str) and let.result.name in lines:
+                lines.setdefault(operand, lines[let.result.name])
+    for let in lets:
+        made = [lines[operand] for operand in let.operands if isinstance(operand, str) and operand in lines]
+        if made:
+            lines.setdefault(let.result.name, made[0])
+    return lines
+
+
+def explain_text(source: Any, mesh: Mapping[str, int] | None = None) -> Explanation:
+    """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
+    from shardwright.backends.hlo.module import HloError, parse
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    try:
+        module = parse(source.text)
+        axes = dict(mesh) if mesh else {"devices": module.devices}
+        if prod(axes.values()) != module.devices:
+            listed = " ".join(f"{axis}={size}" for axis, size in axes.items())
+            raise fault(
+                "mesh-fit",
+                f"the module {module.name} runs on {module.devices} devices, and the mesh {listed} has"
+                f" {prod(axes.values())}",
+                NOWHERE,
+                "--mesh names the devices row by row",
+            )
+        return Explanation(None, (FunctionReport(module.name, _unasked(module, axes)),))
+    except HloError as error:
+        raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
+
+
+def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
+    """Collectives of a module of which only the text is known."""
+    from shardwright.backends.hlo.collectives import collectives_of
+
+    return tuple(
+        CollectiveReport(
+            c.op,
+            c.axes(mesh),
+            c.trips,
+            c.bytes,
+            c.lower_bound,
+            (),
+            f"{c.stack[0].file}:{c.stack[0].line}" if c.stack else None,
+        )
+        for c in collectives_of(module)
+    )
+
+
+# ---------------------------------------------------------------- emitted modules
+
+
+def _explain_module(
+    source: Any, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
+) -> Explanation:
+    """A module from a user's file."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    own = _mesh_shape(source.text)
+    if mesh and dict(mesh) != own:
+        listed = ", ".join(f"{axis}={size}" for axis, size in own.items())
+        raise fault("mesh-fit", f"the module is compiled for the mesh {listed}", NOWHERE, "leave --mesh away")
+    explained = _explain_text_of_module(source.text, target, own, functions, time_limit_s)
+
+    def place(collective: CollectiveReport) -> CollectiveReport:
+        at = collective.source and collective.source.replace(_FILE, source.name, 1)
+        return replace(collective, source=at)
+
+    return replace(
+        explained,
+        functions=tuple(replace(func, collectives=tuple(map(place, func.collectives))) for func in explained.functions),
+    )
+
+
+def _mesh_shape(text: str) -> dict[str, int]:
+    """MESH_SHAPE of an emitted module."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    values: dict[str, Any] = {}
+    try:
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values[node.targets[0].id] = node.value
+        if "IN_SHAPES" in values:
+            return dict(ast.literal_eval(values["MESH_SHAPE"]))
+    except (KeyError, SyntaxError, TypeError, ValueError):
+        pass
+    raise fault("bad-module", "this is no module of `shardwright compile`", NOWHERE, "compile the program again")
+
+
+def _explain_text_of_module(
+    text: str, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
+) -> Explanation:
+    from shardwright.backends.hlo.statements import statement_names
+    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_module
+    from shardwright.backends.targets.names import parse_target
+
+    wanted = parse_target(target)
+    compiled = compile_module(wanted, text, mesh, functions, time_limit_s=time_limit_s or TIME_LIMIT_S)
+    names = statement_names(text)
+    return Explanation(
+        wanted.name,
+        tuple(_report(func, mesh, names, wanted.clock_hz) for func in compiled if func.text),
+        tuple(func.error for func in compiled if func.error is not None),
+    )
+
+
+def _report(
+    func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], clock_hz: float | None
+) -> FunctionReport:
+    from shardwright.backends.hlo.collectives import collectives_of
+    from shardwright.backends.hlo.kernels import kernels_of
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.hlo.statements import matched, written_statements
+
+    module = parse(func.text)
+    devices = prod(mesh.values())
+    compiled = collectives_of(module)
+    statements = written_statements(replace(parse(func.written), devices=devices), _FILE, names)
+    asked = matched(compiled, statements, _FILE, names, devices)
+    made = {id(statement) for each in asked for statement in each}
+    kernels = tuple(
+        KernelReport(kernel.name, kernel.trips, kernel.cycles / clock_hz if clock_hz else None, None)
+        for kernel in kernels_of(module)
+    )
+    memory: Memory | None = func.memory
+    return FunctionReport(
+        func.name,
+        _reports(compiled, asked, mesh, names),
+        sum(statement.collective.bytes for statement in statements),
+        memory and memory.argument_bytes,
+        memory and memory.temporary_bytes,
+        memory and memory.output_bytes,
+        None,
+        kernels,
+        func.compile_s,
+        tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
+    )
+
+
+def _reports(
+    compiled: Sequence[Collective],
+    asked: Sequence[Sequence[Statement]],
+    mesh: Mapping[str, int],
+    names: Mapping[int, str],
+) -> tuple[CollectiveReport, ...]:
+    from shardwright.backends.hlo.statements import statement_of
+
+    reports: list[CollectiveReport] = []
+    given: set[int] = set()
+    for collective, statements in zip(compiled, asked, strict=True):
+        bound = collective.lower_bound
+        new = [statement for statement in statements if id(statement) not in given]
+        if statements:
+            bound = min(bound, sum(statement.collective.bytes for statement in new))
+        given.update(map(id, statements))
+        stacks = [collective.stack, *(statement.collective.stack for statement in statements)]
+        place = next(filter(None, (statement_of(stack, _FILE, names) for stack in stacks)), None)
+        reports.append(
+            CollectiveReport(
+                collective.op,
+                collective.axes(mesh),
+                collective.trips,
+                collective.bytes,
+                bound,
+                tuple(dict.fromkeys(statement.name for statement in statements if statement.name)),
+                f"{_FILE}:{place[1]}" if place else None,
+            )
+        )
+    return tuple(reports)

@@ -1,0 +1,344 @@
+"""The reader of HLO text, on modules written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.backends.hlo.counts import count
+from shardwright.backends.hlo.module import HloError
+
+MODULE = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%add (x: f16[], y: f16[]) -> f16[] {{
+  %x = f16[] parameter(0)
+  %y = f16[] parameter(1)
+  ROOT %sum = f16[] add(%x, %y)
+}}
+{called}
+ENTRY %main (p: f16[8,16]) -> f16[8,16] {{
+  %p = f16[8,16]{{1,0}} parameter(0), sharding={{devices=[1,8]<=[8]}}
+{body}
+}}
+"""
+
+
+def module(body: str, called: str = "") -> str:
+    return MODULE.format(body=body, called=called)
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "nbytes"),
+    [
+        ("f16[8,64]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={1}", "all_gather", 768),
+        ("f16[8,64]{0,1} all-gather(f16[8,16]{1,0} %p), replica_groups={{0,1,2,3},{4,5,6,7}}", "all_gather", 768),
+        ("f16[8,16]{1,0} all-reduce(%p), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add", "all_reduce", 256),
+        ("f16[8,2]{1,0} reduce-scatter(%p), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add", "reduce_scatter", 224),
+        ("(f16[4,16]{1,0}, f16[4,16]{1,0}) all-to-all(%p, %p), replica_groups={{0,1},{2,3}}", "all_to_all", 128),
+        ("f16[8,16]{1,0} all-to-all(%p), replica_groups=[1,8]<=[8], dimensions={1}", "all_to_all", 224),
+        ("f16[8,16]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,2},{2,1}}", "permute", 256),
+        ("(f16[8,16]{1,0}, f16[8,32]{1,0}) all-gather-start(%p), replica_groups=[4,2]<=[8]", "all_gather", 256),
+        ("f32[8,16]{1,0} all-reduce-start(%p), replica_groups=[4,2]<=[8], to_apply=%add", "all_reduce", 512),
+        (
+            "(f16[8,16]{1,0}, f16[8,16]{1,0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1}}",
+            "permute",
+            256,
+        ),
+        ("f16[8,64]{1,0} all-gather(%p), replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={1}", "all_gather", 768),
+        (
+            "f16[8,16]{1,0} all-reduce(%p), replica_groups=mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}",
+            "all_reduce",
+            384,
+        ),
+        ("f16[8,32]{1,0} all-gather(%p), replica_groups=mesh['a'=8] {'a':(2)2}, dimensions={1}", "all_gather", 256),
+        ("(s8[8,16]{1,0}, pred[8]{0}) all-reduce(%p, %p), replica_groups=[1,8]<=[8]", "all_reduce", 238),
+    ],
+)
+def test_each_collective(line: str, op: str, nbytes: int) -> None:
+    counted = count(module(f'  ROOT %c = {line}, metadata={{op_name="a(b)"}}'))
+    assert [(c.op, c.bytes, c.trips) for c in counted.collectives] == [(op, nbytes, 1)]
+    assert (counted.number, counted.bytes) == (1, nbytes)
+
+
+def test_a_permute_that_moves_nothing_is_none() -> None:
+    line = "  ROOT %c = f16[8,16]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,1}}"
+    assert count(module(line)).number == 0
+
+
+def test_a_done_is_not_counted_again() -> None:
+    body = """  %s = f16[8,16]{1,0} all-reduce-start(%p), replica_groups=[4,2]<=[8], to_apply=%add
+  ROOT %d = f16[8,16]{1,0} all-reduce-done(%s)"""
+    assert count(module(body)).bytes == 256
+
+
+LOOP = """
+%body (t: (s32[], f16[8,16])) -> (s32[], f16[8,16]) {
+  %t = (s32[], f16[8,16]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %v = f16[8,16]{1,0} get-tuple-element(%t), index=1
+  %r = f16[8,16]{1,0} all-reduce(%v), replica_groups=[4,2]<=[8], to_apply=%add
+  ROOT %o = (s32[], f16[8,16]{1,0}) tuple(%i, %r)
+}
+
+%condition (t: (s32[], f16[8,16])) -> pred[] {
+  %t = (s32[], f16[8,16]{1,0}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+%outer (t: (s32[], f16[8,16])) -> (s32[], f16[8,16]) {
+  %t = (s32[], f16[8,16]{1,0}) parameter(0)
+  ROOT %w = (s32[], f16[8,16]{1,0}) while(%t), condition=%condition, body=%body, TRIPS
+}
+""".replace("TRIPS", 'backend_config={"known_trip_count":{"n":"3"}}')
+WHILE = "  %w = (s32[], f16[8,16]{1,0}) while(%p), condition=%condition, body=%"
+
+
+def test_loops_count_by_their_trips() -> None:
+    once = count(module(WHILE + 'body, backend_config={"known_trip_count":{"n":"118"}}', LOOP))
+    assert (once.number, once.bytes) == (118, 118 * 256)
+    nested = count(module(WHILE + 'outer, backend_config={"known_trip_count":{"n":"5"}}', LOOP))
+    assert (nested.number, nested.bytes) == (15, 15 * 256)
+
+
+def test_a_loop_of_unknown_length_is_refused() -> None:
+    with pytest.raises(HloError, match=r"^r is in a loop without a known trip count$"):
+        count(module(WHILE + "body", LOOP))
+
+
+def test_no_listed_group_is_all_devices() -> None:
+    counted = count(module("  ROOT %c = f16[8,128]{1,0} all-gather(%p), replica_groups={}, dimensions={1}"))
+    assert counted.bytes == 2048 * 7 // 8
+
+
+def test_a_collective_without_groups_is_refused() -> None:
+    with pytest.raises(HloError, match=r"^c has no groups of known size$"):
+        count(module("  ROOT %c = f16[8,64]{1,0} all-gather(%p), dimensions={1}"))
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(HloError, match=r"^there is no ENTRY computation: this is not the text of an HLO module$"):
+        count("module @jit_f {}")
+
+
+# ---------------------------------------------------------------- groups by the axes of a mesh
+
+MESH = {"data": 2, "model": 4}
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ("model",)),
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("data",)),
+        ("[4,2]<=[2,4]T(1,0)", ("data",)),
+        ("[2,4]<=[8]", ("model",)),
+        ("[1,8]<=[8]", ("data", "model")),
+        ("{}", ("data", "model")),
+        ("[4,2]<=[8]", ("model:(2)2",)),
+        ("[4,2]<=[2,2,2]T(0,2,1)", ("model:(1)2",)),
+        ("[2,4]<=[2,2,2]T(1,0,2)", ("data", "model:(2)2")),
+        ("mesh['a'=2,'b'=4] {'a'}", ("data",)),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", ("data",)),
+        ("mesh['a'=8] {'a':(2)2}", ("model:(1)2",)),
+        ("mesh['a'=8] {'a':(4)2}", ("model:(2)2",)),
+        ("mesh['a'=2,'b'=4], device_ids=(0,4,1,5,2,6,3,7) {'a'}", ("model:(1)2",)),
+        ("{{0,1},{2,3},{4,5,6,7}}", ("irregular",)),
+        ("{{0,3},{1,2},{4,7},{5,6}}", ("irregular",)),
+        ("{{0,5},{1,4},{2,7},{3,6}}", ("irregular",)),
+    ],
+)
+def test_groups_in_every_form(groups: str, axes: tuple[str, ...]) -> None:
+    line = f"  ROOT %c = f16[8,16]{{1,0}} all-reduce(%p), replica_groups={groups}, to_apply=%add"
+    (collective,) = count(module(line)).collectives
+    assert collective.axes(MESH) == axes
+
+
+@pytest.mark.parametrize(
+    ("pairs", "axes"),
+    [
+        ("{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}", ("model",)),
+        ("{{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}", ("data",)),
+        ("{{0,1},{2,3},{4,5},{6,7}}", ("model:(2)2",)),
+        ("{{0,1},{1,2},{2,3}}", ("model",)),
+        ("{{1,4}}", ("data", "model")),
+    ],
+)
+def test_permutes_go_along_the_axes_that_they_join(pairs: str, axes: tuple[str, ...]) -> None:
+    (collective,) = count(
+        module(f"  ROOT %c = f16[8,16]{{1,0}} collective-permute(%p), source_target_pairs={pairs}")
+    ).collectives
+    assert collective.axes(MESH) == axes
+
+
+# ---------------------------------------------------------------- what accelerators' compilers write
+
+COUNTED = """
+%step (t: (s32[], f16[8,16], s32[])) -> (s32[], f16[8,16], s32[]) {
+  %t = (s32[]{:T(128)}, f16[8,16]{1,0:T(8,128)(2,1)S(1)}, s32[]) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  %v = f16[8,16]{1,0} get-tuple-element(%t), index=1
+  %n = s32[] get-tuple-element(%t), index=2
+  %two = s32[] constant(2)
+  %next = s32[]{:T(128)} add(%i, %two)
+  %r = f16[8,16]{1,0:T(8,128)(2,1)} all-reduce(%v), replica_groups=[4,2]<=[8], to_apply=%add
+  ROOT %o = (s32[], f16[8,16]{1,0}, s32[]) tuple(%next, %r, %n)
+}
+
+%less (t: (s32[], f16[8,16], s32[])) -> pred[] {
+  %t = (s32[], f16[8,16]{1,0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %n = s32[] get-tuple-element(%t), index=2
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+"""
+STARTED = """  %zero = s32[] constant(BEGIN)
+  %end = s32[] END
+  %begin = (s32[], f16[8,16]{1,0}, s32[]) tuple(%zero, %p, %end)
+  %w = (s32[], f16[8,16]{1,0}, s32[]) while(%begin), condition=%less, body=%step"""
+
+
+@pytest.mark.parametrize(("begin", "end", "trips"), [("0", "118", 59), ("5", "12", 4), ("3", "3", None)])
+def test_trips_follow_from_condition_start_and_step(begin: str, end: str, trips: int | None) -> None:
+    body = STARTED.replace("BEGIN", begin).replace("END", f"constant({end})")
+    found = count(module(body, COUNTED)).collectives
+    assert [c.trips for c in found] == ([trips] if trips else [0])
+
+
+def test_a_loop_whose_end_is_an_argument_is_of_unknown_length() -> None:
+    body = STARTED.replace("BEGIN", "0").replace("END", "parameter(1)")
+    with pytest.raises(HloError, match=r"^r is in a loop without a known trip count$"):
+        count(module(body, COUNTED))
+
+
+FUSED = """
+%all-reduce-scatter (input: f16[8,60]) -> f16[8,16] {
+  %input = f16[8,60]{1,0} parameter(0)
+  %zero = f16[] constant(0)
+  %pad = f16[8,64]{1,0} pad(%input, %zero), padding=0_0x0_4
+  %all-reduce.1 = f16[8,64]{1,0} all-reduce(%pad), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %at = s32[] constant(0)
+  ROOT %s = f16[8,16]{1,0} dynamic-slice(%all-reduce.1, %at, %at), dynamic_slice_sizes={8,16}
+}
+"""
+
+
+def test_a_fused_reduce_scatter_is_one() -> None:
+    line = (
+        "  ROOT %f = f16[8,16]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter,"
+        ' backend_config={"collective_algorithm_config":{"emitter":"SingleInputAllReduceScatterFusion"}}'
+    )
+    (collective,) = count(module(line, FUSED)).collectives
+    assert (collective.op, collective.bytes, collective.axes(MESH)) == (
+        "reduce_scatter",
+        8 * 64 * 2 * 3 // 4,
+        ("model",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "done", "op", "nbytes"),
+    [
+        (
+            "((f16[8,16], f16[8,32]), (f16[8,4], f16[8,8])) reduce-scatter-start(%p, %p)",
+            "(f16[8,4], f16[8,8]) reduce-scatter-done(%s)",
+            "reduce_scatter",
+            3 * (64 + 128),
+        ),
+        ("((f16[8,16]), f16[8,16]) all-to-all-start(%p)", "f16[8,16] all-to-all-done(%s)", "all_to_all", 192),
+        ("(f16[8,16], f16[8,64]) all-gather-start(%p)", "f16[8,64] all-gather-done(%s)", "all_gather", 768),
+        (
+            "(f16[8,16], f16[8,32]) all-reduce-start(%p, %p)",
+            "(f16[8,16], f16[8,32]) all-reduce-done(%s)",
+            "all_reduce",
+            1152,
+        ),
+    ],
+)
+def test_starts_have_the_results_of_their_dones(start: str, done: str, op: str, nbytes: int) -> None:
+    body = f"  %s = {start}, replica_groups=[2,4]<=[8], dimensions={{0}}\n  ROOT %d = {done}"
+    (collective,) = count(module(body)).collectives
+    assert (collective.op, collective.bytes) == (op, nbytes)
+
+
+FRAMES = """
+FileNames
+1 "model.py"
+2 "main.py"
+
+FunctionNames
+1 "layer"
+2 "<module>"
+
+FileLocations
+1 {file_name_id=2 function_name_id=2 line=9 end_line=9 column=1 end_column=2}
+2 {file_name_id=1 function_name_id=1 line=70 end_line=70 column=12 end_column=12}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+"""
+
+
+def test_places_in_the_source() -> None:
+    line = '  ROOT %c = f16[8,16] all-reduce(%p), replica_groups={}, metadata={op_name="jit(f)/sum" stack_frame_id=2}'
+    text = module(line).replace("\n\n", f"\n{FRAMES}", 1)
+    (collective,) = count(text).collectives
+    assert [(f.file, f.line, f.function) for f in collective.stack] == [
+        ("model.py", 70, "layer"),
+        ("main.py", 9, "<module>"),
+    ]
+    assert collective.op_name == "jit(f)/sum"
+    older = line.replace("stack_frame_id=2", 'source_file="old.py" source_line=3')
+    (collective,) = count(module(older)).collectives
+    assert [(f.file, f.line) for f in collective.stack] == [("old.py", 3)]
+
+
+REDUCED = "  %r = f16[8,16]{1,0} all-reduce(%p), replica_groups=[1,8]<=[8], to_apply=%add\n"
+SLICING = """
+%fused (a: s32[], b: f16[8,16]) -> f16[8,2] {
+  %at = s32[] parameter(0)
+  %b = f16[8,16]{1,0} parameter(1)
+  %wide = f32[8,16]{1,0} convert(%b)
+  %narrow = f16[8,16]{1,0} convert(%wide)
+  ROOT %s = f16[8,2]{1,0} dynamic-slice(%narrow, %at, %at), dynamic_slice_sizes={8,2}
+}
+
+%converting (b: f16[8,16]) -> f16[16,8] {
+  %b = f16[8,16]{1,0} parameter(0)
+  ROOT %t = f16[16,8]{1,0} transpose(%b), dimensions={1,0}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("uses", "sliced"),
+    [
+        ("  ROOT %s = f16[8,2]{1,0} dynamic-slice(%r, %i, %i), dynamic_slice_sizes={8,2}", True),
+        ("  ROOT %s = f16[8,4]{1,0} dynamic-slice(%r, %i, %i), dynamic_slice_sizes={8,4}", False),
+        ("  ROOT %f = f16[8,2]{1,0} fusion(%i, %r), kind=kLoop, calls=%fused", True),
+        ("  %f = f16[8,2]{1,0} fusion(%i, %r), kind=kLoop, calls=%fused\n  ROOT %n = f16[8,16]{1,0} negate(%r)", False),
+        (
+            "  %f = f16[16,8]{1,0} fusion(%r), kind=kLoop, calls=%converting\n"
+            "  ROOT %s = f16[2,8]{1,0} dynamic-slice(%f, %i, %i), dynamic_slice_sizes={2,8}",
+            True,
+        ),
+        ("  ROOT %f = f16[16,8]{1,0} fusion(%r), kind=kLoop, calls=%converting", False),
+    ],
+)
+def test_an_all_reduce_that_is_sliced_could_be_a_reduce_scatter(uses: str, sliced: bool) -> None:
+    counted = count(module(f"  %i = s32[] constant(0)\n{REDUCED}{uses}", SLICING))
+    assert counted.bytes == 448
+    assert counted.bytes_with_reduce_scatters == (224 if sliced else 448)
+
+
+def test_all_reduces_in_one_are_sliced_if_each_is() -> None:
+    body = """  %i = s32[] constant(0)
+  %r = (f16[8,16]{1,0}, f16[8,64]{1,0}) all-reduce(%p, %p), replica_groups=[1,8]<=[8], to_apply=%add
+  %a = f16[8,16]{1,0} get-tuple-element(%r), index=0
+  %b = f16[8,64]{1,0} get-tuple-element(%r), index=1
+  %sa = f16[8,2]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={8,2}
+  ROOT %sb = f16[8,8]{1,0} dynamic-slice(%b, %i, %i), dynamic_slice_sizes={8,8}"""
+    counted = count(module(body))
+    assert (counted.bytes, counted.bytes_with_reduce_scatters) == (2240, 1120)
+    whole = count(module(body.replace("dynamic-slice(%a, %i, %i), dynamic_slice_sizes={8,2}", "negate(%a)")))
+    assert whole.bytes_with_reduce_scatters == 2240
