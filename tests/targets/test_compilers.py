@@ -1,0 +1,184 @@
+"""Small programs on the compilers of TPUs and GPUs: what is written is what is reported, whatever they make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.backends.targets.names import parse_target
+from shardwright.compiling import explicit, load
+from shardwright.cost.traffic import bytes_received
+from shardwright.explaining import Explanation, FunctionReport, explain_program
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.program import Program
+
+MESHES = {8: "x=2 y=2 z=2", 16: "x=2 y=4 z=2"}
+FEEDFORWARD = """
+dim B=64 E=512 F=2048
+func ffn(x: BE_xyz, w_in: E_xF_yz, w_out: F_yzE_x) -> BE_xyz {
+  h: BF_xyz = x @ w_in
+  y: BE_xyz = gelu(h) @ w_out
+  return y
+}
+"""
+LAYERS = """
+dim N=6 B=64 E=512 F=2048
+weights { w_in: NE_xF_yz
+          w_out: NF_yzE_x }
+state { steps: int32 }
+func step(x: BE_xyz) -> BE_xyz {
+  y: BE_xyz = loop[N](h: BE_xyz = x) {
+    next h + gelu(h @[E] w_in) @[F] w_out
+  }
+  set steps = steps + 1
+  return y
+}
+"""
+
+
+@cache
+def explained(text: str, target: str) -> Explanation:
+    chips = 1
+    for size in parse_target(target).shape:
+        chips *= size
+    return explain_program(program(text, chips), target, "a.shard")
+
+
+def program(text: str, chips: int) -> Program:
+    return explicit(load(Source("a.shard", f"mesh {MESHES[chips]}{text}")))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+TARGETS = [
+    "tpu-v4:2x2x2", "tpu-v4:4x2x2", "tpu-v5e:2x4", "tpu-v5e:4x4", "tpu-v5p:2x2x2", "tpu-v6e:4x2",
+    "h100:8", "h100:2x8", "h200:8", "b200:8", "a100:8",
+]  # fmt: skip
+
+
+def function(text: str, target: str) -> FunctionReport:
+    told = explained(text, target)
+    assert told.errors == ()
+    (func,) = told.functions
+    return func
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_statement_has_its_collective(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    func = function(FEEDFORWARD, target)
+    assert capfd.readouterr() == ("", "")
+    written = [("x_gathered", ("y", "z")), ("h", ("x",)), ("y_gelu_gathered", ("x",)), ("y", ("y", "z"))]
+    asked = [(name, c.axes) for c in func.collectives for name in c.statements]
+    assert sorted(asked) == sorted(written)
+    assert func.unmade == ()
+    assert [c.op for c in func.collectives if c.statements[0].endswith("gathered")] == ["all_gather"] * 2
+    assert sum(c.lower_bound_bytes for c in func.collectives) == func.written_bytes_received
+    for c in func.collectives:
+        assert c.source in {"a.shard:4", "a.shard:5"}
+        assert c.bytes_received >= c.lower_bound_bytes
+    exact = 2 * (64 * 512 + 2 * 512 * 2048) // (16 if target in {"tpu-v4:4x2x2", "tpu-v5e:4x4", "h100:2x8"} else 8)
+    assert func.argument_bytes is not None
+    assert exact <= func.argument_bytes <= 1.02 * exact + 65536  # tiles of 8 x 128 are padded
+    assert func.compile_s
+
+
+@pytest.mark.parametrize("target", ["h100:8", "h100:2x8", "b200:8"])
+def test_gpus_run_what_is_written(target: str) -> None:
+    func = function(FEEDFORWARD, target)
+    assert func.bytes_received == func.written_bytes_received
+    assert {c.op for c in func.collectives} == {"all_gather", "reduce_scatter"}
+    assert func.kernels == ()
+
+
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
+def test_loops_count_by_their_trips(target: str) -> None:
+    func = function(LAYERS, target)
+    assert {c.trips for c in func.collectives} == {6}
+    written = bytes_received(program(LAYERS, 8), program(LAYERS, 8).func("step"))
+    assert func.written_bytes_received == written.bytes
+    moved = {str(each.statement.result.name) for each in written.movements if each.communicates}
+    assert {name for c in func.collectives for name in c.statements} == moved
+    assert sum(c.lower_bound_bytes for c in func.collectives) == written.bytes
+
+
+SCATTERED = """
+dim B=2048 E=2048 F=560
+func f(x: BE_y, w: E_yF) -> BF_y {
+  h: BF(partialsum-y) = x @ w
+  return reduce_scatter[y -> F](h)
+}
+"""
+
+
+def test_a_fused_reduce_scatter_is_one() -> None:
+    """libtpu for v5e makes a fusion of a padded all-reduce and a slice, and shifts what the padding put elsewhere."""
+    func = function(SCATTERED, "tpu-v5e:4x4")
+    assert "reduce_scatter" in {c.op for c in func.collectives}
+    scattered = next(c for c in func.collectives if c.op == "reduce_scatter")
+    assert scattered.axes == ("y",)
+    assert len(scattered.statements) == 1
+    assert scattered.lower_bound_bytes == 2048 * 560 * 2 * 3 // 4
+    assert scattered.lower_bound_bytes <= scattered.bytes_received <= 1.1 * scattered.lower_bound_bytes
+
+
+PRODUCT = """
+dim B=512 E=4608 F=4608
+func f(x: BE, w: EF) -> BF { return x @ w }
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "rate"), [("tpu-v4:2x2x2", 2.75e14), ("tpu-v5e:2x4", 1.97e14), ("tpu-v6e:2x4", 9.18e14)]
+)
+def test_kernels_have_times(target: str, rate: float) -> None:
+    func = function(PRODUCT, target)
+    (longest, *_) = sorted(func.kernels, key=lambda kernel: -(kernel.estimated_s or 0.0))
+    arithmetic = 2 * 512 * 4608 * 4608 / rate
+    assert longest.trips == 1
+    assert longest.estimated_s is not None
+    assert arithmetic < longest.estimated_s < 3 * arithmetic
+
+
+HUGE = """
+dim B=64 E=131072 F=1048576
+func f(x: BE, w: EF) -> BF { return x @ w }
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e:2x4", "h100:8"])
+def test_what_does_not_fit_is_told_by_size(target: str) -> None:
+    (error,) = explained(HUGE, target).errors
+    (diagnostic,) = error.diagnostics
+    assert diagnostic.code == "target-memory"
+    assert diagnostic.message.startswith(f"f does not fit {target}: it takes 27")
+    assert diagnostic.notes[-1].message.startswith("take more chips")
+
+
+def test_two_compilers_at_once() -> None:
+    texts = [PRODUCT.replace("512", str(size)) for size in (256, 1024)]
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(explained, texts, ["tpu-v5e:2x4"] * 2))
+    assert [told.errors for told in made] == [(), ()]
+
+
+def test_the_commands(shardwright: Callable[..., Any], tmp_path: Path) -> None:
+    listed: list[Mapping[str, Any]] = json.loads(shardwright("targets", "--json").out)["targets"]
+    assert all(row["installed"] and row["install"] is None for row in listed)
+    file = tmp_path / "a.shard"
+    file.write_text(f"mesh {MESHES[8]}{FEEDFORWARD}")
+    told = shardwright("compile", file, "-o", tmp_path / "a.py", "--no-validate", "--target", "tpu-v4:2x2x2")
+    assert told.status == 0
+    assert told.err.startswith("ffn on tpu-v4:2x2x2: a chip receives ")
+    of_module = json.loads(shardwright("explain", tmp_path / "a.py", "--target", "tpu-v4:2x2x2", "--json").out)
+    assert of_module["functions"][0]["collectives"][0]["source"].startswith(str(tmp_path / "a.py"))
