@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from shardwright.backends.random_inputs import random_inputs
     from shardwright.backends.reference import evaluate
     from shardwright.backends.simulator import simulate
+    from shardwright.backends.targets.names import targets
     from shardwright.checking import check
     from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
     from shardwright.cost.traffic import Traffic, bytes_received
+    from shardwright.explaining import explain
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
@@ -31,6 +33,7 @@ _HOMES = {
     "compile_program": "shardwright.compiling",
     "draw": "shardwright.backends.graph",
     "evaluate": "shardwright.backends.reference",
+    "explain": "shardwright.explaining",
     "explicit": "shardwright.compiling",
     "generate": "shardwright.generation.generate",
     "load": "shardwright.compiling",
@@ -39,6 +42,7 @@ _HOMES = {
     "reshard": "shardwright.resharding",
     "run": "shardwright.compiling",
     "simulate": "shardwright.backends.simulator",
+    "targets": "shardwright.backends.targets.names",
 }
 
 __all__ = [
@@ -53,6 +57,7 @@ __all__ = [
     "compile_program",
     "draw",
     "evaluate",
+    "explain",
     "explicit",
     "generate",
     "load",
@@ -61,6 +66,7 @@ __all__ = [
     "reshard",
     "run",
     "simulate",
+    "targets",
 ]
 
 

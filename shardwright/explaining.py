@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.backends.hlo.module import HloModule
     from shardwright.backends.hlo.statements import Statement
     from shardwright.backends.targets.compilers import CompiledFunction, Memory
-    from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.program import Func, Program
 
 _FILE = "compiled.py"
@@ -108,23 +108,29 @@ class Explanation:
 
 
 def explain(
-    file: str,
+    subject: str | Callable[..., Any],
     target: str | None = None,
     mesh: Mapping[str, int] | None = None,
     dims: Mapping[str, int] | None = None,
     *,
+    args: Sequence[Any] = (),
     functions: Sequence[str] | None = None,
     time_limit_s: float | None = None,
 ) -> Explanation:
-    """Explains a `.shard` program, a module that `compile` emitted (`.py`), or the text of an optimized HLO module.
+    """Explains a file: a `.shard` program, a module that `compile` emitted (`.py`), or the text of an optimized HLO
+    module; or a function of JAX with its arguments `args`, arrays or `jax.ShapeDtypeStruct`s with shardings.
 
-    The first two are compiled for `target`, the host's processor where it is None; the third has been, so that it takes
-    none, and `mesh` names its devices, row by row. Raises a `DiagnosticError` where the input is at fault or the target
-    cannot be compiled for; what the compiler refuses is among the explanation's `errors`.
+    The first two are compiled for `target`, the host's processor where it is None; a text has been, and a function is
+    for the devices that its arguments lie on. Of these `mesh` names the devices, row by row; of a function by default
+    as the mesh of its arguments does. Raises a `DiagnosticError` where the input is at fault or the target cannot be
+    compiled for; what the compiler refuses is among the explanation's `errors`.
     """
-    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.diagnostics import located
     from shardwright.ir.parser import read_source
 
+    if not isinstance(subject, str):
+        return _explain_function(subject, args, mesh)
+    file = subject
     source = read_source(file)
     with located(source):
         match Path(file).suffix:
@@ -136,7 +142,7 @@ def explain(
             case ".py":
                 return _explain_module(source, target or "cpu", mesh or {}, functions, time_limit_s)
             case _:
-                return explain_text(Source(file, source.text), mesh)
+                return explain_text(source, mesh)
 
 
 def explain_program(
@@ -194,8 +200,9 @@ def _lines(func: Func) -> dict[str, int]:
     return lines
 
 
-def explain_text(source: Any, mesh: Mapping[str, int] | None = None) -> Explanation:
+def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Explanation:
     """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
+    from shardwright.backends.hlo.kernels import kernels_of
     from shardwright.backends.hlo.module import HloError, parse
     from shardwright.ir.diagnostics import NOWHERE, fault
 
@@ -211,9 +218,38 @@ def explain_text(source: Any, mesh: Mapping[str, int] | None = None) -> Explanat
                 NOWHERE,
                 "--mesh names the devices row by row",
             )
-        return Explanation(None, (FunctionReport(module.name, _unasked(module, axes)),))
+        kernels = tuple(KernelReport(kernel.name, kernel.trips, None, None) for kernel in kernels_of(module))
+        return Explanation(None, (FunctionReport(module.name, _unasked(module, axes), kernels=kernels),))
     except HloError as error:
         raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
+
+
+def _explain_function(function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int] | None) -> Explanation:
+    """A function of JAX, compiled in this process."""
+    from importlib import import_module
+    from time import perf_counter
+
+    from shardwright.ir.diagnostics import Source
+
+    jax: Any = import_module("jax")
+    began = perf_counter()
+    jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
+    compiled = jitted.lower(*args).compile()
+    taken = perf_counter() - began
+    if mesh is None:
+        shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+        mesh = next((dict(sharding.mesh.shape) for sharding in shardings if hasattr(sharding, "mesh")), None)
+    explained = explain_text(Source(getattr(function, "__name__", "function"), compiled.as_text()), mesh)
+    memory = compiled.memory_analysis()
+    report = replace(explained.functions[0], compile_s=taken)
+    if memory is not None:
+        report = replace(
+            report,
+            argument_bytes=memory.argument_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        )
+    return replace(explained, functions=(report,))
 
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
@@ -238,7 +274,7 @@ def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveRepo
 
 
 def _explain_module(
-    source: Any, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
+    source: Source, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
 ) -> Explanation:
     """A module from a user's file."""
     from shardwright.ir.diagnostics import NOWHERE, fault

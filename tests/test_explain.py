@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
+from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from conftest import Outcome
+
+from shardwright import explain
+
+jax = cast(Any, import_module("jax"))
+jnp = cast(Any, import_module("jax.numpy"))
+NamedSharding, PartitionSpec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
 
 Run = Callable[..., Outcome]
 
@@ -182,6 +194,89 @@ def test_modules_that_are_refused(shardwright: Run, tmp_path: Path, monkeypatch:
     assert shardwright("explain", "other.py").err == (
         "other.py: error: this is no module of `shardwright compile` [bad-module]\nnote: compile the program again\n"
     )
+
+
+# ---------------------------------------------------------------- functions of JAX
+
+
+def arrays_of(mesh: Any) -> Callable[..., Any]:
+    """`array(shape, axes...)`, for a mesh."""
+
+    def array(shape: tuple[int, ...], *spec: Any) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, np.dtype("f4"), sharding=sharding)
+
+    return array
+
+
+def mesh_of(**sizes: int) -> Any:
+    devices = np.array(jax.devices()[: math.prod(sizes.values())]).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(devices, tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
+
+
+def test_a_resharding_that_gathers_all() -> None:
+    """openxla/xla issue 15207: two all-gathers and the whole tensor, where an all-to-all of 1,792 bytes would do."""
+    mesh = mesh_of(x=4, y=2)
+    array = arrays_of(mesh)
+    out = NamedSharding(mesh, PartitionSpec(None, ("x", "y"), None))
+
+    def doubled(a: Any) -> Any:
+        return a * 2
+
+    function = jax.jit(doubled, out_shardings=out)
+    explained = explain(function, args=[array((16, 16, 16), "y", None, "x")])
+    (func,) = explained.functions
+    assert [(c.op, c.axes, c.bytes_received) for c in func.collectives] == [
+        ("all_gather", ("x",), 8 * 16 * 16 * 4 * 3 // 4),
+        ("all_gather", ("y",), 16 * 16 * 16 * 4 // 2),
+    ]
+    assert all(c.statements == () and c.source and c.source.startswith(__file__) for c in func.collectives)
+    assert (func.argument_bytes, func.output_bytes) == (2048, 2048)
+    (renamed,) = explain(function, mesh={"a": 8}, args=[array((16, 16, 16), "y", None, "x")]).functions
+    assert [c.axes for c in renamed.collectives] == [("a:(1)4",), ("a:(4)2",)]
+
+
+def rotary(x: Any) -> Any:
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None, None] * 1e4 ** (-jnp.arange(half) / half)
+    a, b = jnp.split(x, 2, -1)
+    return jnp.concatenate([a * jnp.cos(angles) - b * jnp.sin(angles), b * jnp.cos(angles) + a * jnp.sin(angles)], -1)
+
+
+def llama_layer(x: Any, weights: Any) -> Any:
+    """Eight heads of queries and two of keys and values."""
+    wq, wk, wv, wo, up, down = weights
+    q, k, v = ((x @ w).reshape(*x.shape[:2], -1, 16) for w in (wq, wk, wv))
+    q = rotary(q)
+    k = rotary(k)
+    k, v = (jnp.repeat(each, 4, 2) for each in (k, v))
+    p = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)
+    x = x + jnp.einsum("bhts,bshd->bthd", p, v).reshape(*x.shape[:2], -1) @ wo
+    return x + jax.nn.silu(x @ up) @ down, None
+
+
+def test_two_heads_of_keys_over_four_devices() -> None:
+    """Rotary embedding splits and joins a head that is itself split: five of seven collectives on the path of keys."""
+    array = arrays_of(mesh_of(tp=4))
+    columns, rows = (None, None, "tp"), (None, "tp", None)
+    shapes = [(128, 128), (128, 32), (128, 32), (128, 128), (128, 256), (256, 128)]
+    specs = [columns, columns, columns, rows, columns, rows]
+    weights = [array((3, *shape), *spec) for shape, spec in zip(shapes, specs, strict=True)]
+
+    def layers(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(llama_layer, x, weights)[0]
+
+    (func,) = explain(layers, args=[array((2, 32, 128)), weights]).functions
+    assert {c.trips for c in func.collectives} == {3}
+    assert Counter((c.op, c.axes) for c in func.collectives) == {
+        ("all_gather", ("tp:(2)2",)): 2,
+        ("permute", ("tp:(2)2",)): 2,
+        ("all_to_all", ("tp:(2)2",)): 3,
+        ("all_reduce", ("tp",)): 2,
+    }
+    source, begins = inspect.getsourcelines(rotary)
+    lines = {f"{__file__}:{line}" for line in range(begins, begins + len(source))}
+    assert len([c for c in func.collectives if c.source in lines]) == 5
 
 
 def test_a_dump_takes_no_target(shardwright: Run) -> None:

@@ -129,6 +129,29 @@ def chip_names() -> tuple[str, ...]:
     return (*TPUS, *gpu_names())
 
 
+@dataclass(frozen=True)
+class TargetRow:
+    """A chip that can be compiled for, a target of it as an example, its compiler, and the command that installs that,
+    None where it is here."""
+
+    chip: str
+    example: str
+    compiler: str
+    installed: bool
+    install: str | None
+
+
+def targets() -> tuple[TargetRow, ...]:
+    """What can be compiled for, here or after an installation."""
+    examples = {"cpu": "cpu"} | {chip: example_name(chip) for chip in chip_names()}
+    rows: list[TargetRow] = []
+    for chip, example in examples.items():
+        platform = parse_target(example).platform
+        missing = bool(platform.missing)
+        rows.append(TargetRow(chip, example, platform.compiler, not missing, platform.command if missing else None))
+    return tuple(rows)
+
+
 def example_name(chip: str) -> str:
     """A target of this chip, as an example."""
     return f"{chip}:{_SHAPES.get(chip, '8')}"

@@ -25,34 +25,18 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Lists chips, their compilers and what is missing. `--json`: `{"targets": [{"chip", "example", "compiler",
     "installed", "install"}]}`, where "install" is null for what is here."""
-    from shardwright.backends.targets.names import PLATFORMS, chip_names, example_name, parse_target
+    from dataclasses import asdict
+
+    from shardwright.backends.targets.names import targets
     from shardwright.cli.output import print_json
     from shardwright.cli.text_table import text_table
 
-    examples = {"cpu": "cpu"} | {chip: example_name(chip) for chip in chip_names()}
-    rows = [(chip, example, parse_target(example).platform) for chip, example in examples.items()]
+    rows = targets()
     if args.json:
-        print_json(
-            {
-                "targets": [
-                    {
-                        "chip": chip,
-                        "example": example,
-                        "compiler": platform.compiler,
-                        "installed": not platform.missing,
-                        "install": platform.command if platform.missing else None,
-                    }
-                    for chip, example, platform in rows
-                ]
-            }
-        )
+        print_json({"targets": [asdict(row) for row in rows]})
         return 0
-    cells = [
-        (chip, example, platform.compiler, "missing" if platform.missing else "here")
-        for chip, example, platform in rows
-    ]
+    cells = [(row.chip, row.example, row.compiler, "here" if row.installed else "missing") for row in rows]
     print("\n".join(text_table(("chip", "a target of it", "compiler", ""), cells, "llll")))
-    for platform in PLATFORMS.values():
-        if platform.missing:
-            print(f"{platform.compiler}: {platform.command}")
+    for command in dict.fromkeys(f"{row.compiler}: {row.install}" for row in rows if row.install):
+        print(command)
     return 0
