@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -317,8 +318,13 @@ def _explain_text_of_module(
     from shardwright.backends.hlo.statements import statement_names
     from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_module
     from shardwright.backends.targets.names import parse_target
+    from shardwright.ir.diagnostics import NOWHERE, fault
 
     wanted = parse_target(target)
+    there = re.findall(r"^def build_(\w+)\(mesh\):$", text, re.MULTILINE)
+    for name in functions or ():
+        if name not in there:
+            raise fault("unknown-function", f"there is no function {name}; there are {', '.join(there)}", NOWHERE)
     compiled = compile_module(wanted, text, mesh, functions, time_limit_s=time_limit_s or TIME_LIMIT_S)
     names = statement_names(text)
     return Explanation(

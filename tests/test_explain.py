@@ -88,6 +88,13 @@ def test_a_program_and_its_module(shardwright: Run, tmp_path: Path) -> None:
     ]
 
 
+def test_a_function_that_is_not_there(shardwright: Run, tmp_path: Path) -> None:
+    program = tmp_path / "ffn.shard"
+    program.write_text(FEEDFORWARD)
+    refused = shardwright("explain", str(program), "--func", "fnn")
+    assert refused.err == f"{program}: error: there is no function fnn; there are ffn [unknown-function]\n"
+
+
 def test_compile_tells_what_became_of_the_module(shardwright: Run, tmp_path: Path) -> None:
     program, module = tmp_path / "ffn.shard", tmp_path / "ffn.py"
     program.write_text(FEEDFORWARD)
@@ -282,7 +289,9 @@ def test_two_heads_of_keys_over_four_devices() -> None:
 def test_a_dump_takes_no_target(shardwright: Run) -> None:
     refused = shardwright("explain", "dump.txt", "--target", "cpu")
     assert refused.status == 2
-    assert refused.err.endswith("dump.txt is read as a dump, which has been compiled: it takes no --target\n")
+    assert refused.err.endswith(
+        "dump.txt is read as a dump, one function that has been compiled: it takes no --target\n"
+    )
 
 
 def test_targets(shardwright: Run) -> None:

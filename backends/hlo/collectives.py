@@ -31,6 +31,9 @@ WORDS = {
 }
 """XLA's collectives in the words of the language."""
 
+_LATER_PARTS = ("async-update", "async-done")
+"""What names the computation of an asynchronous start once more."""
+
 _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
 """What the TPU's compiler calls a reduce-scatter of its own, made of an all-reduce and a slice: the computation, the
 emitter."""
@@ -106,7 +109,7 @@ def _executed(
     yield computation, trips, scattered
     for instruction in computation.instructions.values():
         called = [callee for callee in instruction.called if callee in module.computations]
-        if not called or instruction.opcode.removesuffix("-start") in WORDS:
+        if not called or instruction.opcode.removesuffix("-start") in WORDS or instruction.opcode in _LATER_PARTS:
             continue  # what a reduction applies to each pair of elements moves nothing
         times = trips
         if instruction.opcode == "while":

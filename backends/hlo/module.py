@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _HEADER = re.compile(r"^HloModule ([\w.\-]+)", re.MULTILINE)
-_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
 _ARRAY = re.compile(r"(pred|bf16|[suf]\d+|c64|c128)(?:e\w+)?\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?->.*\{$|^(ENTRY )?%?([\w.\-]+) \{$")
@@ -154,12 +154,13 @@ def parse(text: str) -> HloModule:
             current.instructions[instruction.name] = instruction
     if not entry:
         raise HloError("there is no ENTRY computation: this is not the text of an HLO module")
-    header, partitions = _HEADER.search(text), _PARTITIONS.search(text)
+    header = _HEADER.search(text)
+    first = text[header.start() :].partition("\n")[0] if header else ""
     return HloModule(
         header[1].rstrip(",") if header else entry,
         computations,
         entry,
-        int(partitions[1]) if partitions else 1,
+        math.prod(int(count) for count in _DEVICES.findall(first)),
         _frames(text),
     )
 

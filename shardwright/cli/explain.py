@@ -45,11 +45,11 @@ def add_target(parser: Parser, why: str) -> None:
 
 
 def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
-    dump = not args.file.endswith((".shard", ".py"))
+    if args.file.endswith((".shard", ".py")):
+        return None
+    given = next((option for option in ("target", "func") if getattr(args, option)), None)
     return (
-        f"{args.file} is read as a dump, which has been compiled: it takes no --target"
-        if dump and args.target
-        else None
+        f"{args.file} is read as a dump, one function that has been compiled: it takes no --{given}" if given else None
     )
 
 

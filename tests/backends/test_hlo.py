@@ -259,6 +259,27 @@ def test_starts_have_the_results_of_their_dones(start: str, done: str, op: str, 
     assert (collective.op, collective.bytes) == (op, nbytes)
 
 
+WRAPPED = """
+%wrapped (p: f16[8,16]) -> f16[8,64] {
+  %w = f16[8,16]{1,0} parameter(0)
+  ROOT %g = f16[8,64]{1,0} all-gather(%w), replica_groups=[2,4]<=[8], dimensions={1}
+}
+"""
+
+
+def test_a_wrapped_collective_counts_once() -> None:
+    body = """  %s = ((f16[8,16]{1,0}), f16[8,64]{1,0}) async-start(%p), calls=%wrapped
+  %u = ((f16[8,16]{1,0}), f16[8,64]{1,0}) async-update(%s), calls=%wrapped
+  ROOT %d = f16[8,64]{1,0} async-done(%u), calls=%wrapped"""
+    assert count(module(body, WRAPPED)).bytes == 768
+
+
+def test_replicas_are_devices_too() -> None:
+    body = "  ROOT %c = f16[8,16]{1,0} all-reduce(%p), replica_groups={}, to_apply=%add"
+    text = module(body).replace("num_partitions=8", "replica_count=4")
+    assert count(text).bytes == 2 * 256 * 3 // 4
+
+
 FRAMES = """
 FileNames
 1 "model.py"
