@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,7 @@ def read_tokenizer(folder: str | Path) -> Tokenizer | None:
     path = Path(folder)
     if not any((path / name).is_file() for name in FILES):
         return None
-    import transformers
-
-    library: Any = transformers
+    library: Any = import_module("transformers")
     try:
         return Tokenizer(library.AutoTokenizer.from_pretrained(str(path), local_files_only=True))
     except Exception as error:  # noqa: BLE001 - what a broken file makes it raise is not documented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import redirect_stderr
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,8 @@ def transformers_logits(folder: str | Path, ids: NDArray[np.integer[Any]]) -> ND
 
     import numpy as np
     import torch
-    import transformers
 
-    library: Any = transformers
+    library: Any = import_module("transformers")
     with redirect_stderr(io.StringIO()):  # its progress bars
         model: Any = library.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True
