@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 OPEN: dict[str, str] = {}
 """Failures that are known and not mended yet, by a pattern of what they say, with what they are."""
 
-SIMULATED, PER_TEST = 1500, 100
+SIMULATED, PER_TEST = 1000, 50
 UNDER_JAX, PER_JAX_TEST = 40, 8
 MUTANTS, PER_MUTANT_TEST = 5000, 1000
 SECONDS = 60.0
@@ -35,7 +36,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "operations.md"
 def failures(seed: int, wishes: Wishes, **options: bool) -> list[str]:
     """What is wrong with a program, unless it is known."""
     program = draw_program(random.Random(seed), wishes)
-    ended = under_limit(lambda _: examine(program, seed, **options), seed, SECONDS)
+    ended = under_limit(partial(examine, program, **options), seed, SECONDS)
     if ended.how != "done":
         return [f"random program {seed} runs out of {ended.how}:\n{program.text()}"]
     found = [f"{finding.kind}: {finding.detail}" for finding in ended.result.findings]
