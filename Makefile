@@ -8,6 +8,8 @@ TARGETS_STAMP := $(TARGETS_VENV)/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# Where this is set every process of the tests compiles each of its modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-targets bench check fmt clean
