@@ -84,7 +84,7 @@ def model_program_text(args: argparse.Namespace, setting: Setting, plan: Plan, n
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.parser import parse
     from shardwright.ir.types import DType
-    from shardwright.models.forward import Request, model_program
+    from shardwright.models.forward import Request, model_text
     from shardwright.models.weight_map import weight_map
     from shardwright.offloading.placing import placed
     from shardwright.offloading.plan_files import with_batches
@@ -92,7 +92,7 @@ def model_program_text(args: argparse.Namespace, setting: Setting, plan: Plan, n
 
     model, sizes = model_of(args.model).model, setting.sizes
     request = Request("ws1d", Mesh(()), plan.policy.block, sizes.prompt, DType(setting.dtype), None, sizes.context)
-    program = elaborate(parse(Source("<model>", model_program(model, request)[0])))
+    program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
     program = with_batches(placed(program, plan.policy, weight_map(model)), plan.policy.n_gpu_batches)
     return _comment(setting, plan, name) + print_program(program)
 

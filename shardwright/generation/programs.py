@@ -111,7 +111,7 @@ def _of_presets(config: Mapping[str, Any], plan: Plan) -> Program:
         experts=plan.experts,
         expert_capacity=plan.expert_capacity,
     )
-    return _with_choosing(Source("<model>", imported.text), None, None)
+    return _with_choosing(Source("<model>", imported.unformatted), None, None)
 
 
 def _with_choosing(source: Source, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None) -> Program:

@@ -52,7 +52,7 @@ class Request:
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
     """The text of the program, formatted, and the layout of its weights as it was fitted. See `model_text`."""
     text, layout = model_text(model, request)
-    return _formatted(text), layout
+    return formatted(text), layout
 
 
 def model_text(model: Model, request: Request) -> tuple[str, Layout]:
@@ -160,7 +160,8 @@ def _state(types: ValueTypes) -> list[str]:
     return [f"  {name}: {kind}" for name, kind in declared.items()]
 
 
-def _formatted(text: str) -> str:
+def formatted(text: str) -> str:
+    """A program's text as `fmt` writes it."""
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.format import format_module
     from shardwright.ir.parser import parse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -13,7 +14,7 @@ from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.description import Model
-from shardwright.models.forward import PHASES, Request, model_program
+from shardwright.models.forward import PHASES, Request, formatted, model_text
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.weight_map import WeightMap, weight_map
@@ -27,9 +28,14 @@ class Imported:
     """A model as a program: its text, the mapping of its weights, and what the layout had to leave whole."""
 
     model: Model
-    text: str
+    unformatted: str
     mapping: WeightMap
     dropped: tuple[str, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """The program as `fmt` writes it, which takes as long as reading it."""
+        return formatted(self.unformatted)
 
 
 def import_model(
@@ -94,7 +100,7 @@ def import_model(
     request = Request(
         layout, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity
     )
-    text, fitted = model_program(model, request)
+    text, fitted = model_text(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)
 
 

@@ -30,7 +30,7 @@ class Programs:
         self.config = read_config(checkpoint)
         self.dtype = request.dtype or checkpoint_dtype(self.config)
         self._made: dict[tuple[int, int, int], Program] = {}
-        imported = self._imported(1, 1, 1)
+        imported = self._first = self._imported(1, 1, 1)
         self.vocab = imported.model.vocab
         self.longest = imported.model.longest
         self.layers = imported.model.layers
@@ -40,10 +40,10 @@ class Programs:
         """For batches of `rows` prompts of `length` tokens and `cache` positions, with placements and movements."""
         key = rows, length, cache
         if key not in self._made:
-            imported = self._imported(rows, length, cache)
+            imported = self._first if key == (1, 1, 1) else self._imported(rows, length, cache)
             settings = self.settings
             sampling = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
-            program = elaborate(parse(Source("<import>", imported.text + sampling)))
+            program = elaborate(parse(Source("<import>", imported.unformatted + sampling)))
             program = placed(program, self.request.policy, imported.mapping)
             self._made[key] = run_passes(program, [Offload()])
         return self._made[key]

@@ -19,7 +19,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import Request, model_text
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
@@ -54,7 +54,7 @@ def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.
             "give a smaller --prompt-len or --gen-len",
         )
     request = Request("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated)
-    text, _ = model_program(model, request)
+    text, _ = model_text(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 
 

@@ -36,7 +36,7 @@ def test_logits(
 ) -> None:
     folder = checkpoint(name)
     made = import_model(read_config(folder).keys, layout, mesh, 4, 12, attention=attention)
-    program = elaborate(parse(Source("imported", made.text)))
+    program = elaborate(parse(Source("imported", made.unformatted)))
     weights = load_weights(folder, made.mapping, {v.name: v.type.dtype for v in program.weights})
     ids = np.random.default_rng(0).integers(0, 96, (4, 12), dtype=np.int32)
     (ours,) = Session(explicit(program), weights).call("forward", {"ids": ids})

@@ -24,7 +24,7 @@ BATCH, LENGTH = 2, 40  # longer than the context that the scaled rotary embeddin
 
 
 def logits_of(folder: Path, imported: Imported, ids: np.ndarray) -> np.ndarray:
-    program = elaborate(parse(Source("imported", imported.text)))
+    program = elaborate(parse(Source("imported", imported.unformatted)))
     weights = load_weights(folder, imported.mapping, {v.name: v.type.dtype for v in program.weights})
     (logits,), _ = evaluate(program, "forward", {"ids": ids}, weights)
     return logits

@@ -31,5 +31,5 @@ def placed_model(
 ) -> Program:  # fmt: skip
     """Prefill and decode of a model in f32, where the policy has its values; all on the device without one."""
     imported = import_model(config_keys(name, **changed), "ws2d", Mesh(()), rows, length, DType.F32, cache=cache)
-    made = elaborate(parse(Source(name, imported.text)))
+    made = elaborate(parse(Source(name, imported.unformatted)))
     return made if policy is None else placed(made, parse_policy(policy), imported.mapping)

@@ -336,7 +336,7 @@ def test_whole_models(layout: str) -> None:
     """Imported models, one with prefill and decode: the same results, state and bytes, also as text."""
     mesh = Mesh.of(x=2, y=2, z=2)
     made = import_model(config_of("cohere-multiquery"), layout, mesh, 8, 8, cache=16 if layout == "wg-xy" else None)
-    before = explicit(program(made.text))
+    before = explicit(program(made.unformatted))
     after = looped(before)
     assert operations(after, Roll)
     assert program(printed(after)) == after
@@ -346,7 +346,7 @@ def test_whole_models(layout: str) -> None:
 def test_a_whole_model_under_jax() -> None:
     """And through the pipeline again, as `compile` takes it."""
     made = import_model(config_of("cohere-multiquery"), "wg-xy", Mesh.of(x=2, y=2, z=2), 8, 8)
-    before = explicit(program(made.text))
+    before = explicit(program(made.unformatted))
     after = explicit(looped(before, "ways=2"))
     assert operations(after, Roll)
     given = random_inputs(before, before.funcs[0], 0)

@@ -40,7 +40,7 @@ def model(name: str, layout: str = "ws2d") -> Program:
     made = import_model(
         config, layout, Mesh.of(x=2, y=2), 4, 1, DType.F32, attention="head", cache=16, phases=("decode",)
     )
-    return program(made.text)
+    return program(made.unformatted)
 
 
 def check(name: str, passes: str, largest: float = 0.02) -> Program:
