@@ -159,14 +159,14 @@ def permute(operation: Permute, value: Local, target: TensorType, setting: Setti
             for units in held:
                 units.append(np.zeros((len(each.sent[0]), made.unit_elements), value.array.dtype))
             for sender, receiver in each.pairs:
-                held[receiver][-1] = own[sender][list(each.sent[sender])]
+                held[receiver][-1] = np.concatenate(held[sender][:-1])[list(each.sent[sender])]
                 received[receiver] += held[receiver][-1].size
-        shares = [np.concatenate(units)[list(places)] for units, places in zip(held, made.place, strict=True)]
+        kept = [np.concatenate(units)[list(places)] for units, places in zip(held, made.place, strict=True)]
         for members, places in zip(made.groups, made.order, strict=True):
-            whole = np.concatenate([shares[i] for i in members])[list(places)]
+            shares = [kept[i][: made.shared] for i in members]
             for i in members:
-                arrays[chips[i]] = whole
-                most = max(most, received[i] + sum(shares[other].size for other in members if other != i))
+                arrays[chips[i]] = np.concatenate([*shares, kept[i][made.shared :]])[list(places)]
+                most = max(most, received[i] + sum(share.size for share in shares[1:]))
     opened = [a.reshape([shape[i] for i in order]).transpose(np.argsort(order)).reshape(after) for a in arrays]
     return np.stack(opened).reshape(*setting.mesh_shape, *after), bytes_of(most, value.kind)
 

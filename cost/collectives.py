@@ -45,9 +45,23 @@ def collective_time(kind: CollectiveKind, axes: Sequence[str], nbytes: float, to
     after). A permute is the shift by one along the axes read as one number, the last back to the
     first. 0 where there is nothing to move. Raises for an axis that the mesh lacks or that occurs twice.
     """
-    latency, transfer = latency_and_transfer(kind, axes, nbytes, topology)
+    return together(*latency_and_transfer(kind, axes, nbytes, topology), topology)
+
+
+def together(latency: float, transfer: float, topology: Topology) -> float:
+    """Seconds of hops or messages and of bytes, from those of each alone."""
     # A torus sends a message on while the rest of it arrives; a switched network waits for each.
     return max(latency, transfer) if isinstance(topology, TorusTopology) else latency + transfer
+
+
+def round_latency(axes: Sequence[str], topology: Topology) -> float:
+    """Seconds until a message has come from any chip to any other along these axes."""
+    check_axes(topology, axes)
+    match topology:
+        case TorusTopology():
+            return _on_torus(CollectiveKind.ALL_TO_ALL, topology.rings(axes), 1, topology.torus.hop_latency_s)[0]
+        case SwitchedTopology():
+            return _on_switches(CollectiveKind.PERMUTE, topology.groups(axes), 1, topology)[0]
 
 
 def latency_and_transfer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from shardwright.cost.chips import Chip
-from shardwright.cost.collectives import latency_and_transfer
 from shardwright.cost.constants import Demand
 from shardwright.cost.topology import Topology
 from shardwright.cost.work import Matmul, Work
@@ -19,8 +18,7 @@ arithmetic in less than 32 bits, as those of TPUs before v6 are."""
 def demand_of(work: Work, topology: Topology) -> Demand:
     """Seconds of each resource for one execution. Raises where the chip has no rate for a product's number format."""
     if work.collective is not None:
-        moved = work.collective
-        latency, transfer = latency_and_transfer(moved.kind, moved.axes, moved.nbytes, topology)
+        latency, transfer = work.collective.latency_and_transfer(topology)
         return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
     chip = topology.chip
     memory_s = (work.bytes_read + work.bytes_written) / chip.memory_bytes_per_s

@@ -6,11 +6,15 @@ has it. Units with one sender and one receiver travel together; in a round every
 one at most, and all pieces have as many units. There are as many rounds as pieces at the chip with most to send or to
 receive, which is the fewest (edges of a bipartite graph take as many colours as the largest degree: König 1916).
 
-Where chips along an axis end with the same (the axis splits the value before and nothing afterwards), each of them gets
-its share of it in the rounds, first of all what it has already, and an all-gather brings the shares to all: as in a
-broadcast, nobody has to send anything twice. A chip then receives what it lacks and no more, wherever the shares come
-out even: it holds h of the T units from the start, the h of all these chips are different units, so that the least is
-T/K or less, and the chip receives T/K - h in the rounds and T - T/K in the gather.
+Where K chips along an axis end with the same T units (the axis splits the value before and nothing afterwards), each
+of them gets an equal share of it in the rounds, first of all what it has already, and an all-gather brings the shares
+to all: as in a broadcast, nobody has to send anything twice. What is left where K does not divide T goes to each that
+lacks it in rounds of its own, in which chips pass on what they received before.
+
+So no chip receives more than the one that lacks most lacks. The h units that a chip holds from the start are others on
+each of the K chips, and so the least h is at most q, T/K rounded down. A chip with h <= q has all of them in its share,
+and receives q - h in the rounds, (K - 1) q in the gather and T - K q of the rest: T - h together. One with more has a
+full share, and receives T - q at most.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +52,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class Round:
-    """Pairs (sender, receiver) of chips, and for every chip the units of its array that it sends, if it does."""
+    """Pairs (sender, receiver) of chips, and for every chip the units that it sends, if it does.
+
+    They are numbers among the chip's own units and those received before.
+    """
 
     pairs: tuple[tuple[int, int], ...]
     sent: Table
@@ -59,13 +66,15 @@ class Exchange:
     """What chips do that differ along `axes`, which number them in the order of the mesh, the last one fastest.
 
     A chip's array is seen as units, those of the first cut dimension outermost (`opened`). `place` says which units a
-    chip holds after the rounds: their numbers among its own and those received, round by round. Where `whole` axes are
-    gathered at the end, `place` is the chip's share, and `order` has the places of the result's units in the shares of
-    its group one after the other, for each group.
+    chip keeps after the rounds: their numbers among its own and those received, round by round. Where chips along
+    `whole` axes end with the same, the first `shared` of them are its share, which is gathered, and all have the others
+    alike; `order` has the places of the result's units in the shares one after the other and these others behind them,
+    for each group.
     """
 
     axes: tuple[str, ...]
     whole: tuple[str, ...]
+    shared: int
     cuts: tuple[Cut, ...]
     unit_elements: int
     rounds: tuple[Round, ...]
@@ -82,10 +91,17 @@ class Exchange:
     @property
     def received_elements(self) -> int:
         """Elements that the chip which receives most receives."""
-        pieces = Counter(receiver for each in self.rounds for _, receiver in each.pairs)
-        units = max(pieces.values(), default=0) * len(self.rounds[0].sent[0]) if self.rounds else 0
-        shares = (len(self.groups[0]) - 1) * len(self.place[0])
-        return (units + shares) * self.unit_elements
+        return self.received_in_rounds + (len(self.groups[0]) - 1) * self.shared * self.unit_elements
+
+    @cached_property
+    def received_in_rounds(self) -> int:
+        """Those that it receives before the shares are gathered."""
+        units: Counter[int] = Counter()
+        for each in self.rounds:
+            size = len(each.sent[0])
+            for _, receiver in each.pairs:
+                units[receiver] += size
+        return max(units.values(), default=0) * self.unit_elements
 
     def opened(self, extents: Sequence[int]) -> tuple[list[int], list[int]]:
         """How an array of these extents, a chip's before or after, is seen as units: [units, elements of a unit].
@@ -149,7 +165,17 @@ def _exchange(extents: tuple[int, ...], layouts: tuple[tuple[Digits, Digits], ..
         for side in (0, 1)
     )
     made = _Made(mesh, axes, whole, mesh.sorted(before), held, needed)
-    return Exchange(axes, whole, tuple(cuts), together // parts, made.rounds, made.place, made.groups, made.order)
+    return Exchange(
+        axes,
+        whole,
+        made.shared,
+        tuple(cuts),
+        together // parts,
+        tuple(made.rounds),
+        made.place,
+        made.groups,
+        made.order,
+    )
 
 
 def stretch(extent: int, side: Digits, mesh: Mesh) -> int:
@@ -203,7 +229,10 @@ class _Made:
         for chip, coordinates in enumerate(at):
             key = tuple(coordinates[axis] for axis in axes if axis not in whole)
             groups.setdefault(key, []).append(chip)
-        shares = self.shares(list(groups.values()), needed)
+        # Chips that end with the same share all of it that comes out even; the rest is sent to each.
+        self.groups: Table = tuple(map(tuple, groups.values()))
+        self.shared = len(needed[0]) // len(self.groups[0])
+        shares, rest = self.shares(needed)
         # Chips that hold the same: those that differ along axes that do not split the value before.
         home = [tuple(chip[axis] for axis in splitting) for chip in at]
         holders: dict[tuple[int, ...], list[int]] = {}
@@ -217,43 +246,87 @@ class _Made:
             for first in range(0, len(units), size)
         ]
         colours = _coloured([(sender, receiver) for sender, receiver, _ in messages], n)
-        received = [{int(unit): i for i, unit in enumerate(units)} for units in held]
-        rounds: list[Round] = []
+        self.received = [{int(unit): i for i, unit in enumerate(units)} for units in held]
+        self.end = len(held[0])
+        self.rounds: list[Round] = []
         for number in range(max(colours, default=-1) + 1):
-            sent = [[0] * size for _ in range(n)]
-            pairs: list[tuple[int, int]] = []
-            for (sender, receiver, units), colour in zip(messages, colours, strict=True):
-                if colour == number:
-                    pairs.append((sender, receiver))
-                    sent[sender] = [int(self.position[sender, unit]) for unit in units]
-                    first = len(held[receiver]) + number * size
-                    received[receiver].update((int(unit), first + i) for i, unit in enumerate(units))
-            rounds.append(Round(tuple(sorted(pairs)), tuple(map(tuple, sent))))
-        self.rounds = tuple(rounds)
-        width = max(map(len, shares))
-        places = [[received[chip][int(unit)] for unit in share] for chip, share in enumerate(shares)]
-        self.place: Table = tuple((*row, *[0] * (width - len(row))) for row in places)
-        self.groups: Table = tuple(map(tuple, groups.values()))
+            self.send([m for m, colour in zip(messages, colours, strict=True) if colour == number], size)
+        self.send_to_each(rest)
+        kept = [np.concatenate(both) for both in zip(shares, rest, strict=True)]
+        self.place: Table = tuple(
+            tuple(self.received[chip][int(unit)] for unit in units) for chip, units in enumerate(kept)
+        )
         rows: list[tuple[int, ...]] = []
         for members in self.groups:
-            where = {int(u): i * width + j for i, chip in enumerate(members) for j, u in enumerate(shares[chip])}
+            units = np.concatenate([*(shares[chip] for chip in members), rest[members[0]]])
+            where = {int(unit): i for i, unit in enumerate(units)}
             rows.append(tuple(where[int(unit)] for unit in needed[members[0]]))
         self.order: Table = tuple(rows)
 
-    def shares(self, groups: Sequence[Sequence[int]], needed: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-        """For each chip what it gets in the rounds: all that it needs, or its share, first of what it has."""
-        shares = list(needed)
-        for members in groups:
+    def shares(self, needed: Sequence[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+        """For each chip its share of what it needs, first of what it has, and the rest, which its group has alike."""
+        shares, rests = list(needed), list(needed)
+        for members in self.groups:
             if len(members) == 1:
+                rests[members[0]] = needed[members[0]][:0]
                 continue
             wanted = needed[members[0]]
-            room = -(-len(wanted) // len(members))
-            own = [wanted[self.position[chip, wanted] >= 0][:room] for chip in members]
+            own = [wanted[self.position[chip, wanted] >= 0][: self.shared] for chip in members]
             rest = wanted[~np.isin(wanted, np.concatenate(own))]
             for chip, units in zip(members, own, strict=True):
-                more, rest = rest[: room - len(units)], rest[room - len(units) :]
+                more, rest = rest[: self.shared - len(units)], rest[self.shared - len(units) :]
                 shares[chip] = np.concatenate([units, more])
-        return shares
+            for chip in members:
+                rests[chip] = rest
+        return shares, rests
+
+    def send(self, messages: Sequence[tuple[int, int, NDArray[np.int64]]], size: int) -> None:
+        """One more round, of messages (sender, receiver, units)."""
+        sent = [(0,) * size for _ in self.received]
+        for sender, _, units in messages:
+            sent[sender] = tuple(self.received[sender][int(unit)] for unit in units)
+        for _, receiver, units in messages:
+            for i, unit in enumerate(units):
+                self.received[receiver].setdefault(int(unit), self.end + i)
+        self.end += size
+        self.rounds.append(Round(tuple(sorted((a, b) for a, b, _ in messages)), tuple(sent)))
+
+    def send_to_each(self, wanted: Sequence[NDArray[np.int64]]) -> None:
+        """Rounds in which every chip gets what it wants and has not got.
+
+        Units that the same chips have and the same chips lack travel together. The scarcest are sent first, to the
+        chips that lack most, by chips that still send nothing in the round.
+        """
+        has, lacks = (np.zeros(self.position.shape, np.bool_) for _ in range(2))
+        for chip, (units, received) in enumerate(zip(wanted, self.received, strict=True)):
+            has[chip, list(received)] = True
+            lacks[chip, units] = ~has[chip, units]
+        (units,) = np.nonzero(lacks.any(axis=0))
+        if not len(units):
+            return
+        both = np.concatenate([has[:, units], lacks[:, units]]).T
+        _, kind, counts = np.unique(both, axis=0, return_inverse=True, return_counts=True)
+        size = math.gcd(*counts.tolist())
+        pieces = units[np.argsort(kind.reshape(-1), kind="stable")].reshape(-1, size)
+        holders = [np.flatnonzero(has[:, piece[0]]).tolist() for piece in pieces]
+        lacking = [np.flatnonzero(lacks[chip, pieces[:, 0]]).tolist() for chip in range(len(lacks))]
+        while any(lacking):
+            scarce = np.argsort(np.argsort([len(chips) for chips in holders], kind="stable")).tolist()
+            messages: list[tuple[int, int, NDArray[np.int64]]] = []
+            arrived: list[tuple[int, int]] = []
+            busy: set[int] = set()
+            for receiver in sorted(range(len(lacking)), key=lambda chip: -len(lacking[chip])):
+                for number in sorted(lacking[receiver], key=scarce.__getitem__):
+                    sender = next((chip for chip in holders[number] if chip not in busy), None)
+                    if sender is not None:
+                        busy.add(sender)
+                        messages.append((sender, receiver, pieces[number]))
+                        arrived.append((number, receiver))
+                        break
+            for number, receiver in arrived:
+                lacking[receiver].remove(number)
+                holders[number].append(receiver)
+            self.send(messages, size)
 
     def bundles(
         self,

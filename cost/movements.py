@@ -7,7 +7,7 @@ Letters: V elements of the operand's shard, K chips in a group (the product of t
     all_to_all            V (1 - 1/K)
     all_reduce            2 V (1 - 1/K), a reduce-scatter and an all-gather: Pope et al. 2022, appendix A.1
     roll                  V, to a neighbour
-    permute               what a chip lacks (cost/exchange.py); in time an all-to-all in which it receives as much
+    permute               what a chip lacks (cost/exchange.py), in rounds and in an all-gather of shares
     slice, as_partial     0
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.cost.collectives import CollectiveKind, collective_time
+from shardwright.cost.collectives import CollectiveKind, latency_and_transfer, round_latency, together
 from shardwright.cost.exchange import Orders, exchange_of
 from shardwright.cost.topology import Topology
 from shardwright.ir.mesh import Mesh
@@ -43,13 +43,31 @@ def bytes_of(elements: int, kind: TensorType) -> int:
 class Collective:
     """Messages between chips: `nbytes` as `cost.collectives` counts them, `received` what one chip receives.
 
-    `axes` have several chips each; there are none where nobody waits for anybody.
+    `axes` have several chips each; there are none where nobody waits for anybody. The `rounds` of a permute, a message
+    each, take the links of an all-to-all in which a chip receives as much, and the shares that are gathered `behind`
+    them take those of an all-gather.
     """
 
     kind: CollectiveKind
     axes: tuple[str, ...]
     nbytes: int
     received: int
+    rounds: int | None = None
+    behind: Collective | None = None
+
+    def latency_and_transfer(self, topology: Topology) -> tuple[float, float]:
+        """Seconds of its hops or messages without bytes, and of its bytes alone."""
+        latency, transfer = latency_and_transfer(self.kind, self.axes, self.nbytes, topology)
+        if self.rounds is not None:
+            latency = self.rounds * round_latency(self.axes, topology)
+        if self.behind is not None:
+            more = self.behind.latency_and_transfer(topology)
+            latency, transfer = latency + more[0], transfer + more[1]
+        return latency, transfer
+
+    def time_s(self, topology: Topology) -> float:
+        """Seconds of all of it."""
+        return together(*self.latency_and_transfer(topology), topology)
 
 
 def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: Orders) -> Collective | None:
@@ -63,9 +81,16 @@ def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: 
     if isinstance(operation, Permute):
         made = exchange_of(operation, operand, type_after(operation, operand), mesh, orders)
         received = bytes_of(made.received_elements, operand)
-        axes = [axis for axis in made.axes if mesh[axis] > 1 and received]
-        nbytes = -(-received * made.chips // (made.chips - 1)) if axes else 0
-        return Collective(kind, tuple(axes), nbytes, received)
+        axes = tuple(axis for axis in made.axes if mesh[axis] > 1 and received)
+        if not axes:
+            return Collective(kind, (), 0, 0)
+        whole = tuple(axis for axis in made.whole if mesh[axis] > 1)
+        gathered = bytes_of(made.shared * made.unit_elements * mesh.product(whole), operand) if whole else 0
+        in_rounds = bytes_of(made.received_in_rounds, operand)
+        behind = Collective(CollectiveKind.ALL_GATHER, whole, gathered, received - in_rounds) if gathered else None
+        return Collective(
+            kind, axes, -(-in_rounds * made.chips // (made.chips - 1)), received, len(made.rounds), behind
+        )
     axes = [axis for axis in operation.named_axes if mesh[axis] > 1]
     V, K = operand.local_elements(mesh), mesh.product(axes)
     nbytes = bytes_of(V * K if isinstance(operation, AllGather) else V, operand)
@@ -103,7 +128,7 @@ def movement_time(operation: Movement, operand: TensorType, topology: Topology, 
     collective = collective_of(operation, operand, Mesh(topology.mesh), orders or {})
     if collective is None:
         return 0.0
-    return collective_time(collective.kind, collective.axes, collective.nbytes, topology)
+    return collective.time_s(topology)
 
 
 def collective_kind(operation: Movement) -> CollectiveKind | None:

@@ -22,14 +22,15 @@ indices that chips hold, and of whole values so is what the chip that lacks most
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.exchange import Orders, stretch
+from shardwright.cost.exchange import Digits, Orders, stretch
 from shardwright.cost.movements import bytes_of
-from shardwright.ir.digits import Order, common_order, digit_values, fitting_order, global_indices
+from shardwright.ir.digits import Order, common_order, digit_values, fitting_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Axes, Reduction, TensorType, is_split
 
@@ -46,8 +47,8 @@ def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh, orders
     """Bytes that the chip which receives most receives at least, whatever the movements.
 
     `orders` are the digits of the dimensions, which matter where those of both types do not fit together; they are
-    `best_orders` where none are given, and {} says that they do fit. The bound is no less than the missing bytes,
-    those of the target's shard that a chip does not hold in the source.
+    the first of `order_choices` where none are given, and {} says that they do fit. The bound is no less than the
+    missing bytes, those of the target's shard that a chip does not hold in the source.
     """
     states = [(source.state(axis), target.state(axis), size) for axis, size in mesh.sizes]
     partial = [(s, t, size) for s, t, size in states if isinstance(s, Reduction)]
@@ -66,7 +67,7 @@ def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh, orders
     else:
         at_home, abroad = _receives(r, K_P - K_S), _receives(r, K_P)
     elements = source.shape.elements
-    known = best_orders(source, target, mesh, {}) if orders is None else orders
+    known = order_choices(source, target, mesh, {})[0] if orders is None else orders
     fits = orders == {} or in_place(source, target, mesh, known)
     if not fits and not partial and not target.partial:
         return bytes_of(lacking_elements(source, target, mesh, known), source)
@@ -82,17 +83,30 @@ def _receives(groups: int, lacking: int) -> int:
 
 def lacking_elements(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders) -> int:
     """Elements of its shard of the target that the chip which lacks most does not hold of the source, both whole."""
-    kept = np.ones([size for _, size in mesh.sizes], np.int64)
+    kept = np.ones([1] * len(mesh), np.int64)
     for i, dim in enumerate(source.dims):
         sides = [(_order(kind, i, mesh, orders), kind.splits[i]) for kind in (source, target)]
-        axes = mesh.sorted({axis for _, split in sides for axis in split})
-        unit = math.gcd(*(stretch(dim.size, side, mesh) for side in sides))
-        counts: list[int] = []
-        for chip in Mesh(tuple((axis, mesh[axis]) for axis in axes)).chips():
-            held, wanted = (global_indices(dim.size, *side, chip, mesh)[::unit] for side in sides)
-            counts.append(unit * len(np.intersect1d(held, wanted, assume_unique=True)))
-        kept *= np.reshape(counts, [size if axis in axes else 1 for axis, size in mesh.sizes])
+        kept = kept * _held_in_both(dim.size, sides[0], sides[1], mesh)
     return target.local_elements(mesh) - int(kept.min())
+
+
+@lru_cache(maxsize=1 << 12)
+def _held_in_both(size: int, before: Digits, after: Digits, mesh: Mesh) -> NDArray[np.int64]:
+    """Indices of a dimension that each chip holds in both layouts: [sizes of axes that split it in one, else 1]."""
+    unit = math.gcd(stretch(size, before, mesh), stretch(size, after, mesh))
+    indices = np.arange(0, size, unit)
+    at: dict[str, NDArray[np.int64]] = {}
+    alike = np.ones(len(indices), np.bool_)
+    for order, split in (before, after):
+        for axis in split:
+            values = digit_values(order, axis, indices, size, mesh)
+            alike &= at.setdefault(axis, values) == values
+    axes = mesh.sorted(at)
+    chip = np.zeros(int(alike.sum()), np.int64)
+    for axis in axes:
+        chip = chip * mesh[axis] + at[axis][alike]
+    counts = unit * np.bincount(chip, minlength=mesh.product(axes))
+    return counts.reshape([n if axis in at else 1 for axis, n in mesh.sizes])
 
 
 def _at_home(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders) -> int:
@@ -123,11 +137,11 @@ def _order(kind: TensorType, dim: int, mesh: Mesh, orders: Orders) -> Order:
     return fitting_order(orders.get(kind.names[dim], ()), kind.splits[dim], kind.dims[dim].size, mesh)
 
 
-def best_orders(source: TensorType, target: TensorType, mesh: Mesh, given: Orders) -> dict[str, Order]:
+def order_choices(source: TensorType, target: TensorType, mesh: Mesh, given: Orders) -> list[dict[str, Order]]:
     """Orders of all dimensions of the two types: those given with what they lack, others free.
 
-    A free one matters only where the digits of both types do not fit together: the orders are then those by which
-    chips lack least, the first in the order of the mesh among equals.
+    A free one matters only where the digits of both types, and with partial sums those of types in the middle, do not
+    fit together. Orders with the least lower bound come first, and among equals those in the order of the mesh.
     """
     orders: dict[str, Order] = {}
     free: dict[str, list[Axes]] = {}
@@ -135,10 +149,10 @@ def best_orders(source: TensorType, target: TensorType, mesh: Mesh, given: Order
         order = given.get(dim.name, ())
         axes = mesh.sorted({*was, *becomes}.difference(order))
         orders[dim.name] = (*order, *axes)
-        if dim.name not in given and dim.size % mesh.product(axes):
+        matters = mesh.n_chips if source.partial or target.partial else mesh.product(axes)
+        if dim.name not in given and dim.size % matters:
             free[dim.name] = list(permutations(axes))
-    if free:
-        whole = [TensorType(kind.dtype, kind.dims, kind.splits) for kind in (source, target)]
-        choices = [dict(zip(free, choice, strict=True)) for choice in product(*free.values())]
-        orders |= min(choices, key=lambda choice: lacking_elements(whole[0], whole[1], mesh, {**orders, **choice}))
-    return orders
+    if not free:
+        return [orders]
+    choices = [{**orders, **dict(zip(free, choice, strict=True))} for choice in product(*free.values())]
+    return sorted(choices, key=lambda choice: lower_bound_bytes(source, target, mesh, choice))

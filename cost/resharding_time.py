@@ -43,8 +43,10 @@ def _joint_or_apart(
     collective = collective_of(operation, operand, Mesh(topology.mesh), orders)
     if collective is None:
         return [operation], 0.0, None
+    if isinstance(operation, Permute):
+        return [operation], collective.time_s(topology), None
     steps = joint_or_sequential(collective.kind, collective.axes, collective.nbytes, topology)
-    if isinstance(operation, Permute) or not steps.sequential_s < steps.joint_s * (1 - 1e-9):
+    if not steps.sequential_s < steps.joint_s * (1 - 1e-9):
         return [operation], steps.joint_s, None
     still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
     parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]

@@ -30,14 +30,14 @@ def reshard(
     is one all-gather. bf16 where neither type names a number format; `minimize="time"` needs a topology
     (`cost.topology`). Raises a `DiagnosticError` placed in one of the texts.
     """
-    from shardwright.cost.resharding import Objective, plan
+    from shardwright.cost.resharding import Objective, plan_in_any_order
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.mesh import Mesh
 
     chips = Mesh(tuple(mesh.items()))
     before, after = _types(source, target, chips, dims)
     try:
-        return plan(before, after, chips, objective=Objective(minimize), topology=topology)
+        return plan_in_any_order(before, after, chips, Objective(minimize), topology)
     except DiagnosticError as error:
         raise _at(error, Source("TO", target)) from None
 

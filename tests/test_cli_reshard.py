@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SIZES = ("--mesh", "x=4,y=2,z=2", "--dim", "A=64,B=64,C=64")
 
 
-def test_a_plan_as_a_table(shardwright: Callable) -> None:
+def test_a_plan_as_a_table(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_xB_yC", "A_yBC_xz", *SIZES)
     assert got.status == 0
     assert got.err == ""
@@ -25,7 +26,7 @@ def test_a_plan_as_a_table(shardwright: Callable) -> None:
     )
 
 
-def test_nothing_to_move(shardwright: Callable) -> None:
+def test_nothing_to_move(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_xB", "A_xB", *SIZES)
     assert got.out == (
         "bf16 A_xB is that already: nothing to move\n"
@@ -34,7 +35,7 @@ def test_nothing_to_move(shardwright: Callable) -> None:
     )  # fmt: skip
 
 
-def test_a_plan_above_the_bound_says_so(shardwright: Callable) -> None:
+def test_a_plan_above_the_bound_says_so(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_x(partialsum-y)", "A(partialsum-y)", *SIZES[:2], "--dim", "A=64")
     assert got.out == (
         "movement                type                    bytes received\n"
@@ -47,7 +48,7 @@ def test_a_plan_above_the_bound_says_so(shardwright: Callable) -> None:
     )
 
 
-def test_times_on_a_chip(shardwright: Callable) -> None:
+def test_times_on_a_chip(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_xB_y", "AB", "--mesh", "x=4,y=2", "--dim", "A=64,B=64", "--chip", "h100")
     assert got.status == 0
     *_, summary, seconds = got.out.splitlines()
@@ -55,7 +56,7 @@ def test_times_on_a_chip(shardwright: Callable) -> None:
     assert seconds.endswith(" µs on h100")
 
 
-def test_json(shardwright: Callable) -> None:
+def test_json(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_xB_yC", "A_yBC_x", *SIZES, "--json")
     assert got.status == 0
     assert json.loads(got.out) == {
@@ -79,7 +80,7 @@ def test_json(shardwright: Callable) -> None:
     }
 
 
-def test_json_with_times(shardwright: Callable) -> None:
+def test_json_with_times(shardwright: Callable[..., Any]) -> None:
     argv = ("reshard", "A_xB_yC", "A_yBC_xz", *SIZES, "--chip", "h100", "--json")
     for minimize in ("bytes", "time"):
         made = json.loads(shardwright(*argv, "--minimize", minimize).out)
@@ -99,7 +100,7 @@ def test_json_with_times(shardwright: Callable) -> None:
         ("A(partialsum-yx)", "A_x", ("bf16 A(partialsum-xy)", "bf16 A_x")),
     ],
 )
-def test_number_formats(shardwright: Callable, source: str, target: str, kinds: tuple[str, str]) -> None:
+def test_number_formats(shardwright: Callable[..., Any], source: str, target: str, kinds: tuple[str, str]) -> None:
     made = json.loads(shardwright("reshard", source, target, *SIZES, "--json").out)
     assert (made["from"], made["to"]) == kinds
 
@@ -165,12 +166,12 @@ def test_number_formats(shardwright: Callable, source: str, target: str, kinds: 
         ),
     ],
 )  # fmt: skip
-def test_types_at_fault(shardwright: Callable, source: str, target: str, err: str) -> None:
+def test_types_at_fault(shardwright: Callable[..., Any], source: str, target: str, err: str) -> None:
     got = shardwright("reshard", source, target, *SIZES)
     assert (got.status, got.out, got.err) == (1, "", err)
 
 
-def test_a_dimension_without_room(shardwright: Callable) -> None:
+def test_a_dimension_without_room(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "BA_x", "BA_y", "--mesh", "x=4,y=8", "--dim", "A=8,B=128")
     assert (got.status, got.err) == (0, "")
     assert got.out == (
@@ -183,21 +184,43 @@ def test_a_dimension_without_room(shardwright: Callable) -> None:
     )
 
 
-def test_text_that_is_no_type(shardwright: Callable) -> None:
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "dims", "received"),
+    [
+        ("int8 A_y", "A_x", "x=4,y=8", "A=8", 2),  # shares that do not come out even
+        ("int4 A_y", "A_x", "x=4,y=8", "A=8", 1),
+        ("int8 A_x", "A(partialsum-y)", "x=4,y=8", "A=8", 1),  # by a permute to A_y
+        ("int8 A(partialsum-x)", "A_x(partialsum-y)", "x=4,y=8", "A=8", 2),
+        ("A_xB_y", "A_yB_x", "x=4,y=6", "A=12,B=12", 12),
+        ("A_xy", "A_zx", "x=2,y=3,z=2", "A=12", 4),
+        ("A_u", "A_x", "u=1,x=4", "A=4", 0),
+        ("A(partialsum-u)", "A_x", "u=1,x=4", "A=4", 0),
+        ("bf16 (partialsum-x)", "bf16", "x=4", "A=1", 4),
+    ],
+)
+def test_odd_pairs(
+    shardwright: Callable[..., Any], source: str, target: str, mesh: str, dims: str, received: int
+) -> None:
+    got = shardwright("reshard", source, target, "--mesh", mesh, "--dim", dims, "--json")
+    assert (got.status, got.err) == (0, "")
+    assert json.loads(got.out)["bytes_received"] == received
+
+
+def test_text_that_is_no_type(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_x", "A_x B", *SIZES)
     assert got.status == 1
     assert got.err.startswith("TO:1:5: error: ")
     assert "\n  A_x B\n      ^\n" in got.err
 
 
-def test_a_chip_at_fault(shardwright: Callable) -> None:
+def test_a_chip_at_fault(shardwright: Callable[..., Any]) -> None:
     got = shardwright("reshard", "A_x", "A", *SIZES, "--chip", "h10", "--json")
     assert got.status == 1
     assert got.err.startswith("--chip: error: there is no chip `h10` [unknown-chip]\n")
     assert json.loads(got.out)["diagnostics"][0]["code"] == "unknown-chip"
 
 
-def test_the_example_in_the_documentation(shardwright: Callable) -> None:
+def test_the_example_in_the_documentation(shardwright: Callable[..., Any]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "resharding.md").read_text(encoding="utf-8")
     command, _, rest = page.partition("    $ shardwright ")[2].partition("\n")
     shown = rest.partition("\n## ")[0]

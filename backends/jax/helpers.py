@@ -66,8 +66,34 @@ def permuted(units, axes, rounds, place):
     chip = lax.axis_index(axes)
     held = [units]
     for pairs, sent in rounds:
-        held.append(lax.ppermute(units[jnp.array(sent)[chip]], axes, pairs))
+        passes_on = max(max(row) for row in sent) >= len(units)
+        source = jnp.concatenate(held) if passes_on else units
+        held.append(lax.ppermute(source[jnp.array(sent)[chip]], axes, pairs))
     return jnp.concatenate(held)[jnp.array(place)[chip]]
+''',
+    "alike": '''
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def alike(x, axes):
+    """An array that all chips along these axes have already, as one that does not vary along them; nothing is sent."""
+    for axis in (axes,) if isinstance(axes, str) else axes:
+        x = lax.pmax(x, axis, axis_index_groups=[[i] for i in range(lax.axis_size(axis))])
+    return x
+
+
+@alike.defjvp
+def _alike_jvp(axes, primals, tangents):
+    """The tangent of one of the chips; backwards, that one takes the cotangent, and nothing is sent either."""
+    first = lax.axis_index(axes) == 0
+    return alike(*primals, axes), lax.psum(jnp.where(first, tangents[0], 0), axes)
+''',
+    "joined": '''
+def joined(units, axes, shared):
+    """The first so many units [n, elements] of all chips along these axes, and behind them the rest, which they have
+    alike."""
+    parts = [alike(units[shared:], axes)]
+    if shared:
+        parts.insert(0, lax.all_gather(units[:shared], axes, to='invarying').reshape(-1, units.shape[1]))
+    return jnp.concatenate(parts)
 ''',
     "layernorm": '''
 def layernorm(x, axis, eps, scale=1.0, offset=0.0):

@@ -55,8 +55,7 @@ def lower_movement(
         case ops.Roll():
             return _roll(operation, code, before, digits)
         case ops.Permute():
-            use_helper("permuted")
-            return _permute(operation, code, before, after, digits)
+            return _permute(operation, code, before, after, digits, use_helper)
         case ops.Fetch():
             return _between_memories(code, before, "Device")
         case ops.Store(tier=Tier.HOST):
@@ -95,7 +94,9 @@ def _roll(operation: ops.Roll, code: str, before: TensorType, digits: Digits) ->
     return f"lax.ppermute({code}, {axes_text(axes)}, {pairs})"
 
 
-def _permute(operation: ops.Permute, code: str, before: TensorType, after: TensorType, digits: Digits) -> str:
+def _permute(
+    operation: ops.Permute, code: str, before: TensorType, after: TensorType, digits: Digits, use_helper: UseHelper
+) -> str:
     """Units exchanged in rounds of `ppermute`; where chips end with the same, their shares are then gathered."""
     mesh = digits.mesh
     made = exchange_of(operation, before, after, mesh, digits.orders)
@@ -106,12 +107,19 @@ def _permute(operation: ops.Permute, code: str, before: TensorType, after: Tenso
     code = transposed(reshaped(code, local, shape), order)
     units = reshaped(code, [shape[i] for i in order], (before.local_elements(mesh) // flat[1], flat[1]))
     rounds = [(list(each.pairs), _rows(each.sent)) for each in made.rounds]
+    use_helper("permuted")
     code = f"permuted({units}, {axes_text(made.axes)}, {rounds}, {_rows(made.place)})"
     if made.whole:
+        whole = axes_text(made.whole)
+        if made.shared < len(made.place[0]):
+            use_helper("alike")
+            use_helper("joined")
+            code = _through_integers(before.dtype, code, lambda c: f"joined({c}, {whole}, {made.shared})")
+        else:
+            code = f"lax.all_gather({code}, {whole}, to='invarying').reshape{flat}"
         kept = [axis for axis in made.axes if axis not in made.whole]
         chip = f"[lax.axis_index({axes_text(kept)})]" if kept else "[0]"
-        gathered = f"lax.all_gather({code}, {axes_text(made.whole)}, to='invarying').reshape{flat}"
-        code = f"{gathered}[jnp.array({_rows(made.order)}){chip}]"
+        code = f"{code}[jnp.array({_rows(made.order)}){chip}]"
     shape, order = made.opened(result)
     opened = [shape[i] for i in order]
     code = reshaped(code, (after.local_elements(mesh) // flat[1], flat[1]), opened)

@@ -217,10 +217,11 @@ def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: He
     for each in made.rounds:
         receiver = next((ring[j] for i, j in each.pairs if i == own), None)
         sender = next((ring[i] for i, j in each.pairs if j == own), None)
-        held.append(to.passed_on(units[list(each.sent[own])], receiver, sender))
-    share = torch.cat(held)[list(made.place[own])]
+        held.append(to.passed_on(torch.cat(held)[list(each.sent[own])], receiver, sender))
+    kept = torch.cat(held)[list(made.place[own])]
     group = next(i for i, members in enumerate(made.groups) if own in members)
-    whole = to.gathered(share, made.whole).reshape(-1, made.unit_elements)[list(made.order[group])]
+    shares = [to.gathered(kept[: made.shared], made.whole).reshape(-1, made.unit_elements)] if made.shared else []
+    whole = torch.cat([*shares, kept[made.shared :]])[list(made.order[group])]
     shape, order = made.opened(after.extents)
     back = [order.index(i) for i in range(len(order))]
     return whole.reshape([shape[i] for i in order]).permute(back).reshape(after.extents)

@@ -118,7 +118,7 @@ def _table(made: Plan, mesh: Mesh, topology: Topology | None) -> str:
         lines.append(f"{duration_text(made.time_s(topology))} on {topology.chip.name}")
     for dim, was, becomes in zip(made.source.dims, made.source.splits, made.target.splits, strict=True):
         if dim.size % mesh.product({*was, *becomes}):
-            digits = " ".join(map(str, made.orders[dim.name]))
+            digits = " ".join(axis for axis in made.orders[dim.name] if axis in {*was, *becomes})
             lines.append(f"{dim.name}={dim.size} has no room for the digits {digits} together, so chips hold blocks")
     if made.remark:
         lines.append(f"remark: {made.remark}")

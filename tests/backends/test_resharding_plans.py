@@ -80,7 +80,7 @@ CRAMPED = [
 def test_plans_between_types_whose_digits_do_not_fit_together(
     sizes: tuple[int, ...], extents: tuple[int, ...], given: bool
 ) -> None:
-    """Between any two types there is a plan, by digits or not; whole values that come out even are at the bound."""
+    """Between any two types there is a plan, by digits or not; that of whole values is at the bound."""
     mesh = mesh_of(sizes)
     pick = random.Random(str((sizes, extents)))
     rows = layouts(len(sizes), len(extents), (SUM, MAX))
@@ -96,6 +96,5 @@ def test_plans_between_types_whose_digits_do_not_fit_together(
             continue
         executed(made, mesh, made.orders, count)
         assert made.bytes_received >= made.lower_bound_bytes
-        ending = mesh.product(a for a in mesh if source.state(a) is not None and target.state(a) is None)
-        if not source.partial and not target.partial and target.local_elements(mesh) % ending == 0:
+        if not source.partial and not target.partial:
             assert made.optimal, f"{source} -> {target}"
