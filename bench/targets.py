@@ -13,12 +13,14 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardwright.compiling import explicit, load
 from shardwright.explaining import FunctionReport, explain_program
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.program import Program
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TARGETS = ("tpu-v4:4x4x4", "tpu-v5p:4x4x4", "tpu-v5e:8x8", "tpu-v6e:8x8", "h100:8x8")
@@ -43,9 +45,13 @@ class Row:
     refused: str = ""
 
 
-def measure(name: str, target: str) -> list[Row]:
-    """A row for each function of an example."""
+def measure(name: str, targets: Sequence[str]) -> list[Row]:
+    """A row for each function of an example on each target."""
     program = explicit(load(str(EXAMPLES / f"{name}.shard")))
+    return [row for target in targets for row in _on_target(name, program, target)]
+
+
+def _on_target(name: str, program: Program, target: str) -> list[Row]:
     try:
         explained = explain_program(program, target)
     except DiagnosticError as error:
@@ -103,7 +109,7 @@ def main() -> int:
     given = parser.parse_args()
     names = sorted(path.stem for path in EXAMPLES.glob("*.shard"))
     chosen = [name for name in names if not given.names or name.startswith(tuple(given.names))]
-    rows = [row for name in chosen for target in given.target or TARGETS for row in measure(name, target)]
+    rows = [row for name in chosen for row in measure(name, given.target or TARGETS)]
     print(json.dumps({"rows": [asdict(row) for row in rows]}) if given.json else table(rows))
     return 0
 

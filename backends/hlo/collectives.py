@@ -89,7 +89,7 @@ def collectives_of(module: HloModule) -> list[Collective]:
     for computation, trips, scattered in executed(module):
         for instruction in computation.instructions.values():
             op = WORDS.get(instruction.opcode.removesuffix("-start"))
-            if op is not None:
+            if op is not None and not _goes_on(computation, instruction):
                 made = _collective(module, computation, instruction, op, trips, scattered)
                 if made.bytes_once:
                     found.append(made)
@@ -118,6 +118,15 @@ def _executed(
         fused = instruction if _is_fused_scatter(instruction) else scattered
         for callee in called:
             yield from _executed(module, callee, times, fused)
+
+
+def _goes_on(computation: Computation, instruction: Instruction) -> bool:
+    """Whether it is the middle or the end of a collective beside fusions. The TPU's compiler writes such a one
+    down in each fusion that it passes through, of which the first starts it."""
+    users = computation.users(instruction.name)
+    if any('"AsyncCollectiveStart"' in user.attributes for user in users):
+        return False
+    return "chain_id=" in instruction.attributes or any('"AsyncCollectiveDone"' in user.attributes for user in users)
 
 
 def _is_fused_scatter(instruction: Instruction) -> bool:

@@ -274,6 +274,38 @@ def test_a_wrapped_collective_counts_once() -> None:
     assert count(module(body, WRAPPED)).bytes == 768
 
 
+BESIDE = """
+%begin (p: f16[8,16]) -> (f16[8,16], f16[8,64], u32[]) {
+  %w = f16[8,16]{1,0} parameter(0)
+  %g = f16[8,64]{1,0} all-gather(%w), replica_groups=[2,4]<=[8], dimensions={1}, frontend_attributes={chain_id="0"}
+  ROOT %c = (f16[8,16], f16[8,64], u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion (p: f16[8,16], q: f16[8,64]) -> (f16[8,16], f16[8,64]) {
+  %v = f16[8,16]{1,0} parameter(0)
+  %q = f16[8,64]{1,0} parameter(1)
+  %h = f16[8,64]{1,0} all-gather(%v), replica_groups=[2,4]<=[8], dimensions={1}, frontend_attributes={chain_id="0"}
+  %work = f16[8,64]{1,0} add(%q, %q)
+  ROOT %t = (f16[8,16], f16[8,64]) tuple(%v, %work, %h)
+}
+
+%end (p: f16[8,16]) -> f16[8,64] {
+  %u = f16[8,16]{1,0} parameter(0)
+  %i = f16[8,64]{1,0} all-gather(%u), replica_groups=[2,4]<=[8], dimensions={1}, frontend_attributes={chain_id="0"}
+  ROOT %d = f16[8,64]{1,0} custom-call(%u, %i), custom_call_target="AsyncCollectiveDone"
+}
+"""
+
+
+def test_a_collective_beside_fusions_counts_once() -> None:
+    body = """  %async-collective-start = (f16[8,16], f16[8,64], u32[]) fusion(%p), kind=kCustom, calls=%begin
+  %a = f16[8,16] get-tuple-element(%async-collective-start), index=0
+  %b = f16[8,64] get-tuple-element(%async-collective-start), index=1
+  %f = (f16[8,16], f16[8,64]) fusion(%a, %b), kind=kOutput, calls=%async_collective_fusion
+  ROOT %async-collective-done = f16[8,64] fusion(%a), kind=kCustom, calls=%end"""
+    assert [(c.name, c.bytes) for c in count(module(body, BESIDE)).collectives] == [("g", 768)]
+
+
 def test_replicas_are_devices_too() -> None:
     body = "  ROOT %c = f16[8,16]{1,0} all-reduce(%p), replica_groups={}, to_apply=%add"
     text = module(body).replace("num_partitions=8", "replica_count=4")

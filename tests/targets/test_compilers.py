@@ -112,6 +112,24 @@ def test_loops_count_by_their_trips(target: str) -> None:
     assert sum(c.lower_bound_bytes for c in func.collectives) == written.bytes
 
 
+GATHERED = """
+dim B=64 E=512 F=2048
+func ffn(x: B_xE_yz, w_in: E_xF_yz, w_out: F_yzE_x) -> B_xE_yz {
+  h: B_xF_yz = all_gather[yz](x) @ all_gather[x](w_in)
+  y: B_xE_yz = gelu(h) @ all_gather[x](w_out)
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e:2x4", "tpu-v6e:2x4"])
+def test_a_collective_beside_kernels_counts_once(target: str) -> None:
+    """libtpu writes a gather that runs beside a product down in each kernel that it passes through."""
+    func = function(GATHERED, target)
+    assert len(func.collectives) == 4
+    assert sum(c.lower_bound_bytes for c in func.collectives) == func.written_bytes_received
+
+
 SCATTERED = """
 dim B=2048 E=2048 F=560
 func f(x: BE_y, w: E_yF) -> BF_y {
