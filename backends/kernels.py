@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from shardwright.backends.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Arg, Number, Operation
-from shardwright.ir.ops.elementwise_table import function_of
 from shardwright.ir.types import DType, TensorType
 
 
@@ -111,12 +109,7 @@ def _elementwise(operation: ops.Tabled, call: Call) -> Array:
     arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
     if dtype is DType.BOOL:
         arrays = [a.astype(np.int64) if t == "value" else a for a, t in zip(arrays, entry.takes, strict=True)]
-    return _numpy_function(entry.spelled(dtype).numpy, len(arrays))(*arrays)
-
-
-@cache
-def _numpy_function(expression: str, n_operands: int) -> Callable[..., Array]:
-    return function_of(expression, n_operands, {"np": np, "math": math})
+    return entry.spelled(dtype).numpy(np, *arrays)
 
 
 def _convert(operation: ops.Convert, call: Call) -> Array:

@@ -7,18 +7,21 @@ they are for the compiler, so that both sides compute the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import jax.numpy
 from jax import lax
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number
-from shardwright.ir.ops.elementwise_table import function_of
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
 from shardwright.passes.decompose import Decompose
+
+jnp: Any = jax.numpy
+MODULE = SimpleNamespace(jax=jax, jnp=jnp, lax=lax)
 
 Arrays = Mapping[str, Any]
 
@@ -76,6 +79,8 @@ class _Tracer:
                     env[state] = Named(env[operand].aligned(env[state].names), env[state].names)
                 case Loop():
                     self.loop(statement, env)
+                case _:
+                    pass
 
     def loop(self, loop: Loop, env: Env) -> None:
         """A scan: weights by slices, state carried whole and written in place."""
@@ -103,7 +108,7 @@ class _Tracer:
             if loop.index is not None:
                 inner[loop.index] = Named(i, ())
             self.block(loop.body, inner)
-            caches = {
+            caches: dict[str, Any] = {
                 name: lax.dynamic_update_index_in_dim(
                     caches[name], inner[name].aligned(without(value)), i, value.names.index(loop.dim)
                 )
@@ -139,8 +144,9 @@ class _Tracer:
         if operation.is_movement or isinstance(operation, ops.Alias | ops.Rename):
             return args[0].array
         if isinstance(operation, ops.Tabled):
-            function = function_of(operation.entry.spelling.jax, len(args), {"jax": jax, "jnp": jnp, "lax": lax})
-            return function(*(a.value if isinstance(a, Number) else a.aligned(names) for a in args))
+            return operation.entry.spelling.jax(
+                MODULE, *(a.value if isinstance(a, Number) else a.aligned(names) for a in args)
+            )
         match operation:
             case ops.Convert():
                 return args[0].aligned(names).astype(dtype)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
+from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.indexing import (
     lower_concat,
@@ -21,7 +21,6 @@ from shardwright.backends.jax.terms import Lowering, Term, aligned, axes_of, axi
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
-from shardwright.ir.ops.elementwise_table import OPERANDS
 from shardwright.ir.types import DType, TensorType
 
 
@@ -97,14 +96,14 @@ def _elementwise(operation: ops.Tabled, terms: Sequence[Term], result: TensorTyp
         code if term.number is not None or takes == "bool" else cast(code, dtype, wide)
         for code, term, takes in zip(codes, terms, entry.takes, strict=True)
     ]
-    text = entry.jax_bools if dtype is DType.BOOL and entry.jax_bools else entry.spelled(dtype).jax
-    helper = text.partition("(")[0]
+    function = entry.jax_bools if dtype is DType.BOOL and entry.jax_bools else entry.spelled(dtype).jax
+    made: Code = function(Code(), *map(Code, codes))
+    helper = made.text.partition("(")[0]
     if helper in HELPERS:
         lowering.use_helper(helper)
-    made = re.sub(r"\b[abc]\b", lambda letter: codes[OPERANDS.index(letter[0])], text)
     if wide is dtype or entry.gives_bool:
-        return made
-    return cast(made if text.endswith(")") else f"({made})", wide, dtype)
+        return made.text
+    return cast(f"({made})" if made.is_operator else made.text, wide, dtype)
 
 
 def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:

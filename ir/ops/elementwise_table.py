@@ -7,7 +7,7 @@ its table of strategies, the three backends, the list in docs/operations.md and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,17 +20,21 @@ Takes = Literal["float", "bool", "value"]
 Together = tuple[tuple[int, ...], ...]
 """Sets of operands, by position, that may be partial over an axis at once while the others are whole."""
 
-OPERANDS = "abc"
-"""The operands' names in expressions."""
+Function = Callable[[Any, Any], Any] | Callable[[Any, Any, Any], Any] | Callable[..., Any]
+"""A function of a library and of the operands, arrays of that library: `lambda np, a: np.exp(a)`."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """An expression of numpy's, which defines what the operation computes, of JAX's, and of PyTorch's."""
+    """What the operation is in numpy, which defines what it computes, in JAX, and in PyTorch.
 
-    numpy: str
-    jax: str
-    torch: str
+    JAX's function is given what has `jax`, `jnp`, `lax` and the helpers of compiled modules for attributes. It uses
+    attributes, calls and operators alone, so that it can be written down as the source of a module.
+    """
+
+    numpy: Function
+    jax: Function
+    torch: Function
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Entry:
 
     integers: Spelling | None = None
     """The spelling between integers, and between bools as 0 and 1, where it is another."""
-    jax_bools: str = ""
+    jax_bools: Function | None = None
     """JAX's between bools, where it does not compute with 0 and 1."""
     jax_wide: bool = False
     """Computed in f32 and rounded once, where JAX would round at each step."""
@@ -90,114 +94,143 @@ class Entry:
         return other.is_zero or least <= abs(other.number.value) <= greatest
 
 
-def function_of(expression: str, n_operands: int, library: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function of arrays or tensors that a spelling is; `library` are the modules that it names."""
-    return eval(f"lambda {', '.join(OPERANDS[:n_operands])}: {expression}", {**library})  # noqa: S307 the table's text
-
-
 _EITHER: Together = ((0,), (1,))
 _TWO: tuple[Takes, ...] = ("value", "value")
 _POSITIVE = (0.0, math.inf)
 _FINITE = (-math.inf, math.inf)
 
 
-def _in_all(expression: str) -> Spelling:
-    return Spelling(expression, expression, expression)
+def _in_all(function: Callable[[Any], Any] | Callable[[Any, Any], Any]) -> Spelling:
+    """What is written with the operators of Python, which arrays of the three libraries have."""
+
+    def spelled(_library: Any, *operands: Any) -> Any:
+        return function(*operands)
+
+    return Spelling(spelled, spelled, spelled)
 
 
-def _named(call: str) -> Spelling:
+def _named(name: str) -> Spelling:
     """A function that has one name in the three libraries."""
-    return Spelling(f"np.{call}", f"jnp.{call}", f"torch.{call}")
+
+    def spelled(library: Any, *operands: Any) -> Any:
+        return getattr(library, name)(*operands)
+
+    def by_jax(m: Any, *operands: Any) -> Any:
+        return spelled(m.jnp, *operands)
+
+    return Spelling(spelled, by_jax, spelled)
 
 
 ENTRIES = (
     Entry(
-        "+", "the sum; of integers modulo the size of their range", _in_all("a + b"), _TWO,
-        sums=((0, 1),), maxima=_EITHER, beside=_FINITE, integer_maxima=(), jax_bools="a | b",
+        "+", "the sum; of integers modulo the size of their range", _in_all(lambda a, b: a + b), _TWO,
+        sums=((0, 1),), maxima=_EITHER, beside=_FINITE, integer_maxima=(), jax_bools=lambda _, a, b: a | b,
     ),
     Entry(
-        "-", "the difference; of integers modulo the size of their range", _in_all("a - b"), _TWO,
-        sums=((0, 1),), maxima=((0,),), beside=_FINITE, integer_maxima=(), jax_bools="a ^ b",
+        "-", "the difference; of integers modulo the size of their range", _in_all(lambda a, b: a - b), _TWO,
+        sums=((0, 1),), maxima=((0,),), beside=_FINITE, integer_maxima=(), jax_bools=lambda _, a, b: a ^ b,
     ),
     Entry(
-        "*", "the product; of integers modulo the size of their range", _in_all("a * b"), _TWO,
-        sums=_EITHER, maxima=_EITHER, beside=_POSITIVE, integer_maxima=(), jax_bools="a & b",
+        "*", "the product; of integers modulo the size of their range", _in_all(lambda a, b: a * b), _TWO,
+        sums=_EITHER, maxima=_EITHER, beside=_POSITIVE, integer_maxima=(), jax_bools=lambda _, a, b: a & b,
     ),
     Entry(
-        "/", "the quotient; of integers rounded down, and 0 where the divisor is 0", _in_all("a / b"), _TWO,
-        sums=((0,),), maxima=((0,),), beside=_POSITIVE, integer_sums=(), domain=_POSITIVE, jax_bools="a & b",
+        "/", "the quotient; of integers rounded down, and 0 where the divisor is 0", _in_all(lambda a, b: a / b), _TWO,
+        sums=((0,),), maxima=((0,),), beside=_POSITIVE, integer_sums=(), domain=_POSITIVE,
+        jax_bools=lambda _, a, b: a & b,
         integers=Spelling(
-            "a // b",
-            "floor_divide(a, b)",
-            "torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode='floor'))",
+            lambda _, a, b: a // b,
+            lambda m, a, b: m.floor_divide(a, b),
+            lambda torch, a, b: torch.where(
+                b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor")
+            ),
         ),
     ),
-    Entry("neg", "x with the other sign", _in_all("-a"), ("value",), sums=((0,),), jax_bools="a"),
+    Entry("neg", "x with the other sign", _in_all(lambda a: -a), ("value",), sums=((0,),), jax_bools=lambda _, a: a),
     Entry(
-        "maximum", "the greater one, NaN beside NaN", _named("maximum(a, b)"), _TWO, maxima=((0,), (1,), (0, 1))
+        "maximum", "the greater one, NaN beside NaN", _named("maximum"), _TWO, maxima=((0,), (1,), (0, 1))
     ),
-    Entry("minimum", "the lesser one, NaN beside NaN", _named("minimum(a, b)"), _TWO, maxima=_EITHER),
-    Entry("less", "whether a < b", _in_all("a < b"), _TWO, gives_bool=True, differentiable=False),
-    Entry("less_equal", "whether a <= b", _in_all("a <= b"), _TWO, gives_bool=True, differentiable=False),
-    Entry("equal", "whether a = b", _in_all("a == b"), _TWO, gives_bool=True, differentiable=False),
+    Entry("minimum", "the lesser one, NaN beside NaN", _named("minimum"), _TWO, maxima=_EITHER),
+    Entry("less", "whether a < b", _in_all(lambda a, b: a < b), _TWO, gives_bool=True, differentiable=False),
+    Entry("less_equal", "whether a <= b", _in_all(lambda a, b: a <= b), _TWO, gives_bool=True, differentiable=False),
+    Entry("equal", "whether a = b", _in_all(lambda a, b: a == b), _TWO, gives_bool=True, differentiable=False),
     Entry(
-        "logical_and", "both", _in_all("a & b"), ("bool", "bool"), gives_bool=True,
+        "logical_and", "both", _in_all(lambda a, b: a & b), ("bool", "bool"), gives_bool=True,
         maxima=_EITHER, differentiable=False,
     ),
     Entry(
-        "logical_or", "one or both", _in_all("a | b"), ("bool", "bool"), gives_bool=True,
+        "logical_or", "one or both", _in_all(lambda a, b: a | b), ("bool", "bool"), gives_bool=True,
         maxima=((0,), (1,), (0, 1)), differentiable=False,
     ),
-    Entry("logical_not", "the opposite", _in_all("~a"), ("bool",), gives_bool=True, differentiable=False),
+    Entry("logical_not", "the opposite", _in_all(lambda a: ~a), ("bool",), gives_bool=True, differentiable=False),
     Entry(
-        "where", "a where the mask holds, else b", _named("where(a, b, c)"), ("bool", "value", "value"),
+        "where", "a where the mask holds, else b", _named("where"), ("bool", "value", "value"),
         sums=((1, 2),), maxima=((1,), (2,), (1, 2)),
     ),
     Entry(
         "gelu", "x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016)",
         Spelling(
-            "0.5 * a * np.asarray(np.frompyfunc(math.erfc, 1, 1)(-a / math.sqrt(2)), np.float64)",
-            "jax.nn.gelu(a, approximate=False)",
-            "torch.nn.functional.gelu(a)",
+            lambda np, a: 0.5 * a * np.asarray(np.frompyfunc(math.erfc, 1, 1)(-a / math.sqrt(2)), np.float64),
+            lambda m, a: m.jax.nn.gelu(a, approximate=False),
+            lambda torch, a: torch.nn.functional.gelu(a),
         ),
         form="exact", jax_wide=True,
     ),
     Entry(
         "gelu", "its approximation by tanh",
         Spelling(
-            "0.5 * a * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)))",
-            "jax.nn.gelu(a, approximate=True)",
-            "torch.nn.functional.gelu(a, approximate='tanh')",
+            lambda np, a: 0.5 * a * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a))),
+            lambda m, a: m.jax.nn.gelu(a, approximate=True),
+            lambda torch, a: torch.nn.functional.gelu(a, approximate="tanh"),
         ),
         form="tanh", jax_wide=True,
     ),
     Entry(
         "silu", "x sigmoid(x)",
-        Spelling("a / (1 + np.exp(-a))", "jax.nn.silu(a)", "torch.nn.functional.silu(a)"), jax_wide=True,
+        Spelling(
+            lambda np, a: a / (1 + np.exp(-a)),
+            lambda m, a: m.jax.nn.silu(a),
+            lambda torch, a: torch.nn.functional.silu(a),
+        ), jax_wide=True,
     ),
     Entry(
         "softsign", "x / (1 + |x|), NaN of infinities",
-        Spelling("a / (1 + np.abs(a))", "jax.nn.soft_sign(a)", "torch.nn.functional.softsign(a)"),
+        Spelling(
+            lambda np, a: a / (1 + np.abs(a)),
+            lambda m, a: m.jax.nn.soft_sign(a),
+            lambda torch, a: torch.nn.functional.softsign(a),
+        ),
     ),
     Entry(
         "relu", "the greater one of x and 0",
-        Spelling("np.maximum(a, 0)", "jax.nn.relu(a)", "torch.relu(a)"), maxima=((0,),),
+        Spelling(
+            lambda np, a: np.maximum(a, 0), lambda m, a: m.jax.nn.relu(a), lambda torch, a: torch.relu(a)
+        ), maxima=((0,),),
     ),
-    Entry("exp", "e to the x", _named("exp(a)"), maxima=((0,),)),
-    Entry("log", "the natural logarithm, NaN below 0", _named("log(a)"), domain=_POSITIVE),
+    Entry("exp", "e to the x", _named("exp"), maxima=((0,),)),
+    Entry("log", "the natural logarithm, NaN below 0", _named("log"), domain=_POSITIVE),
     Entry(
-        "log1p", "log(1 + x), exact where x is small; NaN below -1", _named("log1p(a)"), domain=(-1.0, math.inf)
+        "log1p", "log(1 + x), exact where x is small; NaN below -1", _named("log1p"), domain=(-1.0, math.inf)
     ),
-    Entry("sqrt", "the square root, NaN below 0", _named("sqrt(a)"), domain=_POSITIVE),
-    Entry("rsqrt", "1 / sqrt(x)", Spelling("1 / np.sqrt(a)", "lax.rsqrt(a)", "torch.rsqrt(a)"), domain=_POSITIVE),
-    Entry("tanh", "the hyperbolic tangent", _named("tanh(a)"), maxima=((0,),)),
+    Entry("sqrt", "the square root, NaN below 0", _named("sqrt"), domain=_POSITIVE),
+    Entry(
+        "rsqrt", "1 / sqrt(x)",
+        Spelling(
+            lambda np, a: 1 / np.sqrt(a), lambda m, a: m.lax.rsqrt(a), lambda torch, a: torch.rsqrt(a)
+        ), domain=_POSITIVE,
+    ),
+    Entry("tanh", "the hyperbolic tangent", _named("tanh"), maxima=((0,),)),
     Entry(
         "sigmoid", "1 / (1 + exp(-x))",
-        Spelling("1 / (1 + np.exp(-a))", "jax.nn.sigmoid(a)", "torch.sigmoid(a)"), maxima=((0,),),
+        Spelling(
+            lambda np, a: 1 / (1 + np.exp(-a)),
+            lambda m, a: m.jax.nn.sigmoid(a),
+            lambda torch, a: torch.sigmoid(a),
+        ), maxima=((0,),),
     ),
-    Entry("cos", "the cosine", _named("cos(a)")),
-    Entry("sin", "the sine", _named("sin(a)")),
-    Entry("abs", "x without its sign", _named("abs(a)")),
+    Entry("cos", "the cosine", _named("cos")),
+    Entry("sin", "the sine", _named("sin")),
+    Entry("abs", "x without its sign", _named("abs")),
 )  # fmt: skip
 """Every elementwise operation but `convert` and `bitcast`, which are between formats."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels.call import Call, Kernel, literal, operand
 from shardwright.backends.torch.tensors import Named, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operation
-from shardwright.ir.ops.elementwise_table import function_of
 from shardwright.ir.types import DType
 
 if TYPE_CHECKING:
@@ -24,15 +21,7 @@ def _elementwise(operation: ops.Tabled, call: Call) -> Tensor:
     tensors = [operand(arg, dtype, call.result.names, call.device) for arg in call.args]
     if dtype is DType.BOOL:
         tensors = [t.to(torch.int64) if takes == "value" else t for t, takes in zip(tensors, entry.takes, strict=True)]
-    return torch_function(entry.spelled(dtype).torch, len(tensors))(*tensors)
-
-
-@cache
-def torch_function(expression: str, n_operands: int) -> Callable[..., Tensor]:
-    """A spelling of the table of elementwise operations as a function of tensors."""
-    import torch
-
-    return function_of(expression, n_operands, {"torch": torch})
+    return entry.spelled(dtype).torch(torch, *tensors)
 
 
 def _convert(operation: ops.Convert, call: Call) -> Tensor:

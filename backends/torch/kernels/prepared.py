@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.kernels.elementwise import torch_function
 from shardwright.backends.torch.tensors import held_as
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operation
@@ -119,7 +118,9 @@ def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Pre
 def _elementwise(operation: ops.Tabled, operands: Operands, result: Shape) -> Prepared | None:
     """The table's function. A number stands beside an operator, and is one that the format has as it is written, or
     nearly."""
-    function = torch_function(operation.entry.spelled(result.dtype).torch, len(operands))
+    import torch
+
+    function = partial(operation.entry.spelled(result.dtype).torch, torch)
     shapes = [o for o in operands if isinstance(o, Shape)]
     if any(shape.dtype is not result.dtype for shape in shapes):
         return None
