@@ -48,7 +48,7 @@ class Wishes:
 
 
 SMALL = Wishes(most_chips=8, statements=(1, 4))
-"""Programs that cost some tens of milliseconds each, of which a test takes thousands."""
+"""Programs that cost some tens of milliseconds each, of which the tests take a thousand."""
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Drawing:
     fitting: dict[str, frozenset[str]] | None
     """The axes that may split each dimension, where all digits of the program are to fit together."""
     model: bool = False
-    features: set[str] = field(default_factory=set)
-    used: set[str] = field(default_factory=set)
+    features: set[str] = field(default_factory=set[str])
+    used: set[str] = field(default_factory=set[str])
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
