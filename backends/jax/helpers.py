@@ -110,6 +110,34 @@ def rmsnorm(x, axis, eps, scale=1.0):
     v = v * lax.rsqrt(jnp.mean(v * v, axis, keepdims=True) + eps)
     return (v * scale).astype(x.dtype)
 ''',
+    "rows_written": '''
+def rows_written(x, rows, starts, axis):
+    """x with rows written as one block from these indices on; those that fall outside x along the axis are dropped."""
+    n, size = rows.shape[axis], x.shape[axis]
+    at = jnp.asarray(starts[axis], jnp.int32)
+    if n > size:  # only a part of the rows falls on this chip
+        first = jnp.clip(-at, 0, n - size)
+        rows, at, n = lax.dynamic_slice_in_dim(rows, first, size, axis), at + first, size
+    inside = jnp.clip(at, 0, size - n)
+    starts = (*starts[:axis], inside, *starts[axis + 1:])
+
+    def there():
+        return lax.dynamic_slice(x, starts, rows.shape)
+
+    def laid_there():  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
+        return with_layout_constraint(there(), Layout(tuple(range(x.ndim))))
+
+    def written(there=None):
+        row = inside - at + lax.broadcasted_iota(jnp.int32, rows.shape, axis)
+        moved = rows if n == 1 else jnp.take(rows, inside - at + lax.iota(jnp.int32, n), axis=axis, mode='clip')
+        kept = rows if there is None else jnp.where((row >= 0) & (row < n), moved, there())
+        return lax.dynamic_update_slice(x, kept, starts)
+
+    # On CPUs XLA copies x unless it is written in a branch; on GPUs a branch would wait for the host.
+    return lax.platform_dependent(
+        cpu=lambda: lax.cond(at == inside, written, lambda: written(there)), default=lambda: written(laid_there)
+    )
+''',
     "rotary": '''
 def rotary(x, positions, frequencies, axis, style):
     """Rotary position embedding, in f32 (Su et al. 2021): pair i is turned by position * frequency i.

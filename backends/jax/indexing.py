@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.jax.movements import reshaped, transposed
@@ -115,7 +115,8 @@ def lower_update(
     """The cache with rows written; what does not fall on the chip's rows is dropped.
 
     With `stacked` the first term is the whole stacked state, and the rows of this trip's slice are written in it, so
-    that nothing else of it is touched.
+    that nothing else of it is touched. Rows that stand side by side on a chip are written as one block: accelerators'
+    compilers do that in place, whereas they copy the whole of an array that they scatter into.
     """
     cache, new = terms[0].tensor, terms[1].tensor
     whole = stacked.whole if stacked else cache
@@ -123,18 +124,19 @@ def lower_update(
     written = operation.written_dim([term.arg for term in terms])
     positions: tuple[str, ...] = terms[2].kind.names if terms[2].kind is not None else ()
     batch = [name for name in cache.names if name in positions]
+    single = terms[2].kind is None or terms[2].kind.local_elements(lowering.mesh) == 1
+    own = [operation.dim if name == written else name for name in new.names]
+    n_rows = 1 if written is None else lowering.size(new, written)
+    if single and (n_rows == 1 or (lowering.digits.is_contiguous(cache, operation.dim) and not operation.wrap)):
+        names = [name for name in whole.names if name in own]
+        sizes = [new.local_shape(lowering.mesh)[own.index(name)] for name in names]
+        shape = [sizes[names.index(name)] if name in names else 1 for name in whole.names]
+        rows = reshaped(transposed(terms[1].code, [own.index(name) for name in names]), sizes, shape)
+        return _block_written(operation, terms, cache, whole, loops, rows, n_rows, lowering)
 
     # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
     over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
     start = aligned(terms[2], over, DType.INT32)
-    single = terms[2].kind is None or terms[2].kind.local_elements(lowering.mesh) == 1
-    if operation.wrap and written is None and single and not stacked and not cache.split(operation.dim):
-        at = axis_of(cache, operation.dim)
-        shape = () if terms[2].kind is None else terms[2].kind.local_shape(lowering.mesh)
-        place = wrapped(reshaped(terms[2].code, shape, ()), cache, operation.dim)
-        rest = [name for name in cache.names if name != operation.dim]
-        rows = transposed(terms[1].code, [new.names.index(name) for name in rest])
-        return f"lax.dynamic_update_index_in_dim({terms[0].code}, {rows}, {place}, {at})"
     if written is not None:
         steps = spread(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (operation.dim,), over)
         start = steps if start == "0" else f"{start} + {steps}"
@@ -157,9 +159,40 @@ def lower_update(
     kept = [name for name, word in zip(whole.names, [*index, *[":"] * len(whole.names)], strict=False) if word == ":"]
     before = advanced[0] if advanced == list(range(advanced[0], advanced[-1] + 1)) else 0
     slot = [*kept[:before], *over, *kept[before:]]
-    own = [operation.dim if name == written else name for name in new.names]
     rows = transposed(terms[1].code, [own.index(name) for name in slot])
     return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
+
+
+def _block_written(
+    operation: ops.Update,
+    terms: Sequence[Term],
+    cache: TensorType,
+    whole: TensorType,
+    loops: Mapping[str, str],
+    rows: str,
+    n_rows: int,
+    lowering: Lowering,
+) -> str:
+    """The cache with rows, of as many dimensions as it, written from one position on."""
+    size, split = lowering.size(cache, operation.dim), bool(cache.split(operation.dim))
+    position = terms[2]
+    if position.number is not None:
+        start = literal(position.number, DType.INT32)
+        within = not split and 0 <= position.number.value <= size - n_rows
+    else:
+        shape = () if position.kind is None else position.kind.local_shape(lowering.mesh)
+        cast = "" if position.tensor.dtype is DType.INT32 else ".astype(jnp.int32)"
+        start, within = reshaped(position.code, shape, ()) + cast, False
+    if operation.wrap:
+        start, within = f"({wrapped(start, cache, operation.dim)})", not split
+    starts = [
+        lowering.local_place(start, cache, operation.dim) if name == operation.dim else loops.get(name, "0")
+        for name in whole.names
+    ]
+    if within:
+        return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {tuple_text(starts)})"
+    lowering.use_helper("rows_written")
+    return f"rows_written({terms[0].code}, {rows}, {tuple_text(starts)}, {axis_of(whole, operation.dim)})"
 
 
 def _blocks(kind: TensorType, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[int, int]:

@@ -69,6 +69,8 @@ def import_lines(body: Iterable[str]) -> list[str]:
         lines.append("import numpy as np")
     if "lax." in text:
         lines.append("from jax import lax")
+    if "with_layout_constraint" in text:
+        lines.append("from jax.experimental.layout import Layout, with_layout_constraint")
     sharding = "NamedSharding, " if "NamedSharding(" in text else ""
     lines.append(f"from jax.sharding import AxisType, {sharding}PartitionSpec as P")
     return [*lines, ""]

@@ -58,7 +58,7 @@ def test_layers_with_a_cache() -> None:
 
 def test_the_written_row_alone_is_touched() -> None:
     source = emit(explicit(DECODE))
-    assert "k = k.at[i, :, pos].set(row, mode='drop', wrap_negative_indices=False)  # f32 NB_xTD" in source
+    assert "k = rows_written(k, row.reshape(1, 2, 1, 16), (i, 0, pos, 0), 2)  # f32 NB_xTD" in source
     assert "s = jnp.sum(k[i], axis=1)  # f32 B_xD" in source
     assert "k2" not in source
     assert "(y, k), _ = lax.scan(over_n, (x, k), (lax.iota(jnp.int32, 3), w_in, jnp.moveaxis(w_out, 1, 0)))" in source

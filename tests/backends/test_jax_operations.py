@@ -214,7 +214,7 @@ def test_rotary(style: str, signature: str, call: str) -> None:
     check(body(signature, f"r = {call.format(style)}", "return r"), high=9)
 
 
-@pytest.mark.parametrize("position", [0, 3, 7, -1, 9])
+@pytest.mark.parametrize("position", [0, 3, 7, -1, 9, -3, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize(
     "signature",
     [
@@ -222,6 +222,8 @@ def test_rotary(style: str, signature: str, call: str) -> None:
         "(c: f32 B_xTD, n: f32 LB_xD, p: int32) -> f32 B_xTD",
         "(c: f32 BT_yzD, n: f32 BD, p: int32) -> f32 BT_yzD",
         "(c: f32 DT_xzB_y, n: f32 DLB_y, p: int32) -> f32 DT_xzB_y",
+        "(c: f32 BT_xzD, n: f32 BLD, p: int32) -> f32 BT_xzD",
+        "(c: int4 BT_xD, n: int4 BLD, p: int32) -> int4 BT_xD",
     ],
 )
 def test_update_at_one_position(signature: str, position: int) -> None:
