@@ -18,7 +18,7 @@ from shardwright.cost.exchange import exchange_of
 from shardwright.cost.movements import bytes_of
 from shardwright.ir.digits import Order, local_digits, ordered
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, Permute, ReduceScatter, Roll
+from shardwright.ir.ops import Movement, Permute, Roll
 from shardwright.ir.types import Reduction, State, TensorType
 
 Label = tuple[str, str | int] | str
@@ -201,24 +201,21 @@ def _change(opened: Opened, axis: str, before: State, after: State) -> None:
 def received_elements(operation: Movement, source: TensorType, target: TensorType, mesh: Mesh) -> int:
     """Elements that each chip receives, the same on all; a permute counts its own.
 
-    With K chips that take part together: an all-gather receives what the chip lacks of the result; an all-to-all
-    all but 1/K of the chip's shard, and a reduce-scatter all but 1/K of the shard that goes in (one addend of each
-    of the others for what it keeps, (K - 1) V/K); an all-reduce twice that, rounded up (Thakur et al. 2005,
-    sections 4.1 to 4.3). A slice, an alias, zeros beside an addend: nothing.
+    The types say it. With K chips that take part together, what gathers or exchanges receives all of the result but
+    the 1/K that the chip has; what combines partial values all but 1/K of the shard that goes in (one addend of each of
+    the others for what it keeps, (K - 1) V/K), and twice that, rounded up, where every chip gets the whole (Thakur et
+    al. 2005, sections 4.1 to 4.3). A slice, an alias, zeros beside an addend: nothing.
     """
-    V = source.local_elements(mesh)
-    K = mesh.product(operation.named_axes)
-    match operation:
-        case AllGather():
-            return target.local_elements(mesh) - V
-        case ReduceScatter() | AllToAll():
-            return V - V // K
-        case AllReduce():
-            return -(-2 * V * (K - 1) // K)
-        case Roll():
-            return V if operation.shift % K else 0
-        case _:
-            return 0
+    if not operation.communicates:
+        return 0
+    V, K = source.local_elements(mesh), mesh.product(operation.named_axes)
+    if isinstance(operation, Roll):
+        return V if operation.shift % K else 0
+    if set(operation.named_axes) & set(source.partial_axes):
+        whole = any(target.state(axis) is None for axis in operation.named_axes)
+        return -(-2 * V * (K - 1) // K) if whole else V - V // K
+    kept = target.local_elements(mesh)
+    return kept - kept // K
 
 
 def received_bytes(operation: Movement, source: TensorType, target: TensorType, mesh: Mesh) -> int:

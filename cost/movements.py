@@ -14,24 +14,35 @@ Letters: V elements of the operand's shard, K chips in a group (the product of t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer, round_latency, together
 from shardwright.cost.exchange import Orders, exchange_of
 from shardwright.cost.topology import Topology
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    AsPartial,
-    Movement,
-    Permute,
-    ReduceScatter,
-    Roll,
-    Slice,
-    Start,
-)
+from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, Permute, ReduceScatter, Roll, Start
 from shardwright.ir.types import Partial, Reduction, TensorType, axis_set
+
+
+class Prices(NamedTuple):
+    """What a movement costs that is a collective."""
+
+    kind: CollectiveKind
+    times: int = 1
+    """How often a chip receives all but its own part, 1/K, of what the movement is of."""
+    of_result: bool = False
+    """Tells whether that is the result's shard, rather than the operand's."""
+
+
+COLLECTIVES: dict[type[Movement], Prices] = {
+    AllGather: Prices(CollectiveKind.ALL_GATHER, of_result=True),
+    ReduceScatter: Prices(CollectiveKind.REDUCE_SCATTER),
+    AllToAll: Prices(CollectiveKind.ALL_TO_ALL),
+    AllReduce: Prices(CollectiveKind.ALL_REDUCE, times=2),
+    Roll: Prices(CollectiveKind.PERMUTE),
+    Permute: Prices(CollectiveKind.ALL_TO_ALL),
+}
+"""Every movement that chips wait for each other in. What a roll and a permute receive depends on more than V and K."""
 
 
 def bytes_of(elements: int, kind: TensorType) -> int:
@@ -75,9 +86,11 @@ def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: 
 
     `orders` are the digits of the dimensions, on which a permute depends.
     """
-    operation, kind = operation.moves, collective_kind(operation)
-    if kind is None:
+    operation = operation.moves
+    prices = COLLECTIVES.get(type(operation))
+    if prices is None:
         return None
+    kind = prices.kind
     if isinstance(operation, Permute):
         made = exchange_of(operation, operand, type_after(operation, operand), mesh, orders)
         received = bytes_of(made.received_elements, operand)
@@ -93,7 +106,7 @@ def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: 
         )
     axes = [axis for axis in operation.named_axes if mesh[axis] > 1]
     V, K = operand.local_elements(mesh), mesh.product(axes)
-    nbytes = bytes_of(V * K if isinstance(operation, AllGather) else V, operand)
+    nbytes = bytes_of(V * K if prices.of_result else V, operand)
     return Collective(kind, tuple(axes), nbytes, bytes_of(received_elements(operation, V, K), operand))
 
 
@@ -106,18 +119,10 @@ def received_bytes(operation: Movement, operand: TensorType, mesh: Mesh, orders:
 
 def received_elements(operation: Movement | type[Movement], V: int, K: int) -> int:
     """Elements that one of K chips receives for the movement, when each has a shard of V; rounded up."""
-    made = operation if isinstance(operation, type) else type(operation.moves)
-    if made is AllGather:
-        return V * (K - 1)
-    if made in (ReduceScatter, AllToAll):
-        return -(-V * (K - 1) // K)
-    if made is AllReduce:
-        return -(-2 * V * (K - 1) // K)
-    if made is Roll:
-        moves = operation if isinstance(operation, type) else operation.moves
-        shift = moves.shift if isinstance(moves, Roll) else 1
-        return V if shift % K else 0
-    return 0
+    if isinstance(operation, Movement) and isinstance(operation.moves, Roll):
+        return V if operation.moves.shift % K else 0
+    prices = COLLECTIVES.get(operation if isinstance(operation, type) else type(operation.moves))
+    return 0 if prices is None else -(-prices.times * V * (K if prices.of_result else 1) * (K - 1) // K)
 
 
 def movement_time(operation: Movement, operand: TensorType, topology: Topology, orders: Orders | None = None) -> float:
@@ -133,49 +138,24 @@ def movement_time(operation: Movement, operand: TensorType, topology: Topology, 
 
 def collective_kind(operation: Movement) -> CollectiveKind | None:
     """The collective that a movement is, or starts; None where it is none."""
-    match operation.moves:
-        case AllGather():
-            return CollectiveKind.ALL_GATHER
-        case ReduceScatter():
-            return CollectiveKind.REDUCE_SCATTER
-        case AllReduce():
-            return CollectiveKind.ALL_REDUCE
-        case AllToAll() | Permute():
-            return CollectiveKind.ALL_TO_ALL
-        case Roll():
-            return CollectiveKind.PERMUTE
-        case _:
-            return None
+    prices = COLLECTIVES.get(type(operation.moves))
+    return None if prices is None else prices.kind
 
 
 def type_after(operation: Movement, operand: TensorType) -> TensorType:
     """The type of the result. The movement must apply to the operand (the verifier sees to it)."""
     if isinstance(operation, Start):
         return replace(type_after(operation.movement, operand), in_flight=True)
-    if isinstance(operation, Roll):
-        return operand
-    placement = operation.placed(operand.placement)
-    targets: dict[str, str] = {}
-    made_partial: tuple[str, ...] = ()
-    match operation:
-        case ReduceScatter() | Slice():
-            targets = {axis: dim for axes, dim in operation.targets for axis in axes}
-        case AllToAll():
-            targets = {axis: dim for axes, _, dim in operation.transfers for axis in axes}
-        case Permute():
-            targets = {axis: dim for dim, _, axes in operation.changes for axis in axes}
-        case AsPartial():
-            made_partial = operation.axes
-        case _:
-            pass
-    named = set(operation.named_axes)
+    named = {axis: operation.after(axis) for axis in operation.named_axes}
     splits = tuple(
-        axis_set([a for a in axes if a not in named] + [a for a, d in targets.items() if d == dim.name])
+        axis_set([a for a in axes if a not in named] + [a for a, state in named.items() if state == dim.name])
         for dim, axes in zip(operand.dims, operand.splits, strict=True)
     )
-    axes = axis_set([a for a in operand.partial_axes if a not in named] + list(made_partial))
-    kind = Reduction.SUM if made_partial or operand.partial is None else operand.partial.kind
-    return TensorType(operand.dtype, operand.dims, splits, Partial(kind, axes) if axes else None, placement)
+    made = [axis for axis, state in named.items() if isinstance(state, Reduction)]
+    axes = axis_set([a for a in operand.partial_axes if a not in named] + made)
+    kind = Reduction.SUM if made or operand.partial is None else operand.partial.kind
+    partial = Partial(kind, axes) if axes else None
+    return TensorType(operand.dtype, operand.dims, splits, partial, operation.placed(operand.placement))
 
 
 def duration_text(seconds: float) -> str:

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
-from shardwright.cost.collectives import CollectiveKind, joint_or_sequential
+from shardwright.cost.collectives import joint_or_sequential
 from shardwright.cost.exchange import Orders
-from shardwright.cost.movements import bytes_of, collective_of, received_elements
+from shardwright.cost.movements import COLLECTIVES, bytes_of, collective_of, received_elements
 from shardwright.cost.resharding_bound import lacking_elements, lower_bound_bytes
 from shardwright.cost.topology import Topology
 from shardwright.ir.digits import common_order
@@ -202,7 +202,7 @@ class _Search:
         """Of a joint collective, or one for each axis."""
         assert self.topology is not None
         nbytes = bytes_of(V * (self.mesh.product(axes) if movement is AllGather else 1), before)
-        return joint_or_sequential(CollectiveKind(movement.keyword), axes, nbytes, self.topology).time_s
+        return joint_or_sequential(COLLECTIVES[movement].kind, axes, nbytes, self.topology).time_s
 
     def movements(self, node: Node) -> Iterator[tuple[type[Movement], list[list[State]]]]:
         """Each kind of movement with the states that it leaves an axis or brings it to."""

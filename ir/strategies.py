@@ -15,7 +15,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order, chip_digits, fitting_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
-from shardwright.ir.ops import AllToAll, AsPartial, Merge, Movement, Permute, ReduceScatter, Rename, Roll, Slice, Split
+from shardwright.ir.ops import AllToAll, Merge, Movement, Permute, Rename, Split
 from shardwright.ir.types import DType, Reduction, Shape, State, TensorType, is_split
 
 Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
@@ -304,47 +304,23 @@ def _disagreement(
     return misuse("conflict", f"{name}: the operands disagree over {axis}: {listed}", f"gather {axis} first")
 
 
-_NEEDS = {
-    "all_gather": "gathers what is split",
-    "all_reduce": "combines partial values",
-    "reduce_scatter": "combines partial values",
-    "all_to_all": "moves a split from one dimension to another",
-    "slice": "takes parts of what is whole",
-    "as_partial": "makes addends of what is whole or split",
-    "permute": "moves splits of whole values",
-    "roll": "sends blocks of a split dimension round",
-}
-
-
 def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> DiagnosticError:
     state = kind.state(axis)
     operation = operation.moves
-    match operation:
-        case ReduceScatter() | Slice():
-            wanted: State = operation.target(axis)
-        case AllToAll():
-            wanted = next(target for axes, _, target in operation.transfers if axis in axes)
-        case AsPartial():
-            wanted = Reduction.SUM
-        case Roll():
-            wanted = operation.dim
-        case Permute():
-            source, wanted = operation.change(axis)
-            if source != state:
-                change = f"split on {source}" if source else "whole"
-                raise misuse(
-                    "misapplied-movement",
-                    f"permute says that {text} is {change} over {axis}, and {text}: {kind} is"
-                    f" {_state_text(state, axis)}",
-                    "name for each dimension the axes that cease to split it, then those that come to",
-                )
-        case _:
-            wanted = None
+    wanted = operation.after(axis)
+    if isinstance(operation, Permute):
+        (source,) = operation.before(axis, kind.names)
+        if source != state:
+            change = f"split on {source}" if source else "whole"
+            raise misuse(
+                "misapplied-movement",
+                f"permute says that {text} is {change} over {axis}, and {text}: {kind} is {_state_text(state, axis)}",
+                "name for each dimension the axes that cease to split it, then those that come to",
+            )
     hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"
-    source = (
-        next((a for axes, a, _ in operation.transfers if axis in axes), "") if isinstance(operation, AllToAll) else ""
-    )
-    what = f"moves a split from {source}" if source else _NEEDS.get(operation.keyword, "")
+    what = operation.does
+    if isinstance(operation, AllToAll):
+        what = f"moves a split from {operation.before(axis, kind.names)[0]}"
     return misuse(
         "misapplied-movement",
         f"{operation.keyword}[{axis}] {what}, and {text}: {kind} is {_state_text(state, axis)}",

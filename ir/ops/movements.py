@@ -10,7 +10,7 @@ from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation,
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
-from shardwright.ir.types import Axes, DType, Placement, Shape
+from shardwright.ir.types import Axes, DType, Placement, Shape, State
 
 Scatter = tuple[Axes, str]
 """Axes, and the dimension that they come to split."""
@@ -26,6 +26,16 @@ class Movement(Operation):
     """Leaves every number as it is and changes which chips (or memories) hold it; `Roll` alone moves indices, too."""
 
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    does: ClassVar[str] = ""
+    """What it does to an axis that it names, for messages."""
+
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        """What an axis that it names may do to an operand with these dimensions."""
+        raise NotImplementedError(self.keyword)
+
+    def after(self, axis: str) -> State:
+        """What an axis that it names does to the result."""
+        raise NotImplementedError(self.keyword)
 
     @property
     def is_movement(self) -> bool:
@@ -60,6 +70,11 @@ class Movement(Operation):
         yield AxisRow((SUM,), (SUM,))
         yield AxisRow((MAX,), (MAX,))
 
+    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
+        if axis not in self.named_axes:
+            return None
+        return [AxisRow((state,), (self.after(axis),)) for state in self.before(axis, args[0].names)]
+
 
 @dataclass(frozen=True)
 class AllGather(Movement):
@@ -69,6 +84,7 @@ class AllGather(Movement):
     """
 
     keyword: ClassVar[str] = "all_gather"
+    does: ClassVar[str] = "gathers what is split"
     axes: Axes
 
     @property
@@ -79,8 +95,11 @@ class AllGather(Movement):
     def named_axes(self) -> tuple[str, ...]:
         return self.axes
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        return [AxisRow((name,), (None,)) for name in args[0].names] if axis in self.axes else None
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return dims
+
+    def after(self, axis: str) -> State:
+        return None
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,7 @@ class AllReduce(Movement):
     """
 
     keyword: ClassVar[str] = "all_reduce"
+    does: ClassVar[str] = "combines partial values"
     axes: Axes
 
     @property
@@ -101,8 +121,11 @@ class AllReduce(Movement):
     def named_axes(self) -> tuple[str, ...]:
         return self.axes
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        return [AxisRow((kind,), (None,)) for kind in (SUM, MAX)] if axis in self.axes else None
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return (SUM, MAX)
+
+    def after(self, axis: str) -> State:
+        return None
 
 
 class _Scattering(Movement):
@@ -119,9 +142,8 @@ class _Scattering(Movement):
     def mentioned_dims(self) -> Iterable[str]:
         return [dim for _, dim in self.targets]
 
-    def target(self, axis: str) -> str | None:
-        """The dimension that the axis comes to split."""
-        return next((dim for axes, dim in self.targets if axis in axes), None)
+    def after(self, axis: str) -> State:
+        return next(dim for axes, dim in self.targets if axis in axes)
 
 
 @dataclass(frozen=True)
@@ -132,11 +154,11 @@ class ReduceScatter(_Scattering):
     """
 
     keyword: ClassVar[str] = "reduce_scatter"
+    does: ClassVar[str] = "combines partial values"
     targets: tuple[Scatter, ...]
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        dim = self.target(axis)
-        return None if dim is None else [AxisRow((kind,), (dim,)) for kind in (SUM, MAX)]
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return (SUM, MAX)
 
 
 @dataclass(frozen=True)
@@ -147,6 +169,7 @@ class AllToAll(Movement):
     """
 
     keyword: ClassVar[str] = "all_to_all"
+    does: ClassVar[str] = "moves a split from one dimension to another"
     transfers: tuple[Transfer, ...]
 
     @property
@@ -160,11 +183,11 @@ class AllToAll(Movement):
     def mentioned_dims(self) -> Iterable[str]:
         return [dim for _, a, b in self.transfers for dim in (a, b)]
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        for axes, source, target in self.transfers:
-            if axis in axes:
-                return [AxisRow((source,), (target,))]
-        return None
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return [source for axes, source, _ in self.transfers if axis in axes]
+
+    def after(self, axis: str) -> State:
+        return next(target for axes, _, target in self.transfers if axis in axes)
 
 
 @dataclass(frozen=True)
@@ -175,15 +198,15 @@ class Slice(_Scattering):
     """
 
     keyword: ClassVar[str] = "slice"
+    does: ClassVar[str] = "takes parts of what is whole"
     targets: tuple[Scatter, ...]
 
     @property
     def communicates(self) -> bool:
         return False
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        dim = self.target(axis)
-        return None if dim is None else [AxisRow((None,), (dim,))]
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return (None,)
 
 
 @dataclass(frozen=True)
@@ -197,6 +220,7 @@ class AsPartial(Movement):
     """
 
     keyword: ClassVar[str] = "as_partial"
+    does: ClassVar[str] = "makes addends of what is whole or split"
     axes: Axes
 
     @property
@@ -220,10 +244,11 @@ class AsPartial(Movement):
             )
         return super().infer(args, context)
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        if axis not in self.axes:
-            return None
-        return [AxisRow((None,), (SUM,)), *(AxisRow((name,), (SUM,)) for name in args[0].names)]
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return (None, *dims)
+
+    def after(self, axis: str) -> State:
+        return SUM
 
 
 @dataclass(frozen=True)
@@ -239,6 +264,7 @@ class Roll(Movement):
     """
 
     keyword: ClassVar[str] = "roll"
+    does: ClassVar[str] = "sends blocks of a split dimension round"
     axes: Axes
     dim: str
     shift: int = 1
@@ -258,8 +284,11 @@ class Roll(Movement):
     def mentioned_dims(self) -> Iterable[str]:
         return (self.dim,)
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        return [AxisRow((self.dim,), (self.dim,))] if axis in self.axes else None
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return (self.dim,)
+
+    def after(self, axis: str) -> State:
+        return self.dim
 
 
 @dataclass(frozen=True)
@@ -276,6 +305,7 @@ class Permute(Movement):
     """
 
     keyword: ClassVar[str] = "permute"
+    does: ClassVar[str] = "moves splits of whole values"
     changes: tuple[Relayout, ...] = ()
     dims: tuple[str, ...] = ()
     blocks: Literal["", "to", "from"] = ""
@@ -296,16 +326,11 @@ class Permute(Movement):
     def mentioned_dims(self) -> Iterable[str]:
         return [*self.dims, *(dim for dim, _, _ in self.changes)]
 
-    def change(self, axis: str) -> tuple[str | None, str | None]:
-        """The dimension that a named axis splits before, and the one after; None where it splits none."""
-        before = next((dim for dim, was, _ in self.changes if axis in was), None)
-        return before, next((dim for dim, _, becomes in self.changes if axis in becomes), None)
+    def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
+        return [next((dim for dim, was, _ in self.changes if axis in was), None)]
 
-    def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
-        if axis not in self.named_axes:
-            return None
-        before, after = self.change(axis)
-        return [AxisRow((before,), (after,))]
+    def after(self, axis: str) -> State:
+        return next((dim for dim, _, becomes in self.changes if axis in becomes), None)
 
 
 def _axes_or_none(axes: Axes) -> WordStatic:
