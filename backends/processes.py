@@ -120,11 +120,11 @@ def say_and_leave(error: DiagnosticError) -> None:
     leave()
 
 
-def leave() -> None:
-    """Ends this process with status 1, without waiting for any thread."""
+def leave(status: int = 1) -> None:
+    """Ends this process with this status, without waiting for any thread."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 class Peers(ABC):
@@ -214,7 +214,9 @@ class Peers(ABC):
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process leaves by an exception."""
         first = (str(error) or type(error).__name__).splitlines()[0]
-        self.tell(failed=f"process {self.processes.index} of {self.processes.count} has failed: {first}")
+        how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"has failed: {first}"
+        self._closing = True  # what the others answer is not news
+        self.tell(failed=f"process {self.processes.index} of {self.processes.count} {how}")
         self.close()
 
     def heard(self, seconds: float) -> DiagnosticError | None:

@@ -14,6 +14,9 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 
 __all__ = ["Processes", "joined", "processes_of"]
 
+INTERRUPTED = 130
+"""The status with which a shell says that SIGINT ended a process."""
+
 
 @contextlib.contextmanager
 def joined(processes: Processes | None) -> Generator[None]:
@@ -37,6 +40,8 @@ def joined(processes: Processes | None) -> Generator[None]:
     jax = cast(Any, importlib.import_module("jax"))
     with contextlib.suppress(AttributeError):  # a build without CPU collectives of other kinds
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    with contextlib.suppress(AttributeError):  # it would keep SIGTERM from ending the process
+        jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         address,
         processes.count,
@@ -49,11 +54,12 @@ def joined(processes: Processes | None) -> Generator[None]:
         with own_stdout():
             yield
     except BaseException as error:
-        if not isinstance(error, DiagnosticError):
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not isinstance(error, DiagnosticError) and not interrupted:
             time.sleep(1)  # if another process was lost, that is why, and this one is about to say so
         peers.fail(error)
         # JAX's own handler, which runs after this one, would wait for processes that are gone, and then abort.
-        atexit.register(leave)
+        atexit.register(leave, INTERRUPTED if interrupted else 1)
         raise
     peers.finish()
     jax.distributed.shutdown()

@@ -158,8 +158,9 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.interrupts import going_on_from
 
     processes = processes_from(args)
-    with going_on_from(None if processes is not None else args.output), joined(processes):
-        return _generate(args, writes=processes is None or processes.index == 0)
+    writes = processes is None or processes.index == 0
+    with going_on_from(args.output if writes else None), joined(processes):
+        return _generate(args, writes=writes)
 
 
 def _generate(args: argparse.Namespace, *, writes: bool) -> int:
