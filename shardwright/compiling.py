@@ -104,16 +104,19 @@ class Compiled:
     """How far the chosen layouts are from the least bytes at most; None where the program left nothing to choose."""
 
 
-def compile_program(program: Program, *, validate: bool = True, edges: Edges = "global") -> Compiled:
+def compile_program(
+    program: Program, *, validate: bool = True, edges: Edges = "global", target: str | None = None
+) -> Compiled:
     """A stand-alone JAX module for a program.
 
     Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
-    has a dimension for each digit instead.
+    has a dimension for each digit instead. It is written as the compiler of `target` keeps it, where one is given.
 
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
     """
     from shardwright.backends.jax.emit import emit
+    from shardwright.backends.targets.names import parse_target
     from shardwright.backends.validation import validate as run_validation
     from shardwright.passes.pipelines import Trace, proof_of
     from shardwright.passes.pipelines import explicit as run
@@ -125,7 +128,8 @@ def compile_program(program: Program, *, validate: bool = True, edges: Edges = "
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     if layouts is not None and not layouts.proved:
         header.append(f"bytes received per chip are {layouts}")
-    return Compiled(emit(made, header, in_digits=edges == "digits"), made, proof, layouts)
+    forms = parse_target(target).forms if target is not None else None
+    return Compiled(emit(made, header, in_digits=edges == "digits", forms=forms), made, proof, layouts)
 
 
 def run(

@@ -158,10 +158,11 @@ def explain_program(
     """Explains an explicit program. `file` is what sources name; without it they are left out. `in_digits` as of
     `backends.jax.emit`."""
     from shardwright.backends.jax.emit import emit
+    from shardwright.backends.targets.names import parse_target
     from shardwright.cost.memory import memory_of
     from shardwright.cost.traffic import bytes_received
 
-    text = emit(program, in_digits=in_digits)
+    text = emit(program, in_digits=in_digits, forms=parse_target(target).forms)
     explained = _explain_text_of_module(text, target, program.mesh, functions, time_limit_s)
     reports: list[FunctionReport] = []
     for report in explained.functions:

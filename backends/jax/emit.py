@@ -18,6 +18,7 @@ from shardwright.backends.jax.module_head import (
     table_lines,
 )
 from shardwright.backends.jax.source_text import (
+    Forms,
     Names,
     assigned,
     bare_or_tuple,
@@ -30,25 +31,27 @@ from shardwright.ir.program import Func, Program
 from shardwright.ir.walk import names_of
 
 
-def emit(program: Program, header: Sequence[str] = (), *, in_digits: bool = False) -> str:
+def emit(program: Program, header: Sequence[str] = (), *, in_digits: bool = False, forms: Forms | None = None) -> str:
     """The Python source of a module that imports jax and numpy only.
 
     It defines MESH_SHAPE, make_mesh(devices=None), IN_SPECS, OUT_SPECS, and build_NAME(mesh) for each function. The
     program must be explicit: every type without holes, every movement a statement. `header` lines go into the module's
     docstring. With `in_digits` every strided array that no permute makes blocks of has a dimension for each digit, also
-    where the movements beside it would take blocks. Raises a `DiagnosticError` where a name cannot stand in Python, a
-    type has holes, or a value is in a memory that JAX does not have.
+    where the movements beside it would take blocks. `forms` are those that a target's compiler keeps. Raises a
+    `DiagnosticError` where a name cannot stand in Python, a type has holes, or a value is in a memory that JAX does not
+    have.
     """
     for name in (*program.mesh.axes, *(value.name for value in (*program.weights, *program.state))):
         check_identifier(name)
     for dim in program.dims:
         check_dimension(dim.name)
-    return _Module(program, ProgramEdges(program, in_digits)).source(header)
+    return _Module(program, ProgramEdges(program, in_digits), forms or Forms()).source(header)
 
 
 class _Module:
-    def __init__(self, program: Program, edges: ProgramEdges) -> None:
+    def __init__(self, program: Program, edges: ProgramEdges, forms: Forms) -> None:
         self.program = program
+        self.forms = forms
         self.edges = edges
         self.has_globals = has_globals(program)
         self.helpers: set[str] = set()
@@ -79,7 +82,7 @@ class _Module:
         check_identifier(func.name)
         digits = self.edges.digits(func)
         names = Names((*names_of(func), *(value.name for value in (*program.weights, *program.state)), func.name))
-        lowering = Lowering(digits, self.helpers.add)
+        lowering = Lowering(digits, self.helpers.add, self.forms)
         body = FunctionBody(program, func, lowering, names)
         used = names_of(func)
         here = [value for value in (*program.weights, *program.state) if value.name in used]

@@ -31,7 +31,9 @@ def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lower
     """
     if isinstance(operation, ops.Movement):
         source = terms[0]
-        return lower_movement(operation, source.code, source.tensor, result, lowering.digits, lowering.use_helper)
+        return lower_movement(
+            operation, source.code, source.tensor, result, lowering.digits, lowering.use_helper, lowering.forms
+        )
     lowered = LOWERINGS.get(type(operation))
     if lowered is None:
         raise fault("unsupported", f"there is no JAX source for {operation.keyword}", NOWHERE)

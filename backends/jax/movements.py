@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from shardwright.backends.digit_factors import Digits, Factor, leads
-from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, tuple_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, axes_text, block_start, tuple_text
 from shardwright.cost.exchange import Table, exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -33,7 +33,13 @@ def transposed(code: str, order: Sequence[int]) -> str:
 
 
 def lower_movement(
-    operation: Movement, code: str, before: TensorType, after: TensorType, digits: Digits, use_helper: UseHelper
+    operation: Movement,
+    code: str,
+    before: TensorType,
+    after: TensorType,
+    digits: Digits,
+    use_helper: UseHelper,
+    forms: Forms,
 ) -> str:
     """The expression of a movement of the array that `code` names; `use_helper` is told the module's helpers in it."""
     operation = operation.moves  # XLA finds itself what may run beside a copy or a collective
@@ -45,7 +51,7 @@ def lower_movement(
         case ops.AllGather():
             return _Plan(digits, before, after).all_gather(code, operation.axes)
         case ops.ReduceScatter():
-            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes)
+            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, forms)
         case ops.AllToAll():
             return _Plan(digits, before, after).all_to_all(code, operation.named_axes)
         case ops.Slice():
@@ -219,16 +225,19 @@ class _Plan:
         gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
         return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
 
-    def reduce_scatter(self, code: str, named: Sequence[str]) -> str:
+    def reduce_scatter(self, code: str, named: Sequence[str], forms: Forms) -> str:
         axes = self.axes(named)
         partial = self.before.partial
         if partial is not None and partial.kind is Reduction.MAX:
             return _through_integers(self.before.dtype, code, lambda c: self._max_scatter(c, axes))
-        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes))
+        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, forms))
 
-    def _sum_scatter(self, code: str, axes: Sequence[str]) -> str:
+    def _sum_scatter(self, code: str, axes: Sequence[str], forms: Forms) -> str:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
+            if at and forms.scatter_in_front:
+                scattered = f"lax.psum_scatter(jnp.moveaxis({code}, {at}, 0), {axes_text(axes)}, tiled=True)"
+                return f"jnp.moveaxis({scattered}, 0, {at})"
             return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
         front, shape = self.to_front(code, axes)
         return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)

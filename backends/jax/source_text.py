@@ -6,7 +6,9 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from shardwright.backends.jax.helpers import HELPERS
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import DType
 
@@ -15,12 +17,20 @@ WIDTH = 119
 
 RESERVED = frozenset(
     {
-        "jax", "jnp", "lax", "np", "mesh", "weights", "state", "on_mesh", "carry", "xs", "shape",
-        "name", "make_mesh", "put", "zero_state", "global_index",
-        "local_place", "floor_divide", "layernorm", "rmsnorm", "rotary", "topk", "threefry2x32", "uniform",
+        "jax", "jnp", "lax", "np", "functools", "with_layout_constraint", "mesh", "weights", "state", "on_mesh",
+        "carry", "xs", "shape", "name", "make_mesh", "put", "zero_state", *HELPERS,
     }
 )  # fmt: skip
 """Names that an emitted module uses itself; a value of the program that has one gets a suffix."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How things that can be written in several ways are written, for the sake of a target's compiler."""
+
+    scatter_in_front: bool = False
+    """A reduce-scatter along the first dimension of an array that is transposed before and after."""
+
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DIM = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

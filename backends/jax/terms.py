@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.movements import UseHelper, transposed
-from shardwright.backends.jax.source_text import JAX_DTYPES, block_start, number_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, block_start, number_text
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import DType, TensorType
@@ -38,6 +38,7 @@ class Lowering:
 
     digits: Digits
     use_helper: UseHelper
+    forms: Forms
 
     @property
     def mesh(self) -> Mesh:

@@ -10,7 +10,9 @@ from functools import cache
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import Any
 
+from shardwright.backends.jax.source_text import Forms
 from shardwright.backends.targets.gpus import gpu_names
 from shardwright.cost.chips import Chip, Switched, Torus, load_chip
 from shardwright.cost.topology import SwitchedTopology, TorusTopology, topology_of
@@ -64,7 +66,12 @@ class Target:
     @property
     def clock_hz(self) -> float | None:
         """The clock of the cycles that its compiler estimates; None where it estimates none."""
-        return _clocks().get(self.name.partition(":")[0])
+        return _tpus()["clock_hz"].get(self.name.partition(":")[0])
+
+    @property
+    def forms(self) -> Forms:
+        """The forms that its compiler keeps."""
+        return Forms(**{form: self.name.partition(":")[0] in chips for form, chips in _tpus()["forms"].items()})
 
     def order(self, mesh: Mapping[str, int]) -> tuple[tuple[int, ...], ...] | None:
         """Where each chip of the mesh lies, row by row over the mesh, as the cost model lays it: coordinates in a slice
@@ -120,8 +127,8 @@ def _coordinates(torus: TorusTopology) -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def _clocks() -> dict[str, float]:
-    return tomllib.loads((Path(__file__).parent / "tpus.toml").read_text(encoding="utf-8"))["clock_hz"]
+def _tpus() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "tpus.toml").read_text(encoding="utf-8"))
 
 
 def chip_names() -> tuple[str, ...]:

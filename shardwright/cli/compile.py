@@ -49,7 +49,9 @@ def execute(args: argparse.Namespace) -> int:
 
     source = read_program(args.file)
     with located(source):
-        compiled = compile_program(load(source, args.mesh, args.dim), validate=args.validate, edges=args.edges)
+        compiled = compile_program(
+            load(source, args.mesh, args.dim), validate=args.validate, edges=args.edges, target=args.target
+        )
     write_output(args.output, compiled.text)
     proof = compiled.validation
     if proof is not None and proof.skipped:

@@ -6,8 +6,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from oracles.jax_agreement import explicit
 
+from shardwright.backends.jax.devices import arrange_devices
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
@@ -42,6 +47,27 @@ def test_names_that_are_none(name: str, said: str) -> None:
         parse_target(name)
     assert caught.value.diagnostics[0].message == said
     assert caught.value.diagnostics[0].notes
+
+
+@pytest.mark.parametrize(
+    ("target", "in_front"), [("tpu-v4:2x2x1", True), ("tpu-v5p:2x2x1", True), ("tpu-v5e:2x2", False), ("cpu", False)]
+)
+def test_a_reduce_scatter_is_along_the_dimension_that_the_compiler_keeps(target: str, in_front: bool) -> None:
+    program = explicit("""
+    mesh x=2 y=2
+    dim B=4 E=8 F=8
+    func f(x: f32 BE_xy, w: f32 E_xyF) -> f32 BF_xy {
+      h = x @[E] w
+      y = reduce_scatter[xy -> F](h)
+      return y
+    }
+    """)
+    text = emit(program, forms=parse_target(target).forms)
+    assert ("jnp.moveaxis(lax.psum_scatter(jnp.moveaxis(h, 1, 0), ('x', 'y'), tiled=True), 0, 1)" in text) == in_front
+    module = load_module(text)
+    x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    made = module.build_f(module.make_mesh(arrange_devices(4).devices))(x[:4], w)
+    assert np.abs(np.asarray(made) - x[:4] @ w).max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,44 @@ def test_gpus_run_what_is_written(target: str) -> None:
     assert func.kernels == ()
 
 
+@pytest.mark.parametrize("target", ["tpu-v4:4x2x2", "tpu-v5p:4x2x2"])
+def test_a_reduce_scatter_of_a_product_stays_one(target: str) -> None:
+    """Along the second dimension libtpu makes an all-reduce of it, and a slice."""
+    text = FEEDFORWARD.replace("B=64 E=512 F=2048", "B=512 E=4096 F=16384")
+    func = function(text, target)
+    assert {c.op for c in func.collectives} == {"all_gather", "reduce_scatter"}
+    assert func.bytes_received == func.written_bytes_received
+
+
+CACHED = """
+dim N=4 B=512 T=2048 E=512 D=256
+weights { wk: NE_xD }
+state { k: NB_xyzTD
+        pos: int32 }
+func decode(x: B_xyzE) -> f32 B_xyzE {
+  y: f32 B_xyzE = loop[N](h: f32 B_xyzE = convert[f32](x)) {
+    row: B_xyzD = convert[bf16](h) @[E] wk
+    set k = update[T](k, row, pos)
+    near: f32 B_xyzT = convert[f32](row @[D] k)
+    next h + sum[T](near)
+  }
+  set pos = pos + 1
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
+def test_a_cache_is_written_in_place(target: str) -> None:
+    """libtpu copies the whole of a cache into another tiling where its rows are scattered."""
+    func = function(CACHED, target)
+    cache = 4 * 512 * 2048 * 256 * 2 // 8
+    assert func.argument_bytes is not None
+    assert func.temporary_bytes is not None
+    assert func.argument_bytes > cache
+    assert func.temporary_bytes < cache // 16
+
+
 @pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
 def test_loops_count_by_their_trips(target: str) -> None:
     func = function(LAYERS, target)
