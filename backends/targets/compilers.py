@@ -76,10 +76,10 @@ def compile_module(
     takes longer than `time_limit_s` for all of them, or its process ends. What it refuses is the function's
     `error`.
     """
+    request = _request(target, mesh, functions)
     missing = target.platform.missing
     if missing:
         raise not_installed(target.name, missing, target.platform.command)
-    request = _request(target, mesh, functions)
     kept = _folder() / f"{_key(request, text)}.json.gz"
     answer = _read(kept)
     if answer is None:
