@@ -28,7 +28,7 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.exchange import Digits, Orders, stretch
+from shardwright.cost.exchange import Orders, stretch
 from shardwright.cost.movements import bytes_of
 from shardwright.ir.digits import Order, common_order, digit_values, fitting_order
 from shardwright.ir.mesh import Mesh
@@ -84,15 +84,15 @@ def _receives(groups: int, lacking: int) -> int:
 def lacking_elements(source: TensorType, target: TensorType, mesh: Mesh, orders: Orders) -> int:
     """Elements of its shard of the target that the chip which lacks most does not hold of the source, both whole."""
     kept = np.ones([1] * len(mesh), np.int64)
-    for i, dim in enumerate(source.dims):
-        sides = [(_order(kind, i, mesh, orders), kind.splits[i]) for kind in (source, target)]
-        kept = kept * _held_in_both(dim.size, sides[0], sides[1], mesh)
+    for dim, was, becomes in zip(source.dims, source.splits, target.splits, strict=True):
+        kept = kept * _held_in_both(dim.size, orders.get(dim.name, ()), was, becomes, mesh)
     return target.local_elements(mesh) - int(kept.min())
 
 
 @lru_cache(maxsize=1 << 12)
-def _held_in_both(size: int, before: Digits, after: Digits, mesh: Mesh) -> NDArray[np.int64]:
+def _held_in_both(size: int, digits: Order, was: Axes, becomes: Axes, mesh: Mesh) -> NDArray[np.int64]:
     """Indices of a dimension that each chip holds in both layouts: [sizes of axes that split it in one, else 1]."""
+    before, after = ((fitting_order(digits, axes, size, mesh), axes) for axes in (was, becomes))
     unit = math.gcd(stretch(size, before, mesh), stretch(size, after, mesh))
     indices = np.arange(0, size, unit)
     at: dict[str, NDArray[np.int64]] = {}
