@@ -25,9 +25,9 @@ from shardwright.ir.program import Let, Program
 
 LEAST_ENTRIES = 3e8
 ENTRIES_PER_CUBE = 1.5e4
-MOST_ENTRIES = 1e10
+MOST_ENTRIES = 6e9
 """The limit for a program is the first and the second for each cube of statements, but not more than the third, which
-takes some seconds: twice what the proof of any preset of a model takes. It is the third where nothing else finds a
+takes some seconds: more than the proof of any preset of a model takes. It is the third where nothing else finds a
 choice."""
 
 FOR_BOUNDS = 0.2
