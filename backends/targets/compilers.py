@@ -148,7 +148,9 @@ def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float
         parts = (_MODULE, "request.json", "answer.json", "noise", "dumps")
         file, asked, answered, noise, dumps = (folder / part for part in parts)
         file.write_text(text, encoding="utf-8")
-        asked.write_text(json.dumps({**request, "file": str(file), "dumps": str(dumps)}), encoding="utf-8")
+        asked.write_text(
+            json.dumps({**request, "file": str(file), "dumps": str(dumps), "parent": os.getpid()}), encoding="utf-8"
+        )
         words = [sys.executable, "-m", "shardwright.backends.targets.worker", str(asked), str(answered)]
         with noise.open("wb") as sink:
             environment = _environment(request["devices"], dumps)

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from math import prod
 from pathlib import Path
@@ -28,6 +29,7 @@ def main(request_path: str, answer_path: str) -> None:
     "report"}]}`, or `{"error"}` where the compiler is not there at all. A report is the head of the compiler's list of
     the largest allocations."""
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    threading.Thread(target=_leave_with, args=(request["parent"],), daemon=True).start()
     try:
         devices = _devices(request)
         module = import_file(Path(request["file"]))
@@ -36,6 +38,13 @@ def main(request_path: str, answer_path: str) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the process that asked says it
         answer = {"error": f"{type(error).__name__}: {error}"}
     Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _leave_with(parent: int) -> None:
+    """Ends this process when the one that asked is no more, so that no compiler goes on for nobody."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _devices(request: dict[str, Any]) -> list[Any]:

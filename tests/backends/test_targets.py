@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +228,39 @@ def test_a_compiler_that_ends_its_process(cache: Path) -> None:
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.message == "the compiler of cpu ended its process (killed by signal 6)"
     assert [note.message for note in diagnostic.notes] == ["last words"]
+
+
+ASKING = """
+import sys
+from shardwright.backends.targets.compilers import compile_module
+from shardwright.backends.targets.names import parse_target
+compile_module(parse_target("cpu"), sys.argv[1], {"x": 2})
+"""
+SLEEPING = "import os, time\nopen({!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+
+
+def test_a_compiler_ends_with_who_asked(cache: Path, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    asking = subprocess.Popen([sys.executable, "-c", ASKING, SLEEPING.format(str(told))])
+    assert _within(30, lambda: told.exists() and told.read_text() != "")
+    asking.kill()
+    asking.wait()
+    assert _within(30, lambda: not _runs(int(told.read_text())))
+
+
+def _within(seconds: float, so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not so() and time.monotonic() < end:
+        time.sleep(0.1)
+    return so()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process computes; one that has ended may still be listed until somebody asks for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_nothing_is_printed(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
