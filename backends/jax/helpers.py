@@ -157,6 +157,14 @@ def rotary(x, positions, frequencies, axis, style):
         turned = jnp.stack(turned, -1).reshape(*v.shape[:-1], 2 * n)
     return jnp.moveaxis(jnp.concatenate((turned, v[..., 2 * n:]), -1), -1, axis).astype(x.dtype)
 ''',
+    "scattered_in_front": '''
+def scattered_in_front(x, axes, at):
+    """The reduce-scatter of x along a dimension, as rows that lie one after the other in memory."""
+    front = jnp.moveaxis(x, at, 0)
+    rows = with_layout_constraint(front.reshape(front.shape[0], -1), Layout((0, 1)))
+    scattered = lax.psum_scatter(rows, axes, tiled=True)
+    return jnp.moveaxis(scattered.reshape(-1, *front.shape[1:]), 0, at)
+''',
     "topk": '''
 def topk(x, k, axis, index, blocks=1):
     """The k greatest elements along an axis, and their entries in index; of several blocks one after the other.

@@ -51,7 +51,7 @@ def lower_movement(
         case ops.AllGather():
             return _Plan(digits, before, after).all_gather(code, operation.axes)
         case ops.ReduceScatter():
-            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, forms)
+            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, forms, use_helper)
         case ops.AllToAll():
             return _Plan(digits, before, after).all_to_all(code, operation.named_axes)
         case ops.Slice():
@@ -225,19 +225,19 @@ class _Plan:
         gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
         return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
 
-    def reduce_scatter(self, code: str, named: Sequence[str], forms: Forms) -> str:
+    def reduce_scatter(self, code: str, named: Sequence[str], forms: Forms, use_helper: UseHelper) -> str:
         axes = self.axes(named)
         partial = self.before.partial
         if partial is not None and partial.kind is Reduction.MAX:
             return _through_integers(self.before.dtype, code, lambda c: self._max_scatter(c, axes))
-        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, forms))
+        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, forms, use_helper))
 
-    def _sum_scatter(self, code: str, axes: Sequence[str], forms: Forms) -> str:
+    def _sum_scatter(self, code: str, axes: Sequence[str], forms: Forms, use_helper: UseHelper) -> str:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
-            if at and forms.scatter_in_front:
-                scattered = f"lax.psum_scatter(jnp.moveaxis({code}, {at}, 0), {axes_text(axes)}, tiled=True)"
-                return f"jnp.moveaxis({scattered}, 0, {at})"
+            if forms.scatter_in_front and len(self.local) > 1:
+                use_helper("scattered_in_front")
+                return f"scattered_in_front({code}, {axes_text(axes)}, {at})"
             return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
         front, shape = self.to_front(code, axes)
         return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)

@@ -29,7 +29,7 @@ class Forms:
     """How things that can be written in several ways are written, for the sake of a target's compiler."""
 
     scatter_in_front: bool = False
-    """A reduce-scatter along the first dimension of an array that is transposed before and after."""
+    """A reduce-scatter along the rows of an array that is transposed, and made two-dimensional, before and after."""
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
