@@ -49,7 +49,7 @@ def lower_movement(
         case ops.AllReduce():
             return _all_reduce(operation, code, before, use_helper)
         case ops.AllGather():
-            return _Plan(digits, before, after).all_gather(code, operation.axes)
+            return _Plan(digits, before, after).all_gather(code, operation.axes, forms)
         case ops.ReduceScatter():
             return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, forms, use_helper)
         case ops.AllToAll():
@@ -216,11 +216,13 @@ class _Plan:
 
     # ------------------------------------------------------------ collectives
 
-    def all_gather(self, code: str, named: Sequence[str]) -> str:
+    def all_gather(self, code: str, named: Sequence[str], forms: Forms) -> str:
         axes = self.axes(named)
         at = self.only()
         if at is not None and leads(self.rows[at], "arrives"):
-            return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
+            for group in forms.groups(axes):
+                code = f"lax.all_gather({code}, {axes_text(group)}, axis={at}, tiled=True, to='invarying')"
+            return code
         stays = [factor.size for factor in self.flat if factor.fate == "stays"]
         gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
         return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
@@ -237,7 +239,9 @@ class _Plan:
         if at is not None and leads(self.rows[at], "leaves"):
             if forms.scatter_in_front and len(self.local) > 1:
                 use_helper("scattered_in_front")
-                return f"scattered_in_front({code}, {axes_text(axes)}, {at})"
+                for group in reversed(forms.groups(axes)):
+                    code = f"scattered_in_front({code}, {axes_text(group)}, {at})"
+                return code
             return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
         front, shape = self.to_front(code, axes)
         return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)

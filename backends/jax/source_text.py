@@ -30,6 +30,15 @@ class Forms:
 
     scatter_in_front: bool = False
     """A reduce-scatter along the rows of an array that is transposed, and made two-dimensional, before and after."""
+    two_axes_at_once: bool = False
+    """A gather or reduce-scatter over more mesh axes than two as one over two of them and one over the others."""
+
+    def groups(self, axes: Sequence[str]) -> list[Sequence[str]]:
+        """The axes that one collective is over after the other, in a gather; the other way round in a scatter. Of
+        `axes` the first holds the most significant digit."""
+        if len(axes) < 3 or not self.two_axes_at_once:
+            return [axes]
+        return [axes[-2:], *self.groups(axes[:-2])]
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

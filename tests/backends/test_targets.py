@@ -72,6 +72,28 @@ def test_a_reduce_scatter_is_along_the_dimension_that_the_compiler_keeps(target:
     assert np.abs(np.asarray(made) - x[:4] @ w).max() < 1e-5
 
 
+def test_collectives_over_all_chips_of_a_torus_are_in_two() -> None:
+    program = explicit("""
+    mesh x=2 y=2 z=2
+    dim B=4 E=8 F=8
+    func f(x: f32 BE_xyz, w: f32 EF_zxy) -> f32 BF_zyx {
+      g = all_gather[xyz](x)
+      h = g @[E] w
+      i = all_gather[zxy](h)
+      j = as_partial[xyz](i)
+      y = reduce_scatter[zyx -> F](j)
+      return y
+    }
+    """)
+    text = emit(program, forms=parse_target("tpu-v4:2x2x2").forms)
+    assert text.count("lax.all_gather(") == 4
+    assert text.count("scattered_in_front(scattered_in_front(") == 1
+    module = load_module(text)
+    x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    made = module.build_f(module.make_mesh(arrange_devices(8).devices))(x[:4], w)
+    assert np.abs(np.asarray(made) - x[:4] @ w).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "first"),
     [

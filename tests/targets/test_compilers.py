@@ -110,6 +110,15 @@ def test_a_reduce_scatter_of_a_product_stays_one(target: str) -> None:
     assert func.bytes_received == func.written_bytes_received
 
 
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5p:2x2x2"])
+def test_collectives_over_all_chips_of_a_torus_stay_what_they_are(target: str) -> None:
+    """Over three axes libtpu makes all-reduces of them."""
+    text = FEEDFORWARD.replace("E_xF_yz", "EF_xyz").replace("F_yzE_x", "F_xyzE")
+    func = function(text.replace("B=64 E=512 F=2048", "B=512 E=4096 F=16384"), target)
+    assert {c.op for c in func.collectives} == {"all_gather", "reduce_scatter"}
+    assert func.bytes_received == func.written_bytes_received
+
+
 CACHED = """
 dim N=4 B=512 T=2048 E=512 D=256
 weights { wk: NE_xD }
