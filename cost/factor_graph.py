@@ -71,12 +71,13 @@ class FactorGraph:
         cost = bound = 0.0
         nodes = 0
         parts = self._components()
+        each = tolerance / max(1, sum(len(part) > 1 for part in parts))
         for part in parts:
             variables = list(dict.fromkeys(v for f in part for v in self.factors[f].variables))
             number = {variable: i for i, variable in enumerate(variables)}
             factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
             sizes = [self.sizes[variable] for variable in variables]
-            found = _Search(factors, sizes, tolerance / len(parts), max_nodes, out_of_time, limit or WorkLimit()).run()
+            found = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit()).run()
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for variable, chosen in zip(variables, found.choice, strict=False):
                 choice[variable] = chosen

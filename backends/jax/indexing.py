@@ -10,7 +10,7 @@ from shardwright.backends.jax.source_text import number_text, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.types import DType, TensorType
+from shardwright.ir.types import ON_DEVICE, DType, TensorType
 
 
 def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
@@ -127,7 +127,8 @@ def lower_update(
     single = terms[2].kind is None or terms[2].kind.local_elements(lowering.mesh) == 1
     own = [operation.dim if name == written else name for name in new.names]
     n_rows = 1 if written is None else lowering.size(new, written)
-    if single and (n_rows == 1 or (lowering.digits.is_contiguous(cache, operation.dim) and not operation.wrap)):
+    beside = n_rows == 1 or (lowering.digits.is_contiguous(cache, operation.dim) and not operation.wrap)
+    if single and beside and cache.placement == ON_DEVICE:
         names = [name for name in whole.names if name in own]
         sizes = [new.local_shape(lowering.mesh)[own.index(name)] for name in names]
         shape = [sizes[names.index(name)] if name in names else 1 for name in whole.names]
