@@ -96,7 +96,7 @@ class Work:
     reduced: list[str] = field(default_factory=list[str])
     """Partial, then whole."""
     single: list[str] = field(default_factory=list[str])
-    """Of these, the axes of one chip."""
+    """The axes of one chip among these."""
     remade: list[str] = field(default_factory=list[str])
     """A partial maximum, then a partial sum."""
     kept: list[str] = field(default_factory=list[str])
@@ -187,7 +187,7 @@ def _by_dim(targets: Mapping[str, str]) -> tuple[tuple[Axes, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left of each dimension beside the digits of its order."""
+    """The size left of each dimension beside the digits of its order."""
 
     mesh: Mesh
     orders: Mapping[str, Order]

@@ -31,10 +31,10 @@ Takes = Callable[[str, Sequence[str]], bool]
 """Tells whether axes may split a dimension on the way."""
 
 Node = tuple[State, ...]
-"""What each axis of several chips does."""
+"""States of the axes of several chips."""
 
 MOST_TYPES = 1024
-"""Of more types in the middle, only those are searched whose axes are as in the source, as in the target, or whole."""
+"""With more types in the middle only those are tried whose axes are as in the source, as in the target, or whole."""
 
 
 def permute_between(before: TensorType, after: TensorType) -> Permute:
@@ -100,7 +100,7 @@ class _Search:
         self.together: dict[tuple[int, frozenset[str], frozenset[str]], bool] = {}
 
     def all_states(self) -> list[list[State]]:
-        """What each axis may do on the way."""
+        """The states that each axis may have on the way."""
         ends = list(zip(self.source, self.target, strict=True))
         sums: list[State] = [Reduction.SUM] if Reduction.SUM in {*self.source, *self.target} else []
         everything: list[list[State]] = [list(dict.fromkeys([*pair, None, *self.names, *sums])) for pair in ends]
@@ -129,7 +129,7 @@ class _Search:
         return self.kinds[node]
 
     def least(self, node: Node) -> Cost:
-        """What is left from there at least."""
+        """A lower bound on the bytes from there on."""
         if node == self.target:
             return 0, 0, 0, 0
         if self.topology is not None:

@@ -1,4 +1,4 @@
-"""What a target's compiler makes of a program: its collectives, whose statements they are, memory and kernels."""
+"""Programs as a target's compiler made them: their collectives, whose statements they are, memory and kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwright.ir.program import Func, Program
 
 _FILE = "compiled.py"
-"""What an emitted module is called while it is compiled."""
+"""The name of an emitted module while it is compiled."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class FunctionReport:
-    """What became of a function. Bytes are those of one chip; None is what is not known.
+    """A function as it was compiled. Bytes are those of one chip; None is what is not known.
 
     `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
     `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held.
@@ -94,7 +94,7 @@ class FunctionReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a target's compiler made of the functions of a program, and what it refused."""
+    """The functions of a program as a target's compiler made them, and what it refused."""
 
     target: str | None
     functions: tuple[FunctionReport, ...]

@@ -32,11 +32,10 @@ WORDS = {
 """XLA's collectives in the words of the language."""
 
 _LATER_PARTS = ("async-update", "async-done")
-"""What names the computation of an asynchronous start once more."""
+"""Opcodes that name the computation of an asynchronous start once more."""
 
 _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
-"""What the TPU's compiler calls a reduce-scatter of its own, made of an all-reduce and a slice: the computation, the
-emitter."""
+"""Names of the TPU's compiler for its own reduce-scatter, an all-reduce with a slice: the computation, the emitter."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _executed(
 
 
 def _goes_on(computation: Computation, instruction: Instruction) -> bool:
-    """Whether it is the middle or the end of a collective beside fusions. The TPU's compiler writes such a one
+    """Tells whether it is the middle or the end of a collective beside fusions. The TPU's compiler writes such a one
     down in each fusion that it passes through, of which the first starts it."""
     users = computation.users(instruction.name)
     if any('"AsyncCollectiveStart"' in user.attributes for user in users):
@@ -178,7 +177,7 @@ def _operands(computation: Computation, instruction: Instruction) -> tuple[Array
 
 
 def _results(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
-    """Those of its `-done`, else those that its own type has beside operands and what the runtime adds."""
+    """The results of its `-done`, else those that its own type has beside operands and what the runtime adds."""
     opcode = instruction.opcode
     if not opcode.endswith("-start"):
         return instruction.arrays

@@ -1,4 +1,4 @@
-"""What a compiled module moves in all: bytes that one device receives, and collectives executed."""
+"""Totals of a compiled module: bytes that one device receives, and collectives executed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _ROOT = object()
 def is_sliced(
     computations: Mapping[str, Computation], computation: Computation, reduced: Instruction, chips: int
 ) -> bool:
-    """Whether all that is ever read of the results is a part as small as a reduce-scatter over `chips` would leave."""
+    """Tells whether no more of the results is ever read than a reduce-scatter over `chips` would leave."""
     if reduced.opcode.endswith("-start"):
         done = next((user for user in computation.users(reduced.name) if user.opcode.endswith("-done")), None)
         return done is not None and is_sliced(computations, computation, done, chips)

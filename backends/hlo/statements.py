@@ -119,7 +119,7 @@ def _whole(collective: Collective, at: int) -> int:
 
 
 def _sizes(collective: Collective) -> list[int]:
-    """Of each of its arrays. An all-to-all of several has one for each device, and is not merged with others."""
+    """Elements of each of its arrays. An all-to-all of several has one for each device, and is not merged."""
     if collective.op == "all_to_all":
         return [sum(array.elements for array in collective.results)]
     return [_whole(collective, at) for at in range(max(len(collective.operands), len(collective.results)))]

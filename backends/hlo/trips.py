@@ -113,7 +113,7 @@ class _Evaluation:
 
 
 def _is_small(instruction: Instruction) -> bool:
-    """Whether it gives numbers, of which counters are made, and no arrays."""
+    """Tells whether it gives numbers, of which counters are made, and no arrays."""
     return any(array.elements == 1 for array in instruction.arrays)
 
 

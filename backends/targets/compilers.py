@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class CompiledFunction:
-    """What a compiler made of a function: its optimized module as HLO text, and the one it was given, `written`.
+    """A function as a compiler made it: its optimized module as HLO text, and the one it was given, `written`.
 
     `error` is set where it made nothing.
     """
@@ -194,7 +194,7 @@ def _folder() -> Path:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """What was kept; None where nothing was, or what is there cannot be read."""
+    """The result that was kept; None where nothing was, or what is there cannot be read."""
     with suppress(OSError, EOFError, ValueError, gzip.BadGzipFile):
         answer: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
         return answer

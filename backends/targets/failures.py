@@ -1,4 +1,4 @@
-"""What a target's compiler could not do, said in our words."""
+"""Failures of a target's compiler, told in our words."""
 
 from __future__ import annotations
 

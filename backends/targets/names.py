@@ -56,7 +56,7 @@ PLATFORMS = {
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: a chip, and the shape of the slice or the nodes; the host's own processor has neither."""
+    """A machine to compile for: a chip, and the shape of the slice or the nodes; the host's processor has neither."""
 
     name: str
     platform: Platform
@@ -149,7 +149,7 @@ class TargetRow:
 
 
 def targets() -> tuple[TargetRow, ...]:
-    """What can be compiled for, here or after an installation."""
+    """The chips that can be compiled for, here or after an installation."""
     examples = {"cpu": "cpu"} | {chip: example_name(chip) for chip in chip_names()}
     rows: list[TargetRow] = []
     for chip, example in examples.items():

@@ -114,7 +114,7 @@ def _compiled(module: ModuleType, mesh: Any, name: str, request: dict[str, Any])
 
 
 def _report(request: dict[str, Any], name: str) -> str:
-    """What the compiler left in its folder of dumps on the memory of the function that it compiled last."""
+    """The compiler's dump on the memory of the function that it compiled last."""
     written = sorted(Path(request["dumps"]).glob(f"*jit_{name}.*memory-usage-report.txt"))
     return written[-1].read_text(encoding="utf-8", errors="replace")[:_REPORT_LENGTH] if written else ""
 

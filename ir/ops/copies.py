@@ -41,7 +41,7 @@ class Fetch(Movement):
         return ON_DEVICE
 
     def following(self, trips: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[dict[str, int], bool]:
-        """Of the trip after the one at these indices of loops, the indices; and whether its slice is zeros, since
+        """The indices of the trip after the one at these indices of loops; and whether its slice is zeros, since
         there is no such trip."""
         at = dict(trips)
         for dim in reversed(self.ahead):

@@ -15,7 +15,7 @@ from shardwright.ir.operation import Arg
 from shardwright.ir.types import DType
 
 Takes = Literal["float", "bool", "value"]
-"""What an operand is: a floating-point value, a bool, or a value of any format that all such operands share."""
+"""Kinds of operands: a floating-point value, a bool, or a value of any format that all such operands share."""
 
 Together = tuple[tuple[int, ...], ...]
 """Sets of operands, by position, that may be partial over an axis at once while the others are whole."""
@@ -26,7 +26,7 @@ Function = Callable[[Any, Any], Any] | Callable[[Any, Any, Any], Any] | Callable
 
 @dataclass(frozen=True)
 class Spelling:
-    """What the operation is in numpy, which defines what it computes, in JAX, and in PyTorch.
+    """The operation in numpy, which defines what it computes, in JAX, and in PyTorch.
 
     JAX's function is given what has `jax`, `jnp`, `lax` and the helpers of compiled modules for attributes. It uses
     attributes, calls and operators alone, so that it can be written down as the source of a module.
@@ -84,8 +84,8 @@ class Entry:
         return self.integer_maxima if self.integer_maxima is not None and not dtype.is_float else self.maxima
 
     def rises_beside(self, other: Arg, dtype: DType) -> bool:
-        """Whether the operand beside a partial maximum is one beside which the operation decreases nowhere; a number
-        counts as what it is in the format `dtype`, in which it may wrap around, or round to 0 or infinity."""
+        """Tells whether the operation decreases nowhere beside this operand of a partial maximum; a number counts as
+        what it is in the format `dtype`, in which it may wrap around, or round to 0 or infinity."""
         if self.beside is None:
             return True
         if other.number is None or not self.beside[0] < other.number.value < self.beside[1]:
@@ -101,7 +101,7 @@ _FINITE = (-math.inf, math.inf)
 
 
 def _in_all(function: Callable[[Any], Any] | Callable[[Any, Any], Any]) -> Spelling:
-    """What is written with the operators of Python, which arrays of the three libraries have."""
+    """Operations written with the operators of Python, which arrays of the three libraries have."""
 
     def spelled(_library: Any, *operands: Any) -> Any:
         return function(*operands)

@@ -27,14 +27,14 @@ class Movement(Operation):
 
     arity: ClassVar[tuple[int, int]] = (1, 1)
     does: ClassVar[str] = ""
-    """What it does to an axis that it names, for messages."""
+    """Its effect on an axis that it names, for messages."""
 
     def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
-        """What an axis that it names may do to an operand with these dimensions."""
+        """The states that an axis which it names may have in an operand with these dimensions."""
         raise NotImplementedError(self.keyword)
 
     def after(self, axis: str) -> State:
-        """What an axis that it names does to the result."""
+        """The state of an axis that it names in the result."""
         raise NotImplementedError(self.keyword)
 
     @property
@@ -43,7 +43,7 @@ class Movement(Operation):
 
     @property
     def communicates(self) -> bool:
-        """Whether chips receive bytes."""
+        """Tells whether chips receive bytes."""
         return True
 
     @property

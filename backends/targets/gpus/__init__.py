@@ -1,4 +1,4 @@
-"""What the compiler of GPUs wants to know of each: TOML files, as the text that it reads."""
+"""Descriptions of GPUs for their compiler: TOML files, as the text that it reads."""
 
 from __future__ import annotations
 
