@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -237,7 +238,7 @@ class _Plan:
     def _sum_scatter(self, code: str, axes: Sequence[str], forms: Forms, use_helper: UseHelper) -> str:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
-            if forms.scatter_in_front and len(self.local) > 1:
+            if 1 < math.prod(self.local) // self.local[at] <= forms.scatter_in_front:
                 use_helper("scattered_in_front")
                 for group in reversed(forms.groups(axes)):
                     code = f"scattered_in_front({code}, {axes_text(group)}, {at})"

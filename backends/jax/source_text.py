@@ -28,8 +28,9 @@ RESERVED = frozenset(
 class Forms:
     """How things that can be written in several ways are written, for the sake of a target's compiler."""
 
-    scatter_in_front: bool = False
-    """A reduce-scatter along the rows of an array that is transposed, and made two-dimensional, before and after."""
+    scatter_in_front: int = 0
+    """A reduce-scatter along the rows of an array that is transposed before and after, and made two-dimensional, where
+    a row has at most so many elements."""
     two_axes_at_once: bool = False
     """A gather or reduce-scatter over more mesh axes than two as one over two of them and one over the others."""
 

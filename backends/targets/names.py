@@ -71,7 +71,7 @@ class Target:
     @property
     def forms(self) -> Forms:
         """The forms that its compiler keeps."""
-        return Forms(**{form: self.name.partition(":")[0] in chips for form, chips in _tpus()["forms"].items()})
+        return Forms(**_tpus()["forms"].get(self.name.partition(":")[0], {}))
 
     def order(self, mesh: Mapping[str, int]) -> tuple[tuple[int, ...], ...] | None:
         """Where each chip of the mesh lies, row by row over the mesh, as the cost model lays it: coordinates in a slice

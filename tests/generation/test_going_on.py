@@ -71,7 +71,7 @@ def test_ended_at_random_moments(run: Run, shardwright: Callable[..., Any]) -> N
     chosen = random.Random(run.name)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         before = run.out.stat().st_size if run.out.exists() else 0
-        wanted = min(before + chosen.randrange(100, 900), len(whole) * 3 // 4)
+        wanted = min(before + chosen.randrange(100, 900), len(whole) // 2)
         process = subprocess.Popen(
             interruptible(*run.argv()), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
@@ -82,8 +82,12 @@ def test_ended_at_random_moments(run: Run, shardwright: Callable[..., Any]) -> N
             time.sleep(0.001)
         process.send_signal(number)
         _, err = process.communicate(timeout=100)
-        assert process.returncode == (130 if number is signal.SIGINT else -number), err
         assert "Traceback" not in err
+        if process.returncode == 0:  # it was done before the signal came, and lines are taken away for the next
+            assert run.out.read_bytes() == whole
+            run.out.write_bytes(b"".join(whole.splitlines(keepends=True)[: len(PROMPTS) // 2]))
+            continue
+        assert process.returncode == (130 if number is signal.SIGINT else -number), err
         if number is signal.SIGINT:
             assert err.endswith(
                 f"interrupted: {run.out} has the answers so far, and the same command goes on from there\n"
