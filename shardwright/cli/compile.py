@@ -52,6 +52,7 @@ def execute(args: argparse.Namespace) -> int:
         compiled = compile_program(
             load(source, args.mesh, args.dim), validate=args.validate, edges=args.edges, target=args.target
         )
+    explained = None if args.target is None else _explained(args, compiled.program)
     write_output(args.output, compiled.text)
     proof = compiled.validation
     if proof is not None and proof.skipped:
@@ -59,7 +60,6 @@ def execute(args: argparse.Namespace) -> int:
             f"{source.name}: warning: {proof} [not-validated]\nnote: with smaller sizes it can be: --dim",
             file=sys.stderr,
         )
-    explained = None if args.target is None else _explained(args, compiled.program)
     if args.json:
         print_json(
             {

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,3 +289,12 @@ def _runs(pid: int) -> bool:
 def test_nothing_is_printed(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     compile_module(parse_target("cpu"), f"import os\nos.write(1, b'noise')\nos.write(2, b'noise'){MODULE}", {"x": 2})
     assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_written_where_the_target_refuses(shardwright: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "a.shard"
+    file.write_text("mesh x=2\ndim B=4\nfunc f(a: B_x) -> B_x { return -a }\n")
+    told = shardwright("compile", file, "-o", tmp_path / "a.py", "--target", "h100:4")
+    assert told.status == 1
+    assert told.err.startswith("--target: error: ")
+    assert not (tmp_path / "a.py").exists()
