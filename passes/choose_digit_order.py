@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -143,15 +144,17 @@ class _Search:
         chosen: dict[str, Order] = {}
         for group in tied:
             chosen.update(self.joint(sorted(group)))
-        dims = tuple(
-            dim
-            if dim.order is not None
-            else replace(dim, order=self.extended(dim, chosen.get(dim.name) or self.candidates(dim.name)[0]))
-            if dim.name in chosen or (self.used.get(dim.name) and (not tied_only or self.cramped(dim)))
-            else dim
-            for dim in self.program.dims
-        )
-        return replace(self.program, dims=dims)
+        dims: list[DimInfo] = []
+        for dim in self.program.dims:
+            wanted = dim.name in chosen or (self.used.get(dim.name) and (not tied_only or self.cramped(dim)))
+            if dim.order is None and wanted:
+                order = self.extended(dim, chosen.get(dim.name) or self.candidates(dim.name)[0])
+                # Where only values of another extent are split it has no digits of its own.
+                fits = dim.size % order_size(order, self.program.mesh) == 0
+                dims.append(replace(dim, order=order) if fits else dim)
+            else:
+                dims.append(dim)
+        return replace(self.program, dims=tuple(dims))
 
     def cramped(self, dim: DimInfo) -> bool:
         """Tells whether the digits do not fit into all extents that are split: movements then depend on their order."""
@@ -293,7 +296,8 @@ class _Search:
                 digits.extend(digit if digit in mine else radix(digit, mesh) for digit in order)
                 digits.append(rest)
             order = _normal(digits)
-            if fits and sizes[name] % order_size(order, mesh) == 0:  # the whole may have another extent than declared
+            # The whole may have another extent than declared, and a function may give it another size.
+            if fits and math.gcd(sizes[name], self.program.dim(name).size) % order_size(order, mesh) == 0:
                 yield order
 
 

@@ -48,6 +48,7 @@ class _Digits:
     """
 
     def __init__(self, program: Program) -> None:
+        self.program = program
         self.pinned = tuple(dim.name for dim in program.dims if dim.order is not None)
         self.extents = {key: math.gcd(*extents) for key, extents in split_extents(program).items()}
         self.added: dict[tuple[str, str | None], list[str]] = {}
@@ -60,8 +61,9 @@ class _Digits:
         }
 
     def room(self, func: Func) -> dict[str, int]:
-        """What the digits of a dimension have to divide for all values of the function that are split."""
-        return {name: extent for (name, where), extent in self.extents.items() if _key(name, func) == (name, where)}
+        """What the digits of a dimension have to divide: its size in the function, and every extent that is split."""
+        sizes = self.program.sizes(func)
+        return {name: math.gcd(size, self.extents.get(_key(name, func), size)) for name, size in sizes.items()}
 
     def add(self, kind: TensorType, func: Func) -> None:
         for dim, axes in zip(kind.dims, kind.splits, strict=True):

@@ -195,3 +195,29 @@ def test_a_result_that_is_open_ties_no_digits_yet() -> None:
           return merge[EF -> A](p)
         }"""
     assert orders(text) == {"E": ("x",), "F": None, "A": ("x",)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        mesh x=2
+        dim L=12 E=9 N=3
+        func f(t: f32 LE) -> f32 {
+          a: f32 L_xN, a1 = topk[E -> N, k=8](t)
+          return sum[N](max[L](a))
+        }""",
+        """
+        mesh x=1 y=2
+        dim F=4 B=6 T=1
+        state { k: int8 BT_x }
+        func f[F=6]() -> int8 F {
+          c: int8 F_yx? = merge[BT -> F](k)
+          return c
+        }""",
+    ],
+    ids=["a plan splits it", "a function overrides it"],
+)
+def test_digits_fit_into_the_declared_size_whatever_the_extent(text: str) -> None:
+    made = explicit(program(text))
+    assert print_program(program(print_program(made))) == print_program(made)

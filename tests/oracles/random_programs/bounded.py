@@ -307,7 +307,8 @@ def bitcast(a: Number, dtype: str) -> Number:
         return a
     if a.dtype == "f32":
         held = a.value.astype(np.float32)
-        unknown = (a.error > 0) | ((held != a.value) & ~np.isnan(a.value)) | np.isnan(a.value)
+        # The sign of a zero is that of a sum of zeros, in whatever order it was made.
+        unknown = (a.error > 0) | ((held != a.value) & ~np.isnan(a.value)) | np.isnan(a.value) | (held == 0)
         bits = held.view(np.uint32).astype(np.int64)
         return of(dtype, a.dims, wrap(bits, dtype), np.where(unknown, UNKNOWN, 0.0))
     bits = wrap(a.value, "uint32")
