@@ -154,6 +154,8 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
                 assert isinstance(before, Let)
                 source = kinds.get(_only(before))
                 middle, target = before.result.type, statement.result.type
+                if not isinstance(source, TensorType) or source.shape != middle.shape:
+                    source = None  # what a loop slices is another value inside it
                 if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
                     better = plan(source, target, mesh, orders)
                     now = received_bytes(_move(before), source, mesh, orders)

@@ -7,7 +7,7 @@ from program_text import program
 from shardwright.compiling import print_program
 from shardwright.ir.completion import complete
 from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.pipelines import run_passes
+from shardwright.passes.pipelines import explicit, run_passes
 
 
 def cleaned(body: str, results: str, returns: str, head: str = "x: f32 BE_x") -> list[str]:
@@ -113,3 +113,20 @@ def test_a_movement_with_another_use_stays() -> None:
     body = "  a :~ f32 BE = all_reduce[x](p)\n  b :~ f32 BE_x = slice[x -> E](a)"
     kept = cleaned(body, "(f32 BE_x, f32 BE)", "b, a", "p: f32 BE(partialsum-x)")
     assert kept[0] == "a :~ f32 BE = all_reduce[x](p)"
+
+
+def test_movements_of_what_a_loop_slices_are_not_merged_with_the_whole() -> None:
+    made = explicit(
+        program("""
+            mesh y=3 w=1
+            dim F=3 T=9 N=2
+            state { k: f32 NFT_yw }
+            func decode(y: f32 F) -> f32 F {
+              g1: f32 NFT_w = k
+              loop[N as i] {
+                set k = sigmoid(g1)
+              }
+              return y
+            }""")
+    )
+    assert print_program(program(print_program(made))) == print_program(made)
