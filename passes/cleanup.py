@@ -13,7 +13,7 @@ from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Alias, Fetch, Movement, Permute, Roll, Start, Wait
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
-from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts, values_in
+from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts
 from shardwright.passes.base import Pass
 
 
@@ -144,18 +144,20 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
     orders = orders_in(program, func)
     mesh = program.mesh
 
-    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
         made: list[Statement] = []
         at: dict[str, int] = {}
         for statement in body:
+            inner = statement
+            if isinstance(statement, Loop):
+                inner = replace(statement, body=visit(statement.body, scope.inside(statement)))
+            for value in statement.results:
+                scope.define(value)
             first = _movement(made, at, statement, uses)
             if first is not None and isinstance(statement, Let):
                 before = made[first]
                 assert isinstance(before, Let)
-                source = kinds.get(_only(before))
-                middle, target = before.result.type, statement.result.type
-                if not isinstance(source, TensorType) or source.shape != middle.shape:
-                    source = None  # what a loop slices is another value inside it
+                source, middle, target = scope.type_of(_only(before)), before.result.type, statement.result.type
                 if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
                     better = plan(source, target, mesh, orders)
                     now = received_bytes(_move(before), source, mesh, orders)
@@ -167,12 +169,10 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
                         continue
             if isinstance(statement, Let):
                 at[statement.result.name] = len(made)
-            made.append(statement)
+            made.append(inner)
         return tuple(made)
 
-    kinds: dict[str, object] = {v.name: v.type for v in func.params}
-    kinds.update((value.name, value.type) for value in values_in(func.body))
-    return map_bodies(func, rewrite)
+    return replace(func, body=visit(func.body, Scope.of(program, func)))
 
 
 def _only(statement: Let) -> str:
