@@ -47,8 +47,8 @@ class Row:
 
 def measure(name: str, targets: Sequence[str]) -> list[Row]:
     """A row for each function of an example on each target."""
-    program = explicit(load(str(EXAMPLES / f"{name}.shard")))
-    return [row for target in targets for row in _on_target(name, program, target)]
+    program = load(str(EXAMPLES / f"{name}.shard"))
+    return [row for target in targets for row in _on_target(name, explicit(program, target=target), target)]
 
 
 def _on_target(name: str, program: Program, target: str) -> list[Row]:

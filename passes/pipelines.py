@@ -33,6 +33,7 @@ from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
 from shardwright.passes.reduce_into import ReduceInto
 from shardwright.passes.schedule_blocks import ScheduleBlocks
+from shardwright.passes.split_collectives import SplitCollectives
 from shardwright.passes.weight_gather import WeightGather
 
 PASSES: dict[str, type[Pass]] = {
@@ -53,6 +54,7 @@ PASSES: dict[str, type[Pass]] = {
         LoopCollectives,
         Offload,
         ScheduleBlocks,
+        SplitCollectives,
     )
 }
 """Every pass by name."""
@@ -159,7 +161,7 @@ def _has_holes(program: Program) -> bool:
     return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
 
-_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives)
+_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives, SplitCollectives)
 """The passes that leave layouts chosen where they are."""
 
 
@@ -183,14 +185,21 @@ def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: boo
     )
 
 
-def explicit(program: Program, observe: Callable[[Trace], None] | None = None, *, edges: Edges = "global") -> Program:
+def explicit(
+    program: Program,
+    observe: Callable[[Trace], None] | None = None,
+    *,
+    edges: Edges = "global",
+    then: Sequence[Pass] = (),
+) -> Program:
     """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip.
 
     Where values live on host or disk, `offload` comes first: copies between memories are movements too. With `edges`
-    "digits" strided parameters and results keep their digits, and nothing is moved to make blocks of them.
+    "digits" strided parameters and results keep their digits, and nothing is moved to make blocks of them. `then` are
+    passes that follow, as those of a target.
     """
     passes = EXPLICIT if edges == "global" else tuple(p for p in EXPLICIT if not isinstance(p, EdgeBlocks))
-    return run_passes(program, (Offload(), *passes) if off_device(program) else passes, observe)
+    return run_passes(program, (*((Offload(),) if off_device(program) else ()), *passes, *then), observe)
 
 
 def describe(made: type[Pass]) -> str:

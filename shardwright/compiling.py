@@ -78,11 +78,21 @@ def _with_way_out(
     return DiagnosticError([*others, replace(last, notes=(*last.notes, note))])
 
 
-def explicit(program: Program, edges: Edges = "global") -> Program:
-    """The program with every layout chosen and every movement a statement (see `passes.pipelines`)."""
+def explicit(program: Program, edges: Edges = "global", target: str | None = None) -> Program:
+    """The program with every layout chosen and every movement a statement (see `passes.pipelines`), these as the
+    compiler of `target` keeps them where one is given."""
     from shardwright.passes.pipelines import explicit as run
 
-    return run(program, edges=edges)
+    return run(program, edges=edges, then=passes_of(target))
+
+
+def passes_of(target: str | None) -> tuple[Pass, ...]:
+    """The passes that write an explicit program as the compiler of `target` keeps it."""
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.passes.pipelines import parse_pipeline
+
+    passes = parse_target(target).passes if target is not None else ""
+    return parse_pipeline(passes) if passes else ()
 
 
 def print_program(program: Program) -> str:
@@ -122,7 +132,7 @@ def compile_program(
     from shardwright.passes.pipelines import explicit as run
 
     traces: list[Trace] = []
-    made = run(program, traces.append, edges=edges)
+    made = run(program, traces.append, edges=edges, then=passes_of(target))
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]

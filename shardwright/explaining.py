@@ -138,7 +138,7 @@ def explain(
             case ".shard":
                 from shardwright.compiling import explicit, load
 
-                program = explicit(load(source, mesh, dims))
+                program = explicit(load(source, mesh, dims), target=target)
                 return explain_program(program, target or "cpu", file, functions, time_limit_s)
             case ".py":
                 return _explain_module(source, target or "cpu", mesh or {}, functions, time_limit_s)
@@ -155,8 +155,8 @@ def explain_program(
     *,
     in_digits: bool = False,
 ) -> Explanation:
-    """Explains an explicit program. `file` is what sources name; without it they are left out. `in_digits` as of
-    `backends.jax.emit`."""
+    """Explains an explicit program as it stands. `file` is what sources name; without it they are left out. `in_digits`
+    as of `backends.jax.emit`."""
     from shardwright.backends.jax.emit import emit
     from shardwright.backends.targets.names import parse_target
     from shardwright.cost.memory import memory_of

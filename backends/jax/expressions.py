@@ -15,8 +15,15 @@ from shardwright.backends.jax.indexing import (
     lower_uniform,
     lower_update,
 )
-from shardwright.backends.jax.movements import lower_movement, reshaped, transposed
-from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, check_dimension, number_text
+from shardwright.backends.jax.movements import lower_movement
+from shardwright.backends.jax.source_text import (
+    JAX_DTYPES,
+    axes_text,
+    check_dimension,
+    number_text,
+    reshaped,
+    transposed,
+)
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axes_of, axis_of, cast, literal, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -31,9 +38,7 @@ def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lower
     """
     if isinstance(operation, ops.Movement):
         source = terms[0]
-        return lower_movement(
-            operation, source.code, source.tensor, result, lowering.digits, lowering.use_helper, lowering.forms
-        )
+        return lower_movement(operation, source.code, source.tensor, result, lowering)
     lowered = LOWERINGS.get(type(operation))
     if lowered is None:
         raise fault("unsupported", f"there is no JAX source for {operation.keyword}", NOWHERE)

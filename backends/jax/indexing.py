@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.jax.movements import reshaped, transposed
-from shardwright.backends.jax.source_text import number_text, tuple_text
+from shardwright.backends.jax.source_text import number_text, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault

@@ -9,7 +9,8 @@ from itertools import chain
 import numpy as np
 
 from shardwright.backends.digit_factors import Digits, Factor, leads
-from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, axes_text, block_start, tuple_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, reshaped, transposed, tuple_text
+from shardwright.backends.jax.terms import Lowering
 from shardwright.cost.exchange import Table, exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -19,40 +20,20 @@ from shardwright.ir.types import DType, Reduction, TensorType, Tier
 Combine = Callable[[str], str]
 """From the array's code to that of a collective on it."""
 
-UseHelper = Callable[[str], None]
-"""Asks for one of the functions that a module defines for itself (`backends.jax.helpers`)."""
 
-
-def reshaped(code: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """The array in the wanted shape; the code itself where it has that shape."""
-    return code if list(shape) == list(wanted) else f"{code}.reshape({', '.join(map(str, wanted)) or '()'})"
-
-
-def transposed(code: str, order: Sequence[int]) -> str:
-    """The array with its dimensions in this order; the code itself where that changes nothing."""
-    return code if list(order) == sorted(order) else f"{code}.transpose({', '.join(map(str, order))})"
-
-
-def lower_movement(
-    operation: Movement,
-    code: str,
-    before: TensorType,
-    after: TensorType,
-    digits: Digits,
-    use_helper: UseHelper,
-    forms: Forms,
-) -> str:
-    """The expression of a movement of the array that `code` names; `use_helper` is told the module's helpers in it."""
+def lower_movement(operation: Movement, code: str, before: TensorType, after: TensorType, lowering: Lowering) -> str:
+    """The expression of a movement of the array that `code` names."""
+    digits = lowering.digits
     operation = operation.moves  # XLA finds itself what may run beside a copy or a collective
     match operation:
         case ops.Wait():
             return code
         case ops.AllReduce():
-            return _all_reduce(operation, code, before, use_helper)
+            return _all_reduce(operation, code, before, lowering)
         case ops.AllGather():
-            return _Plan(digits, before, after).all_gather(code, operation.axes, forms)
+            return _Plan(digits, before, after).all_gather(code, operation.axes)
         case ops.ReduceScatter():
-            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, forms, use_helper)
+            return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, lowering)
         case ops.AllToAll():
             return _Plan(digits, before, after).all_to_all(code, operation.named_axes)
         case ops.Slice():
@@ -62,7 +43,7 @@ def lower_movement(
         case ops.Roll():
             return _roll(operation, code, before, digits)
         case ops.Permute():
-            return _permute(operation, code, before, after, digits, use_helper)
+            return _permute(operation, code, before, after, lowering)
         case ops.Fetch():
             return _between_memories(code, before, "Device")
         case ops.Store(tier=Tier.HOST):
@@ -101,12 +82,10 @@ def _roll(operation: ops.Roll, code: str, before: TensorType, digits: Digits) ->
     return f"lax.ppermute({code}, {axes_text(axes)}, {pairs})"
 
 
-def _permute(
-    operation: ops.Permute, code: str, before: TensorType, after: TensorType, digits: Digits, use_helper: UseHelper
-) -> str:
+def _permute(operation: ops.Permute, code: str, before: TensorType, after: TensorType, lowering: Lowering) -> str:
     """Units exchanged in rounds of `ppermute`; where chips end with the same, their shares are then gathered."""
-    mesh = digits.mesh
-    made = exchange_of(operation, before, after, mesh, digits.orders)
+    mesh = lowering.mesh
+    made = exchange_of(operation, before, after, mesh, lowering.digits.orders)
     if not made.axes:
         return code
     local, result, flat = before.local_shape(mesh), after.local_shape(mesh), (-1, made.unit_elements)
@@ -114,13 +93,13 @@ def _permute(
     code = transposed(reshaped(code, local, shape), order)
     units = reshaped(code, [shape[i] for i in order], (before.local_elements(mesh) // flat[1], flat[1]))
     rounds = [(list(each.pairs), _rows(each.sent)) for each in made.rounds]
-    use_helper("permuted")
+    lowering.use_helper("permuted")
     code = f"permuted({units}, {axes_text(made.axes)}, {rounds}, {_rows(made.place)})"
     if made.whole:
         whole = axes_text(made.whole)
         if made.shared < len(made.place[0]):
-            use_helper("alike")
-            use_helper("joined")
+            lowering.use_helper("alike")
+            lowering.use_helper("joined")
             code = _through_integers(before.dtype, code, lambda c: f"joined({c}, {whole}, {made.shared})")
         else:
             code = f"lax.all_gather({code}, {whole}, to='invarying').reshape{flat}"
@@ -137,12 +116,12 @@ def _rows(table: Table) -> list[list[int]]:
     return [list(row) for row in table]
 
 
-def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType, use_helper: UseHelper) -> str:
+def _all_reduce(operation: ops.AllReduce, code: str, before: TensorType, lowering: Lowering) -> str:
     function = "lax.psum"
     if before.partial and before.partial.kind is Reduction.MAX:
         function = "all_reduce_max" if before.dtype.is_float else "lax.pmax"
         if before.dtype.is_float:
-            use_helper(function)
+            lowering.use_helper(function)
     return _through_integers(before.dtype, code, lambda c: f"{function}({c}, {axes_text(operation.axes)})")
 
 
@@ -217,32 +196,28 @@ class _Plan:
 
     # ------------------------------------------------------------ collectives
 
-    def all_gather(self, code: str, named: Sequence[str], forms: Forms) -> str:
+    def all_gather(self, code: str, named: Sequence[str]) -> str:
         axes = self.axes(named)
         at = self.only()
         if at is not None and leads(self.rows[at], "arrives"):
-            for group in forms.groups(axes):
-                code = f"lax.all_gather({code}, {axes_text(group)}, axis={at}, tiled=True, to='invarying')"
-            return code
+            return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
         stays = [factor.size for factor in self.flat if factor.fate == "stays"]
         gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
         return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
 
-    def reduce_scatter(self, code: str, named: Sequence[str], forms: Forms, use_helper: UseHelper) -> str:
+    def reduce_scatter(self, code: str, named: Sequence[str], lowering: Lowering) -> str:
         axes = self.axes(named)
         partial = self.before.partial
         if partial is not None and partial.kind is Reduction.MAX:
             return _through_integers(self.before.dtype, code, lambda c: self._max_scatter(c, axes))
-        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, forms, use_helper))
+        return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, lowering))
 
-    def _sum_scatter(self, code: str, axes: Sequence[str], forms: Forms, use_helper: UseHelper) -> str:
+    def _sum_scatter(self, code: str, axes: Sequence[str], lowering: Lowering) -> str:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
-            if 1 < math.prod(self.local) // self.local[at] <= forms.scatter_in_front:
-                use_helper("scattered_in_front")
-                for group in reversed(forms.groups(axes)):
-                    code = f"scattered_in_front({code}, {axes_text(group)}, {at})"
-                return code
+            if 1 < math.prod(self.local) // self.local[at] <= lowering.forms.scatter_in_front:
+                lowering.use_helper("scattered_in_front")
+                return f"scattered_in_front({code}, {axes_text(axes)}, {at})"
             return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
         front, shape = self.to_front(code, axes)
         return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.jax.helpers import HELPERS
@@ -24,6 +24,10 @@ RESERVED = frozenset(
 """Names that an emitted module uses itself; a value of the program that has one gets a suffix."""
 
 
+UseHelper = Callable[[str], None]
+"""Asks for one of the functions that a module defines for itself (`backends.jax.helpers`)."""
+
+
 @dataclass(frozen=True)
 class Forms:
     """How things that can be written in several ways are written, for the sake of a target's compiler."""
@@ -31,15 +35,6 @@ class Forms:
     scatter_in_front: int = 0
     """A reduce-scatter along the rows of an array that is transposed before and after, and made two-dimensional, where
     a row has at most so many elements."""
-    two_axes_at_once: bool = False
-    """A gather or reduce-scatter over more mesh axes than two as one over two of them and one over the others."""
-
-    def groups(self, axes: Sequence[str]) -> list[Sequence[str]]:
-        """The axes that one collective is over after the other, in a gather; the other way round in a scatter. Of
-        `axes` the first holds the most significant digit."""
-        if len(axes) < 3 or not self.two_axes_at_once:
-            return [axes]
-        return [axes[-2:], *self.groups(axes[:-2])]
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -107,6 +102,16 @@ def number_text(value: float | bool) -> str:
     if value in (float("inf"), float("-inf")):
         return "jnp.inf" if value > 0 else "-jnp.inf"
     return repr(value)
+
+
+def reshaped(code: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """The array in the wanted shape; the code itself where it has that shape."""
+    return code if list(shape) == list(wanted) else f"{code}.reshape({', '.join(map(str, wanted)) or '()'})"
+
+
+def transposed(code: str, order: Sequence[int]) -> str:
+    """The array with its dimensions in this order; the code itself where that changes nothing."""
+    return code if list(order) == sorted(order) else f"{code}.transpose({', '.join(map(str, order))})"
 
 
 def tuple_text(items: Sequence[str]) -> str:

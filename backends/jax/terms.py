@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.digit_factors import Digits
-from shardwright.backends.jax.movements import UseHelper, transposed
-from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, block_start, number_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, UseHelper, block_start, number_text, transposed
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import DType, TensorType

@@ -73,6 +73,11 @@ class Target:
         """The forms that its compiler keeps."""
         return Forms(**_tpus()["forms"].get(self.name.partition(":")[0], {}))
 
+    @property
+    def passes(self) -> str:
+        """The passes that write a program as its compiler keeps it, as `parse_pipeline` reads them; perhaps none."""
+        return _tpus()["passes"].get(self.name.partition(":")[0], "")
+
     def order(self, mesh: Mapping[str, int]) -> tuple[tuple[int, ...], ...] | None:
         """Where each chip of the mesh lies, row by row over the mesh, as the cost model lays it: coordinates in a slice
         of a torus. None where chips are numbered as the mesh numbers them. Raises `mesh-fit`."""

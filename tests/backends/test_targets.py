@@ -20,9 +20,13 @@ from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
 from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target
+from shardwright.compiling import passes_of
 from shardwright.cost.chips import chip_names as priced_chips
 from shardwright.cost.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.ops import AllGather, ReduceScatter
+from shardwright.ir.walk import lets_in
+from shardwright.passes.pipelines import run_passes
 
 
 def test_every_chip_has_a_price_and_an_example() -> None:
@@ -73,8 +77,8 @@ def test_a_reduce_scatter_is_along_the_dimension_that_the_compiler_keeps(target:
     assert np.abs(np.asarray(made) - x[:4] @ w).max() < 1e-5
 
 
-def test_collectives_over_all_chips_of_a_torus_are_in_two() -> None:
-    program = explicit("""
+def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
+    written = explicit("""
     mesh x=2 y=2 z=2
     dim B=4 E=8 F=8
     func f(x: f32 BE_xyz, w: f32 EF_zxy) -> f32 BF_zyx {
@@ -86,9 +90,13 @@ def test_collectives_over_all_chips_of_a_torus_are_in_two() -> None:
       return y
     }
     """)
+    assert passes_of("tpu-v5e:2x4") == passes_of("h100:8") == ()
+    program = run_passes(written, passes_of("tpu-v4:2x2x2"))
+    moves = [let.operation for let in lets_in(program.funcs[0].body)]
+    assert [len(m.named_axes) for m in moves if isinstance(m, AllGather | ReduceScatter)] == [2, 1, 2, 1, 1, 2]
     text = emit(program, forms=parse_target("tpu-v4:2x2x2").forms)
     assert text.count("lax.all_gather(") == 4
-    assert text.count("scattered_in_front(scattered_in_front(") == 1
+    assert text.count("= scattered_in_front(") == 2
     module = load_module(text)
     x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
     made = module.build_f(module.make_mesh(arrange_devices(8).devices))(x[:4], w)

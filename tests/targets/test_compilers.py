@@ -47,11 +47,11 @@ def explained(text: str, target: str) -> Explanation:
     chips = 1
     for size in parse_target(target).shape:
         chips *= size
-    return explain_program(program(text, chips), target, "a.shard")
+    return explain_program(program(text, chips, target), target, "a.shard")
 
 
-def program(text: str, chips: int) -> Program:
-    return explicit(load(Source("a.shard", f"mesh {MESHES[chips]}{text}")))
+def program(text: str, chips: int, target: str | None = None) -> Program:
+    return explicit(load(Source("a.shard", f"mesh {MESHES[chips]}{text}")), target=target)
 
 
 @pytest.fixture(autouse=True, scope="module")
