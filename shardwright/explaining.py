@@ -94,7 +94,8 @@ class FunctionReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The functions of a program as a target's compiler made them, and what it refused."""
+    """The functions of a program as a target's compiler made them, and what it refused. `target` is JAX's name of the
+    platform where a function was compiled for devices at hand, None of a text."""
 
     target: str | None
     functions: tuple[FunctionReport, ...]
@@ -111,7 +112,7 @@ class Explanation:
 def explain(
     subject: str | Callable[..., Any],
     target: str | None = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | Any | None = None,
     dims: Mapping[str, int] | None = None,
     *,
     args: Sequence[Any] = (),
@@ -121,16 +122,18 @@ def explain(
     """Explains a file: a `.shard` program, a module that `compile` emitted (`.py`), or the text of an optimized HLO
     module; or a function of JAX with its arguments `args`, arrays or `jax.ShapeDtypeStruct`s with shardings.
 
-    The first two are compiled for `target`, the host's processor where it is None; a text has been, and a function is
-    for the devices that its arguments lie on. Of these `mesh` names the devices, row by row; of a function by default
-    as the mesh of its arguments does. Raises a `DiagnosticError` where the input is at fault or the target cannot be
-    compiled for; what the compiler refuses is among the explanation's `errors`.
+    They are compiled for `target`, a text excepted, which has been. Where it is None programs and modules are compiled
+    for the host's processor, a function for the devices that its arguments lie on; with a target these may lie on any
+    devices, or on a `jax.sharding.AbstractMesh`. Of a text and of a function `mesh` names the devices, row by row; of a
+    function it may be a mesh of JAX, by default that of its arguments. Raises a `DiagnosticError` where the input is at
+    fault or the target cannot be compiled for, and what the function itself raises; what the compiler refuses is among
+    the explanation's `errors`.
     """
     from shardwright.ir.diagnostics import located
     from shardwright.ir.parser import read_source
 
     if not isinstance(subject, str):
-        return _explain_function(subject, args, mesh)
+        return _explain_function(subject, args, mesh, target, time_limit_s)
     file = subject
     source = read_source(file)
     with located(source):
@@ -204,8 +207,8 @@ def _lines(func: Func) -> dict[str, int]:
 
 def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Explanation:
     """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
-    from shardwright.backends.hlo.kernels import kernels_of
     from shardwright.backends.hlo.module import HloError, parse
+    from shardwright.backends.targets.compilers import CompiledFunction
     from shardwright.ir.diagnostics import NOWHERE, fault
 
     try:
@@ -220,38 +223,38 @@ def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Expla
                 NOWHERE,
                 "--mesh names the devices row by row",
             )
-        kernels = tuple(KernelReport(kernel.name, kernel.trips, None, None) for kernel in kernels_of(module))
-        return Explanation(None, (FunctionReport(module.name, _unasked(module, axes), kernels=kernels),))
+        func = CompiledFunction(module.name, source.text, "", None, None)
+        return Explanation(None, (_report_of(func, module, _unasked(module, axes), None),))
     except HloError as error:
         raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
 
 
-def _explain_function(function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int] | None) -> Explanation:
-    """A function of JAX, compiled in this process."""
-    from importlib import import_module
-    from time import perf_counter
+def _explain_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Mapping[str, int] | Any | None,
+    target: str | None,
+    time_limit_s: float | None,
+) -> Explanation:
+    """A function of JAX, compiled in this process, or for a target in one of its own."""
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_lowered
+    from shardwright.backends.targets.functions import compile_here, lower
+    from shardwright.backends.targets.names import parse_target
 
-    from shardwright.ir.diagnostics import Source
-
-    jax: Any = import_module("jax")
-    began = perf_counter()
-    jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
-    compiled = jitted.lower(*args).compile()
-    taken = perf_counter() - began
-    if mesh is None:
-        shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-        mesh = next((dict(sharding.mesh.shape) for sharding in shardings if hasattr(sharding, "mesh")), None)
-    explained = explain_text(Source(getattr(function, "__name__", "function"), compiled.as_text()), mesh)
-    memory = compiled.memory_analysis()
-    report = replace(explained.functions[0], compile_s=taken)
-    if memory is not None:
-        report = replace(
-            report,
-            argument_bytes=memory.argument_size_in_bytes,
-            temporary_bytes=memory.temp_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        )
-    return replace(explained, functions=(report,))
+    wanted = None if target is None else parse_target(target)
+    lowered = lower(function, args, mesh, wanted and wanted.platform.name)
+    if wanted is None:
+        where, func = compile_here(lowered)
+    else:
+        where = wanted.name
+        limit = time_limit_s or TIME_LIMIT_S
+        func = compile_lowered(wanted, lowered.name, lowered.text, lowered.mesh, time_limit_s=limit)
+    if func.error is not None:
+        return Explanation(where, (), (func.error,))
+    module = parse(func.text)
+    unasked = _unasked(module, lowered.mesh)
+    return Explanation(where, (_report_of(func, module, unasked, wanted and wanted.clock_hz),))
 
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
@@ -339,7 +342,6 @@ def _report(
     func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], clock_hz: float | None
 ) -> FunctionReport:
     from shardwright.backends.hlo.collectives import collectives_of
-    from shardwright.backends.hlo.kernels import kernels_of
     from shardwright.backends.hlo.module import parse
     from shardwright.backends.hlo.statements import matched, written_statements
 
@@ -349,6 +351,19 @@ def _report(
     statements = written_statements(replace(parse(func.written), devices=devices), _FILE, names)
     asked = matched(compiled, statements, _FILE, names, devices)
     made = {id(statement) for each in asked for statement in each}
+    return replace(
+        _report_of(func, module, _reports(compiled, asked, mesh, names), clock_hz),
+        written_bytes_received=sum(statement.collective.bytes for statement in statements),
+        unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
+    )
+
+
+def _report_of(
+    func: CompiledFunction, module: HloModule, collectives: tuple[CollectiveReport, ...], clock_hz: float | None
+) -> FunctionReport:
+    """Memory and kernels beside a function's collectives."""
+    from shardwright.backends.hlo.kernels import kernels_of
+
     kernels = tuple(
         KernelReport(kernel.name, kernel.trips, kernel.cycles / clock_hz if clock_hz else None, None)
         for kernel in kernels_of(module)
@@ -356,15 +371,12 @@ def _report(
     memory: Memory | None = func.memory
     return FunctionReport(
         func.name,
-        _reports(compiled, asked, mesh, names),
-        sum(statement.collective.bytes for statement in statements),
-        memory and memory.argument_bytes,
-        memory and memory.temporary_bytes,
-        memory and memory.output_bytes,
-        None,
-        kernels,
-        func.compile_s,
-        tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
+        collectives,
+        argument_bytes=memory and memory.argument_bytes,
+        temporary_bytes=memory and memory.temporary_bytes,
+        output_bytes=memory and memory.output_bytes,
+        kernels=kernels,
+        compile_s=func.compile_s,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import Outcome
 
-from shardwright import explain
+from shardwright import DiagnosticError, explain
 
 jax = cast(Any, import_module("jax"))
 jnp = cast(Any, import_module("jax.numpy"))
@@ -284,6 +284,104 @@ def test_two_heads_of_keys_over_four_devices() -> None:
     source, begins = inspect.getsourcelines(rotary)
     lines = {f"{__file__}:{line}" for line in range(begins, begins + len(source))}
     assert len([c for c in func.collectives if c.source in lines]) == 5
+
+
+def constrained(mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    array = arrays_of(mesh)
+
+    def step(d: Any, w: Any) -> Any:
+        h = jax.lax.with_sharding_constraint(d["a"] @ w, NamedSharding(mesh, PartitionSpec("x")))
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w.T @ w), None), h, None, length=5)[0]
+
+    return jax.jit(step, donate_argnums=0), ({"a": array((64, 64), "x", "y")}, array((64, 64), "x", "y"))
+
+
+def manual(mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    def body(v: Any, w: Any) -> Any:
+        return jax.lax.psum_scatter(jax.lax.all_gather(v, "y", axis=1, tiled=True) @ w, "x", tiled=True)
+
+    specs = PartitionSpec(None, ("x", "y")), PartitionSpec("x", "y")
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("x", "y"))
+    array = arrays_of(mesh)
+    return mapped, (array((16, 32), *specs[0]), array((32, 32), *specs[1]))
+
+
+def unsharded_arguments(mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The compiler chooses the shardings of `b` and of the results."""
+
+    def product(a: Any, b: Any) -> Any:
+        return a @ b, b + 1
+
+    array = arrays_of(mesh)
+    return product, (array((64, 32), "x", "y"), jax.ShapeDtypeStruct((32, 64), np.dtype("f4")))
+
+
+def given_to_jit(mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    split, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("x", "y"), ()))
+    shapes = tuple(jax.ShapeDtypeStruct((64, 64), np.dtype("f4")) for _ in range(2))
+    return jax.jit(lambda a, b: a @ b, in_shardings=(split, split), out_shardings=whole), shapes
+
+
+@pytest.mark.parametrize("case", [constrained, manual, unsharded_arguments, given_to_jit])
+def test_a_function_compiled_elsewhere_is_what_jit_compiles_here(case: Callable[..., Any]) -> None:
+    function, args = case(mesh_of(x=2, y=2))
+    (here,) = explain(function, args=args).functions
+    (elsewhere,) = explain(function, "cpu", args=args).functions
+    assert here.collectives
+    assert elsewhere.collectives == here.collectives
+    for figure in ("argument_bytes", "temporary_bytes", "output_bytes", "kernels"):
+        assert getattr(elsewhere, figure) == getattr(here, figure)
+
+
+def test_a_function_on_a_mesh_without_devices() -> None:
+    mesh = jax.sharding.AbstractMesh((8, 4), ("x", "y"))  # this process has eight devices
+    function, args = constrained(mesh)
+    explained = explain(function, "cpu", mesh, args=args)
+    assert explained.target == "cpu"
+    assert {c.axes for c in explained.functions[0].collectives} == {("x",), ("y",)}
+    with pytest.raises(DiagnosticError) as caught:
+        explain(function, args=args)
+    assert caught.value.render() == (
+        "step: error: the arguments of step lie on an abstract mesh, which has no devices [no-devices]\n"
+        "note: say a target, as target='cpu'; `shardwright targets` lists all"
+    )
+
+
+def total(x: Any) -> Any:
+    return x["a"].sum()
+
+
+@pytest.mark.parametrize(
+    ("args", "mesh", "said"),
+    [
+        (
+            [{"a": jax.ShapeDtypeStruct((8,), np.dtype("f4"))}],
+            {"x": 4},
+            "total: error: total is lowered for 1 device, and the mesh x=4 has 4 [mesh-fit]\n"
+            "note: args[0]['a'] has no sharding over a mesh: jax.ShapeDtypeStruct(shape, dtype,"
+            " sharding=jax.NamedSharding(mesh, jax.P('x')))",
+        ),
+        (
+            [{"a": arrays_of(jax.sharding.AbstractMesh((2,), ("x",)))((8,), "x")}],
+            {"data": 4, "model": 2},
+            "total: error: total is lowered for 2 devices, and the mesh data=4 model=2 has 8 [mesh-fit]",
+        ),
+        (
+            {"a": 1},
+            None,
+            "total: error: args is a tuple of the arguments of total [bad-args]\nnote: as in args=(x,)",
+        ),
+    ],
+)
+def test_arguments_that_are_refused(args: Any, mesh: Any, said: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        explain(total, "cpu", mesh, args=args)
+    assert caught.value.render() == said
+
+
+def test_a_function_that_is_not_traced_raises_its_own_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        explain(lambda x: x / (1 // 0), args=[1.0])
 
 
 def test_a_dump_takes_no_target(shardwright: Run) -> None:

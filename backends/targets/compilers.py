@@ -51,14 +51,14 @@ class Memory:
 class CompiledFunction:
     """A function as a compiler made it: its optimized module as HLO text, and the one it was given, `written`.
 
-    `error` is set where it made nothing.
+    `written` is empty of functions of JAX. `error` is set where it made nothing.
     """
 
     name: str
     text: str
     written: str
     memory: Memory | None
-    compile_s: float
+    compile_s: float | None
     error: DiagnosticError | None = None
 
 
@@ -76,7 +76,20 @@ def compile_module(
     takes longer than `time_limit_s` for all of them, or its process ends. What it refuses is the function's
     `error`.
     """
-    request = _request(target, mesh, functions)
+    request = {**_request(target, mesh), "functions": None if functions is None else sorted(functions)}
+    return _compiled(target, request, text, time_limit_s)
+
+
+def compile_lowered(
+    target: Target, name: str, text: str, mesh: Mapping[str, int], *, time_limit_s: float = TIME_LIMIT_S
+) -> CompiledFunction:
+    """A function that JAX has lowered to StableHLO for the target's platform, `text`, as the target's compiler makes
+    it; `written` is empty. Raises as `compile_module` does."""
+    (func,) = _compiled(target, {**_request(target, mesh), "lowered": name}, text, time_limit_s)
+    return func
+
+
+def _compiled(target: Target, request: dict[str, Any], text: str, time_limit_s: float) -> tuple[CompiledFunction, ...]:
     missing = target.platform.missing
     if missing:
         raise not_installed(target.name, missing, target.platform.command)
@@ -88,7 +101,7 @@ def compile_module(
     return tuple(_function(target, row) for row in answer["functions"])
 
 
-def _request(target: Target, mesh: Mapping[str, int], functions: Sequence[str] | None) -> dict[str, Any]:
+def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
     topology: dict[str, Any] = {}
     order: list[list[int]] | None = None
     options: dict[str, Any] = {}
@@ -119,7 +132,6 @@ def _request(target: Target, mesh: Mapping[str, int], functions: Sequence[str] |
         "topology": topology,
         "order": order,
         "options": options,
-        "functions": None if functions is None else sorted(functions),
         "devices": prod(mesh.values()),
     }
 

@@ -1,4 +1,4 @@
-"""Compiles the functions of an emitted module for a target, in a process of its own: `python -m ... REQUEST ANSWER`.
+"""Compiles the functions of an emitted module, or a lowered one, for a target: `python -m ... REQUEST ANSWER`.
 
 REQUEST and ANSWER are JSON files (`backends.targets.compilers` writes the one and reads the other). What compilers
 print, and how they end a process that they cannot go on with, stays in here.
@@ -32,9 +32,12 @@ def main(request_path: str, answer_path: str) -> None:
     threading.Thread(target=_leave_with, args=(request["parent"],), daemon=True).start()
     try:
         devices = _devices(request)
-        module = import_file(Path(request["file"]))
-        mesh = _mesh(module, devices)
-        answer = {"functions": [_compiled(module, mesh, name, request) for name in _functions(module, request)]}
+        if "lowered" in request:
+            answer = {"functions": [_compiled_text(request, devices)]}
+        else:
+            module = import_file(Path(request["file"]))
+            mesh = _mesh(module, devices)
+            answer = {"functions": [_compiled(module, mesh, name, request) for name in _functions(module, request)]}
     except Exception as error:  # noqa: BLE001 - whatever it is, the process that asked says it
         answer = {"error": f"{type(error).__name__}: {error}"}
     Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
@@ -95,26 +98,60 @@ def _compiled(module: ModuleType, mesh: Any, name: str, request: dict[str, Any])
     except Exception as error:  # noqa: BLE001 - the compiler's word for what it cannot do
         return {"name": name, "error": f"{type(error).__name__}: {error}", "report": _report(request, name)}
     taken = time.perf_counter() - began
-    memory = compiled.memory_analysis()
-    return {
-        "name": name,
-        "text": compiled.as_text(),
-        "written": lowered.as_text("hlo", debug_info=True),
-        "memory": {
-            "argument": memory.argument_size_in_bytes,
-            "output": memory.output_size_in_bytes,
-            "alias": memory.alias_size_in_bytes,
-            "temporary": memory.temp_size_in_bytes,
-        }
-        if memory is not None
-        else None,
-        "compile_s": taken,
-        "report": _report(request, name),
+    written = lowered.as_text("hlo", debug_info=True)
+    report = _report(request, name)
+    return _answer(name, compiled.as_text(), written, compiled.memory_analysis(), taken, report)
+
+
+def _compiled_text(request: dict[str, Any], devices: list[Any]) -> dict[str, Any]:
+    """A function that was lowered elsewhere, compiled as `jit` does it: the compiler chooses the shardings of arguments
+    and results that have none."""
+    backend, mlir, ir, xla_client = (
+        cast(Any, importlib.import_module(name))
+        for name in ("jax.extend.backend", "jax.interpreters.mlir", "jaxlib.mlir.ir", "jaxlib.xla_client")
+    )
+    name: str = request["lowered"]
+    devices = devices[: request["devices"]]
+    client = devices[0].client
+    began = time.perf_counter()
+    try:
+        with mlir.make_ir_context():
+            module = ir.Module.parse(Path(request["file"]).read_text(encoding="utf-8"))
+            options = backend.get_compile_options(
+                1, len(devices), np.array([devices]), env_options_overrides=request["options"], backend=client
+            )
+            build = options.executable_build_options
+            build.allow_spmd_sharding_propagation_to_parameters = _unsharded(module, "arg_attrs")
+            build.allow_spmd_sharding_propagation_to_output = _unsharded(module, "res_attrs")
+            # Devices that are there have no compiler apart from them.
+            compiler = client.compile_and_load if request["platform"] == "cpu" else client.compile
+            made = compiler(module, xla_client.DeviceList(tuple(devices)), options)
+    except Exception as error:  # noqa: BLE001 - the compiler's word for what it cannot do
+        return {"name": name, "error": f"{type(error).__name__}: {error}", "report": _report(request)}
+    taken = time.perf_counter() - began
+    text = "\n\n".join(each.to_string() for each in made.hlo_modules())
+    return _answer(name, text, "", made.get_compiled_memory_stats(), taken, _report(request))
+
+
+def _unsharded(module: Any, attributes: str) -> list[bool]:
+    """Tells of each argument, or each result, of a module's function whether it has no sharding."""
+    main = next(each for each in module.body if str(each.attributes["sym_name"]) == '"main"')
+    rows: list[Any] = list(main.attributes.get(attributes, ()))
+    return [not any(key in row for key in ("sdy.sharding", "mhlo.sharding")) for row in rows]
+
+
+def _answer(name: str, text: str, written: str, memory: Any | None, compile_s: float, report: str) -> dict[str, Any]:
+    figures = memory and {
+        "argument": memory.argument_size_in_bytes,
+        "output": memory.output_size_in_bytes,
+        "alias": memory.alias_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
     }
+    return {"name": name, "text": text, "written": written, "memory": figures, "compile_s": compile_s, "report": report}
 
 
-def _report(request: dict[str, Any], name: str) -> str:
-    """The compiler's dump on the memory of the function that it compiled last."""
+def _report(request: dict[str, Any], name: str = "*") -> str:
+    """The compiler's dump on the memory of a function, by default of the only one."""
     written = sorted(Path(request["dumps"]).glob(f"*jit_{name}.*memory-usage-report.txt"))
     return written[-1].read_text(encoding="utf-8", errors="replace")[:_REPORT_LENGTH] if written else ""
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,7 +18,7 @@ import pytest
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling import explicit, load
 from shardwright.cost.traffic import bytes_received
-from shardwright.explaining import Explanation, FunctionReport, explain_program
+from shardwright.explaining import Explanation, FunctionReport, explain, explain_program
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 
@@ -228,6 +232,74 @@ def test_what_does_not_fit_is_told_by_size(target: str) -> None:
     assert diagnostic.code == "target-memory"
     assert diagnostic.message.startswith(f"f does not fit {target}: it takes 27")
     assert diagnostic.notes[-1].message.startswith("take more chips")
+
+
+FUNCTION = """
+import jax
+import jax.numpy as jnp
+
+
+def step(d, w):
+    h = jax.lax.with_sharding_constraint(d["a"] @ w, jax.NamedSharding(mesh, jax.P("x")))
+    h = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w.T @ w), None), h, None, length=5)[0]
+    summed = jax.shard_map(lambda v: jax.lax.psum(v, "y"), mesh=mesh, in_specs=jax.P("x", "y"), out_specs=jax.P("x"))
+    return {"summed": summed(h), "h": h}
+
+
+def array(*spec):
+    return jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P(*spec)))
+"""
+DIRECT = """
+import sys
+import numpy as np
+from jax.experimental import topologies
+
+devices = topologies.get_topology_desc(topology_name="v5e:2x2", platform="tpu").devices
+grid = np.array(sorted(devices, key=lambda device: device.id)).reshape(2, 2)
+mesh = jax.sharding.Mesh(grid, ("x", "y"))
+args = {"a": array("x", "y")}, array("x", "y")
+compiled = jax.jit(step, donate_argnums=0).lower(*args).compile()
+open(sys.argv[1], "w").write(compiled.as_text())
+"""
+
+
+def test_a_function_is_what_jit_makes_of_it_for_the_target(tmp_path: Path) -> None:
+    """Compiled for the target's devices by `jit` itself, in another process."""
+    file, made = tmp_path / "own.py", tmp_path / "made.txt"
+    file.write_text(FUNCTION + DIRECT)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    subprocess.run([sys.executable, file, made], env=environment, check=True, capture_output=True)
+    (wanted,) = explain(str(made), mesh={"x": 2, "y": 2}).functions
+
+    jax: Any = importlib.import_module("jax")
+    names: dict[str, Any] = {"mesh": jax.sharding.AbstractMesh((2, 2), ("x", "y"))}
+    exec(compile(FUNCTION, file, "exec"), names)  # the same lines
+    function = jax.jit(names["step"], donate_argnums=0)
+    args = {"a": names["array"]("x", "y")}, names["array"]("x", "y")
+    explained = explain(function, "tpu-v5e:2x2", args=args)
+    assert explained.target == "tpu-v5e:2x2"
+    (func,) = explained.functions
+    assert func.collectives == wanted.collectives
+    assert {c.op for c in func.collectives} == {"all_gather", "all_reduce"}
+    assert {c.trips for c in func.collectives} == {1, 5}
+    assert all(c.source and c.source.startswith(f"{file}:") for c in func.collectives)
+    assert [k.name for k in func.kernels] == [k.name for k in wanted.kernels]
+    assert all(k.estimated_s is not None for k in func.kernels)
+    quarter = 512 * 512 * 4 // 4
+    assert func.argument_bytes == 2 * quarter
+    assert func.output_bytes is not None
+    assert quarter <= func.output_bytes <= 2 * quarter  # `h` takes the place of `d`
+
+    (on_gpus,) = explain(function, "h100:4", args=args).functions
+    assert {(c.op, c.axes) for c in on_gpus.collectives} == {(c.op, c.axes) for c in func.collectives}
+
+
+def test_a_function_that_does_not_fit() -> None:
+    jax: Any = importlib.import_module("jax")
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    huge = jax.ShapeDtypeStruct((131072, 131072), jax.numpy.float32, sharding=jax.NamedSharding(mesh, jax.P()))
+    (error,) = explain(lambda a: a @ a, "tpu-v5e:2x2", args=(huge,)).errors
+    assert error.diagnostics[0].message.startswith("<lambda> does not fit tpu-v5e:2x2: it takes ")
 
 
 def test_two_compilers_at_once() -> None:

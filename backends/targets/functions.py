@@ -1,0 +1,102 @@
+"""Functions of JAX lowered for a platform, with or without its devices: what a compiler is given of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+from time import perf_counter
+from typing import Any
+
+from shardwright.backends.targets.compilers import CompiledFunction, Memory
+from shardwright.backends.targets.failures import failure_of
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault
+
+_MESH = re.compile(r"sdy\.mesh @mesh = <\[(.*?)\]")
+_AXIS = re.compile(r'"([^"]*)"=(\d+)')
+_DEVICES = re.compile(r"mhlo\.num_partitions = (\d+)")
+_SHARDED = "jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, jax.P('x')))"
+
+
+@dataclass(frozen=True)
+class LoweredFunction:
+    """A function lowered for arguments of known shapes: `lowered` is JAX's, `mesh` names its devices, row by row."""
+
+    name: str
+    lowered: Any
+    mesh: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        """StableHLO with the shardings of arguments and results, and the lines of the user's source."""
+        return self.lowered.as_text(debug_info=True)
+
+
+def lower(
+    function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int] | Any, platform: str | None
+) -> LoweredFunction:
+    """Lowers a function for JAX's platform of this name, None for the devices that its arguments lie on.
+
+    `mesh` is a mapping from axis to size or a mesh of JAX; None stands for that of the arguments. Raises `mesh-fit`
+    where it has another number of devices than the function is lowered for, `no-devices` where there are none, and
+    what the function itself raises.
+    """
+    jax: Any = import_module("jax")
+    name: str = getattr(function, "__name__", "function")
+    if not isinstance(args, tuple | list):
+        raise _refused(name, "bad-args", f"args is a tuple of the arguments of {name}", "as in args=(x,)")
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(tuple(args))
+    meshes = [leaf.sharding.mesh for _, leaf in leaves if _lies_on_mesh(leaf)]
+    if platform is None and meshes and all(isinstance(each, jax.sharding.AbstractMesh) for each in meshes):
+        said = f"the arguments of {name} lie on an abstract mesh, which has no devices"
+        raise _refused(name, "no-devices", said, "say a target, as target='cpu'; `shardwright targets` lists all")
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    lowered = jitted.trace(*args).lower(lowering_platforms=platform and (platform,))
+    text: str = lowered.as_text()
+    devices = int(_DEVICES.findall(text)[0])
+    if mesh is None:
+        named = _MESH.search(text)
+        mesh = meshes[0] if meshes else {axis: int(size) for axis, size in _AXIS.findall(named[1] if named else "")}
+    sizes: dict[str, int] = dict(getattr(mesh, "shape", mesh)) or {"devices": devices}
+    if prod(sizes.values()) != devices:
+        there = " ".join(f"{axis}={size}" for axis, size in sizes.items()) + f" has {prod(sizes.values())}"
+        bare = [path for path, leaf in leaves if not _lies_on_mesh(leaf)]
+        raise _refused(
+            name,
+            "mesh-fit",
+            f"{name} is lowered for {devices} device{'s'[: devices > 1]}, and the mesh {there}",
+            *(f"args{jax.tree_util.keystr(path)} has no sharding over a mesh: {_SHARDED}" for path in bare[:1]),
+        )
+    return LoweredFunction(name, lowered, sizes)
+
+
+def _lies_on_mesh(leaf: Any) -> bool:
+    return hasattr(getattr(leaf, "sharding", None), "mesh")
+
+
+def compile_here(function: LoweredFunction) -> tuple[str, CompiledFunction]:
+    """The function as it is compiled for the devices that it was lowered for, and JAX's name of their platform."""
+    jax: Any = import_module("jax")
+    began = perf_counter()
+    try:
+        compiled = function.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        platform: str = jax.default_backend()
+        failed = failure_of(platform, function.name, f"{type(error).__name__}: {error}", "")
+        return platform, CompiledFunction(function.name, "", "", None, None, failed)
+    taken = perf_counter() - began
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    devices = shardings[0].device_set if shardings else jax.devices()
+    memory = compiled.memory_analysis()
+    if memory is not None:
+        output = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        memory = Memory(memory.argument_size_in_bytes, memory.temp_size_in_bytes, output)
+    return next(iter(devices)).platform, CompiledFunction(function.name, compiled.as_text(), "", memory, taken)
+
+
+def _refused(name: str, code: str, message: str, *notes: str | Note) -> DiagnosticError:
+    refused = fault(code, message, NOWHERE, *notes)
+    refused.source = Source(name, "")
+    return refused
