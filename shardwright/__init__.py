@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shardwright.asserting.assertion import assert_collectives
     from shardwright.backends.graph import draw
     from shardwright.backends.random_inputs import random_inputs
     from shardwright.backends.reference import evaluate
@@ -28,6 +29,7 @@ _HOMES = {
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
     "Traffic": "shardwright.cost.traffic",
+    "assert_collectives": "shardwright.asserting.assertion",
     "bytes_received": "shardwright.cost.traffic",
     "check": "shardwright.checking",
     "compile_program": "shardwright.compiling",
@@ -52,6 +54,7 @@ __all__ = [
     "DiagnosticError",
     "Traffic",
     "__version__",
+    "assert_collectives",
     "bytes_received",
     "check",
     "compile_program",

@@ -3,11 +3,12 @@
 In a fenced block,
 
 - `shard` is a program, which must be well typed; `shard NAME.shard` is also a file for the commands after it;
-- `console` holds commands after `$ ` and what they print on standard output and standard error, exactly, save that a
-  line `...` stands for any lines;
+- `console` holds commands after `$ `, of `shardwright` or `pytest`, and what they print on standard output and standard
+  error, exactly, save that a line `...` stands for any lines;
 - `elementwise` is the table of elementwise operations;
 - `strategies` holds an operation, with the types of its operands after `#`, and its rows for one mesh axis;
-- `python` is a doctest.
+- `lock` is the folder's lock file of collectives;
+- `python` is a doctest; `python NAME.py` is a file for the commands after it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.__main__ import main
+from shardwright.asserting.lock import FILE
 from shardwright.ir import ops, syntax
 from shardwright.ir.builders import build_operation, operands_of
 from shardwright.ir.declarations import Declarations
@@ -60,7 +65,7 @@ def rewritten(document: str, folder: Path) -> str:
     at = 0
     for block in blocks(document):
         text = block.text
-        if block.kind == "shard" and block.name:
+        if block.kind in {"shard", "python"} and block.name:
             (folder / block.name).write_text(text, encoding="utf-8")
         elif block.kind == "console":
             text = _session(text)
@@ -68,6 +73,8 @@ def rewritten(document: str, folder: Path) -> str:
             text = _strategies(text)
         elif block.kind == "elementwise":
             text = _elementwise()
+        elif block.kind == "lock":
+            text = (folder / FILE).read_text(encoding="utf-8")
         pieces += [document[at : block.start], text]
         at = block.end
     return "".join([*pieces, document[at:]])
@@ -80,14 +87,26 @@ def _session(text: str) -> str:
             continue
         command, _, expected = piece.partition("\n")
         words = shlex.split(command.removeprefix("$ "))
-        assert words[0] == "shardwright", command
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            main(words[1:])
-        found = printed.getvalue()
+        found = {"shardwright": _command, "pytest": _pytest}[words[0]](words[1:])
         shown = expected if _matches(expected.rstrip("\n"), found.rstrip("\n")) else found
         made.append(f"{command}\n{shown}")
     return "".join(made)
+
+
+def _command(words: list[str]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        main(words)
+    return printed.getvalue()
+
+
+def _pytest(words: list[str]) -> str:
+    plugin = ["-p", "shardwright.asserting.pytest_plugin"]  # as where the package is installed
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, "--color=no", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False,
+    ).stdout  # fmt: skip
 
 
 def _matches(expected: str, found: str) -> bool:

@@ -1,0 +1,171 @@
+"""`assert_collectives`: functions of JAX on eight devices, beside texts, and what is said of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from inspect import getsourcelines
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shardwright import DiagnosticError, assert_collectives
+
+jax = cast(Any, import_module("jax"))
+jnp = cast(Any, import_module("jax.numpy"))
+lax = jax.lax
+P = jax.P
+MESH = {"x": 4, "y": 2}
+
+
+@pytest.fixture
+def mesh() -> Any:
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def array(mesh: Any, *spec: Any) -> Any:
+    return jax.ShapeDtypeStruct((16, 16), np.dtype("f4"), sharding=jax.NamedSharding(mesh, P(*spec)))
+
+
+def layers(x: Any, w: Any) -> Any:
+    def layer(h: Any, w: Any) -> Any:
+        whole = lax.all_gather(h, "y", axis=1, tiled=True)
+        return lax.psum(whole @ w, "x")
+
+    def body(h: Any, w: Any) -> Any:
+        h = lax.fori_loop(0, 3, lambda _, h: layer(h, w), h)
+        first = lax.psum(h, "y")
+        return lax.psum(jnp.sin(first) + h, "y")
+
+    split = P(None, "y")
+    return jax.shard_map(body, in_specs=(split, split), out_specs=P(), check_vma=False)(x, w)
+
+
+@pytest.fixture
+def compiled(mesh: Any) -> Callable[..., None]:
+    """`compiled("all_gather[x] 12")` asserts it of three layers and two sums behind them."""
+
+    def check(*expected: str, **options: Any) -> None:
+        with jax.set_mesh(mesh):
+            assert_collectives(layers, (array(mesh, None, "y"),) * 2, mesh, *expected, **options)
+
+    return check
+
+
+HERE = "all_gather[y] 512 * 3; all_reduce[x] 768 * 3; 2x all_reduce[y] 512"
+
+
+def test_the_expected_ones(compiled: Callable[..., None]) -> None:
+    for text in (HERE, "; ".join(reversed(HERE.split("; "))), HERE.replace(";", "\n")):
+        compiled(text)
+        compiled(text, target="cpu")
+    compiled(at_most=3 * (512 + 768) + 2 * 512)
+    compiled(HERE, at_most=3 * (512 + 768) + 2 * 512)
+
+
+def test_nothing_moves(mesh: Any) -> None:
+    for empty in ("none", ""):
+        assert_collectives(lambda x: x * 2, (array(mesh, "x"),), MESH, empty)
+
+
+def line_of(text: str) -> str:
+    lines, begins = getsourcelines(layers)
+    shown = __file__.removeprefix(f"{Path.cwd()}/")
+    return f"{shown}:{begins + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def test_others(compiled: Callable[..., None]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        compiled("all_gather[y] 512 * 4; all_reduce[x] 768 * 3; all_to_all[xy] 12")
+    assert str(caught.value) == (
+        "layers on cpu, mesh x=4 y=2: the collectives are not those expected\n"
+        f"  changed  all_gather[y] 512 * 3  expected all_gather[y] 512 * 4; least 512, from {line_of('all_gather')}\n"
+        "  missing  all_to_all[xy] 12\n"
+        f"  extra    2x all_reduce[y] 512   least 512, from {line_of('first =')}, {line_of('jnp.sin')}\n"
+        "  1 as expected; a chip receives 4864 bytes, expected 4364\n"
+        "now:\n"
+        "  all_gather[y] 512 * 3\n"
+        "  all_reduce[x] 768 * 3\n"
+        "  2x all_reduce[y] 512"
+    )
+
+
+def test_too_much(compiled: Callable[..., None]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        compiled(at_most=4863)
+    assert str(caught.value) == (
+        "layers on cpu, mesh x=4 y=2: a chip receives 4864 bytes, more than the 4863 allowed\n"
+        f"    all_reduce[x] 768 * 3  least 768, from {line_of('whole @ w')}\n"
+        f"    all_gather[y] 512 * 3  least 512, from {line_of('all_gather')}\n"
+        f"    2x all_reduce[y] 512   least 512, from {line_of('first =')}, {line_of('jnp.sin')}"
+    )
+
+
+def test_names_of_the_mesh_are_those_given(mesh: Any) -> None:
+    args = (array(mesh, "x"), array(mesh))
+    with pytest.raises(AssertionError, match=r"mesh data=4 model=2: .*\n  missing  all_gather\[data\] 12"):
+        assert_collectives(jnp.add, args, {"data": 4, "model": 2}, "all_gather[data] 12")
+
+
+def refused(function: Any, args: Any, mesh: Any, *expected: str, **options: Any) -> DiagnosticError:
+    with pytest.raises(DiagnosticError) as caught:
+        assert_collectives(function, args, mesh, *expected, **options)
+    assert caught.traceback[-1].name == "assert_collectives"
+    return caught.value
+
+
+def test_bad_notation_is_told_before_anything_is_compiled() -> None:
+    error = refused(None, None, MESH, "all_gather[x] 12;\nall_gather[z] 12")
+    told = (
+        "<expected>:2:12: error: the mesh has no axis z [unknown-axis]\n"
+        "  all_gather[z] 12\n"
+        "             ^\n"
+        "note: the mesh is x=4 y=2"
+    )
+    assert error.render() == told
+    assert error.__notes__ == [told]
+
+
+def test_no_expectation(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.asserting.assertion.running", None)
+    assert refused(jnp.sin, (array(mesh),), mesh).render() == (
+        "assert_collectives: error: there is no text to compare with, and no test of pytest runs that could have a lock"
+        " file [no-expectation]\n"
+        "note: pass the collectives as text, or at_most=BYTES, or call it in a test's own function"
+    )
+
+
+def test_arguments_without_shardings() -> None:
+    bare = jax.ShapeDtypeStruct((16, 16), np.dtype("f4"))
+    assert refused(jnp.add, (bare, bare), MESH, "none").render() == (
+        "add: error: add is lowered for 1 device, and the mesh x=4 y=2 has 8 [mesh-fit]\n"
+        "note: args[0] has no sharding over a mesh: jax.ShapeDtypeStruct(shape, dtype,"
+        " sharding=jax.NamedSharding(mesh, jax.P('x')))"
+    )
+
+
+def no_such_kernel(x: Any) -> Any:
+    return jax.ffi.ffi_call("no_such_kernel", x)(x)
+
+
+@pytest.mark.parametrize("target", [None, "cpu"])
+def test_a_function_that_does_not_compile(mesh: Any, target: str | None) -> None:
+    error = refused(no_such_kernel, (array(mesh),), mesh, "none", target=target)
+    assert str(error) == (
+        "no_such_kernel: the compiler of cpu gave up: JaxRuntimeError: NOT_FOUND: No FFI handler registered for"
+        " no_such_kernel on a platform Host (canonical host) [target-failed]"
+    )
+    assert not hasattr(error, "__notes__")
+
+
+def test_errors_of_the_function_are_its_own(mesh: Any) -> None:
+    with pytest.raises(TypeError, match="dot_general"):
+        assert_collectives(lambda x: x @ x[:3], (array(mesh),), mesh, "none")
+
+
+def test_no_such_target(mesh: Any) -> None:
+    assert refused(jnp.sin, (array(mesh),), mesh, "none", target="tpu-v4").render() == (
+        "--target: error: tpu-v4 says no shape [unknown-target]\nnote: a target is CHIP:SHAPE, as in tpu-v4:4x4x4"
+    )

@@ -1,0 +1,69 @@
+"""Lock files: what is written reads again, whatever the names of tests, and what is none is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.asserting.lock import read_lock, write_lock
+from shardwright.ir.diagnostics import DiagnosticError
+
+names = st.builds(
+    "{}.py::{}{} on {}".format,
+    st.from_regex(r"test_[a-z]{1,3}", fullmatch=True),
+    st.from_regex(r"(Test[A-Z]::)?test_[a-z]{1,2}(\[[ -~]{1,6}\])?", fullmatch=True),
+    st.sampled_from(["", " (decode)", " (on x)"]),
+    st.sampled_from(["cpu", "gpu", "tpu-v4:2x2x1", "h100:8"]),
+)
+lines = st.lists(st.sampled_from(["none", "all_gather[x] 12", "2x permute[irregular] 3 * ?"]), max_size=3)
+
+
+@given(st.dictionaries(names, lines, min_size=1))
+def test_what_is_written_reads_again(tmp_path_factory: pytest.TempPathFactory, entries: dict[str, list[str]]) -> None:
+    folder = tmp_path_factory.mktemp("locks")
+    path = folder / "collectives.lock"
+    write_lock(path, entries)
+    first = path.read_bytes()
+    lock = read_lock(path)
+    assert {entry: list(lock.text_of(entry)) for entry in lock.entries} == entries
+    write_lock(path, dict(reversed(entries.items())))
+    assert path.read_bytes() == first
+    assert list(folder.iterdir()) == [path]
+    write_lock(path, {})
+    assert list(folder.iterdir()) == []
+    assert read_lock(path).entries == {}
+
+
+WAY_OUT = "note: delete the entry, and run pytest --update-collectives"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "test_a.py::test on cpu\n  none\n<<<<<<< HEAD\n",
+            "collectives.lock:3:1: error: this is neither an entry's name nor its collectives [bad-lock]\n"
+            f"  <<<<<<< HEAD\n  ^^^^^^^^^^^^\n{WAY_OUT}",
+        ),
+        (
+            "# comment\n  none\n",
+            "collectives.lock:2:1: error: this is neither an entry's name nor its collectives [bad-lock]\n"
+            f"    none\n  ^^^^^^\n{WAY_OUT}",
+        ),
+        (
+            "a.py::t on cpu\n  none\n\na.py::t on cpu\n",
+            "collectives.lock:4:1: error: this entry is there twice [bad-lock]\n"
+            f"  a.py::t on cpu\n  ^^^^^^^^^^^^^^\n{WAY_OUT}",
+        ),
+    ],
+)
+def test_what_is_no_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("collectives.lock")
+    path.write_text(text)
+    with pytest.raises(DiagnosticError) as caught:
+        read_lock(path)
+    assert caught.value.render() == said
