@@ -260,6 +260,7 @@ def _explain_function(
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
     """Collectives of a module of which only the text is known."""
     from shardwright.backends.hlo.collectives import collectives_of
+    from shardwright.backends.hlo.gathered_parts import with_needed_bytes
 
     return tuple(
         CollectiveReport(
@@ -271,7 +272,7 @@ def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveRepo
             (),
             f"{c.stack[0].file}:{c.stack[0].line}" if c.stack else None,
         )
-        for c in collectives_of(module)
+        for c in with_needed_bytes(module, collectives_of(module))
     )
 
 

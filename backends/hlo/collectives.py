@@ -58,6 +58,8 @@ class Collective:
     stack: tuple[Frame, ...]
     then_sliced: bool = False
     """An all-reduce of which each device keeps its part only, a reduce-scatter in all but name."""
+    needed_once: int | None = None
+    """The bytes that are needed of what a gather brings, where these are less (`backends.hlo.gathered_parts`)."""
 
     @property
     def bytes(self) -> int:
@@ -72,6 +74,8 @@ class Collective:
     @property
     def lower_bound(self) -> int:
         """The bytes with which its movement can do in all trips: a reduce-scatter's where an all-reduce is sliced."""
+        if self.needed_once is not None:
+            return self.needed_once * self.executions
         return self.bytes // 2 if self.then_sliced else self.bytes
 
     def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:

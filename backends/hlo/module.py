@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 _HEADER = re.compile(r"^HloModule ([\w.\-]+)", re.MULTILINE)
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
@@ -99,8 +100,16 @@ class Computation:
         return next((i for i in self.instructions.values() if i.is_root), list(self.instructions.values())[-1])
 
     def users(self, name: str) -> list[Instruction]:
-        """The instructions that read a value."""
-        return [i for i in self.instructions.values() if name in i.operands]
+        """The instructions that read a value. Not to be asked before all are there."""
+        return self._users.get(name, [])
+
+    @cached_property
+    def _users(self) -> dict[str, list[Instruction]]:
+        users: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                users.setdefault(operand, []).append(instruction)
+        return users
 
     def parameter(self, number: int) -> Instruction:
         """The parameter of this number."""

@@ -1,4 +1,4 @@
-"""How often loops run: as the text says, or as condition, start and step say."""
+"""Whole numbers that a text says: how often loops run, from condition, start and step, and where a device's part is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scalar = int | None
 """A whole number, or one that the text does not say."""
 
 Value = Scalar | tuple[Any, ...]
-Binary = Callable[[int, int], int]
+Binary = Callable[[int, int], Scalar]
 
 _COMPARED: dict[str, Binary] = {
     "LT": lambda a, b: a < b,
@@ -32,12 +32,15 @@ _ARITHMETIC: dict[str, Binary] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a // b if a >= 0 and b > 0 else None,
+    "remainder": lambda a, b: a % b if a >= 0 and b > 0 else None,
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "maximum": max,
     "minimum": min,
 }
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier")
+_TABLE = re.compile(r"\{\s*-?\d+(?:,\s*-?\d+)*\s*\}")
 
 
 def trips_of(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
@@ -48,15 +51,15 @@ def trips_of(module: HloModule, caller: Computation, loop: Instruction) -> int |
     condition, body = (_called(module, loop, key) for key in ("condition", "body"))
     if condition is None or body is None:
         return None
-    state = _Evaluation(module, caller, ()).value(loop.operands[0])
+    state = Evaluation(module, caller, ()).value(loop.operands[0])
     read = {int(index) for i in condition.instructions.values() for index in _INDEX.findall(i.attributes)}
     for trip in range(_MOST_TRIPS):
-        goes_on = _Evaluation(module, condition, (state,)).value(condition.root.name)
+        goes_on = Evaluation(module, condition, (state,)).value(condition.root.name)
         if not isinstance(goes_on, int) or body.root.opcode != "tuple":
             return None
         if not goes_on:
             return trip
-        step = _Evaluation(module, body, (state,))
+        step = Evaluation(module, body, (state,))
         state = tuple(step.value(name) if at in read else None for at, name in enumerate(body.root.operands))
     return None
 
@@ -67,12 +70,14 @@ def _called(module: HloModule, loop: Instruction, key: str) -> Computation | Non
 
 
 @dataclass
-class _Evaluation:
-    """Whole numbers and tuples of a computation, as far as the text says them; what else it computes is unknown."""
+class Evaluation:
+    """Whole numbers and tuples of a computation on a device, as far as the text says them; what else it computes is
+    unknown. A constant row of numbers is a tuple."""
 
     module: HloModule
     computation: Computation
     arguments: tuple[Value, ...]
+    device: Scalar = None
 
     def value(self, name: str) -> Value:
         instruction = self.computation.instructions.get(name)
@@ -85,6 +90,11 @@ class _Evaluation:
             return self.arguments[number] if number < len(self.arguments) else None
         if opcode == "constant":
             return _constant(instruction.arguments)
+        if opcode == "partition-id":
+            return self.device
+        if opcode == "dynamic-slice" and len(operands) == 2 and _is_small(instruction):
+            row, index = self.value(operands[0]), self.value(operands[1])
+            return row[min(max(index, 0), len(row) - 1)] if isinstance(row, tuple) and isinstance(index, int) else None
         if opcode == "tuple":
             return tuple(self.value(operand) for operand in operands)
         if opcode == "get-tuple-element":
@@ -97,7 +107,10 @@ class _Evaluation:
             if inner is None or not _is_small(instruction):
                 return None
             arguments = tuple(self.value(operand) for operand in operands)
-            return _Evaluation(self.module, inner, arguments).value(inner.root.name)
+            return Evaluation(self.module, inner, arguments, self.device).value(inner.root.name)
+        if opcode == "clamp":
+            known = [value for value in map(self.value, operands) if isinstance(value, int)]
+            return min(max(known[0], known[1]), known[2]) if len(known) == 3 else None
         if opcode == "compare" or opcode in _ARITHMETIC:
             return self._computed(instruction)
         return None
@@ -108,8 +121,8 @@ class _Evaluation:
             return None
         if instruction.opcode == "compare":
             direction = _DIRECTION.search(instruction.attributes)
-            return int(_COMPARED[direction[1]](a, b)) if direction else None
-        return int(_ARITHMETIC[instruction.opcode](a, b))
+            return int(bool(_COMPARED[direction[1]](a, b))) if direction else None
+        return _ARITHMETIC[instruction.opcode](a, b)
 
 
 def _is_small(instruction: Instruction) -> bool:
@@ -117,7 +130,9 @@ def _is_small(instruction: Instruction) -> bool:
     return any(array.elements == 1 for array in instruction.arrays)
 
 
-def _constant(text: str) -> Scalar:
+def _constant(text: str) -> Value:
+    if "," in text and _TABLE.fullmatch(text.strip()):
+        return tuple(int(word) for word in text.strip(" {}").split(","))
     word = text.strip().strip("{}")
     if word in {"true", "false"}:
         return int(word == "true")
