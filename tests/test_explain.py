@@ -364,7 +364,8 @@ def total(x: Any) -> Any:
         (
             [{"a": arrays_of(jax.sharding.AbstractMesh((2,), ("x",)))((8,), "x")}],
             {"data": 4, "model": 2},
-            "total: error: total is lowered for 2 devices, and the mesh data=4 model=2 has 8 [mesh-fit]",
+            "total: error: total is lowered for 2 devices, and the mesh data=4 model=2 has 8 [mesh-fit]\n"
+            "note: its arguments lie on the mesh x=2",
         ),
         (
             {"a": 1},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from shardwright.backends.targets.compilers import CompiledFunction, Memory
 from shardwright.backends.targets.failures import failure_of
@@ -44,7 +44,7 @@ def lower(
     what the function itself raises.
     """
     jax: Any = import_module("jax")
-    name: str = getattr(function, "__name__", "function")
+    name = _name(function)
     if not isinstance(args, tuple | list):
         raise _refused(name, "bad-args", f"args is a tuple of the arguments of {name}", "as in args=(x,)")
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(tuple(args))
@@ -59,17 +59,34 @@ def lower(
     if mesh is None:
         named = _MESH.search(text)
         mesh = meshes[0] if meshes else {axis: int(size) for axis, size in _AXIS.findall(named[1] if named else "")}
-    sizes: dict[str, int] = dict(getattr(mesh, "shape", mesh)) or {"devices": devices}
+    sizes = sizes_of(mesh) or {"devices": devices}
     if prod(sizes.values()) != devices:
-        there = " ".join(f"{axis}={size}" for axis, size in sizes.items()) + f" has {prod(sizes.values())}"
+        said = f"{name} is lowered for {devices} device{'s'[: devices > 1]}, and the mesh {_listed(sizes)} has"
         bare = [path for path, leaf in leaves if not _lies_on_mesh(leaf)]
-        raise _refused(
-            name,
-            "mesh-fit",
-            f"{name} is lowered for {devices} device{'s'[: devices > 1]}, and the mesh {there}",
-            *(f"args{jax.tree_util.keystr(path)} has no sharding over a mesh: {_SHARDED}" for path in bare[:1]),
-        )
+        notes = [f"args{jax.tree_util.keystr(path)} has no sharding over a mesh: {_SHARDED}" for path in bare[:1]]
+        if meshes and not bare:
+            notes = [f"its arguments lie on the mesh {_listed(sizes_of(meshes[0]))}"]
+        raise _refused(name, "mesh-fit", f"{said} {prod(sizes.values())}", *notes)
     return LoweredFunction(name, lowered, sizes)
+
+
+def sizes_of(mesh: Mapping[str, int] | Any) -> dict[str, int]:
+    """The sizes of a mesh of JAX, or of a mapping from axis to size. Raises `bad-mesh`."""
+    sizes = getattr(mesh, "shape", mesh)
+    if not isinstance(sizes, Mapping):
+        said = f"{mesh!r} is neither a mesh of JAX nor a mapping from axis to size"
+        raise fault("bad-mesh", said, NOWHERE, "as in jax.make_mesh((4, 2), ('x', 'y')), or {'x': 4, 'y': 2}")
+    return dict(cast("Mapping[str, int]", sizes))
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def _name(function: Any) -> str:
+    """That of a partial application is the applied function's, that of another object its class's."""
+    inner = getattr(function, "func", function)
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def _lies_on_mesh(leaf: Any) -> bool:

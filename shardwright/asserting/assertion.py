@@ -55,13 +55,16 @@ def assert_collectives(
     `AssertionError` that says what is missing, extra and changed, and a `DiagnosticError` where something cannot be
     compiled or read.
     """
+    from shardwright.backends.targets.functions import sizes_of
+
     __tracebackhide__ = True  # of pytest: the place is the line of the test
     try:
         with located(Source("assert_collectives", "")):
-            _check(function, args, dict(getattr(mesh, "shape", mesh)), expected, at_most, target, name)
+            _check(function, args, sizes_of(mesh), expected, at_most, target, name)
     except DiagnosticError as error:
-        said = error.render()
-        if "\n" in said:  # a place or a way out, which the message alone lacks
+        placed = error.source is not None and error.source.has(error.diagnostics[0].span)
+        said = error.render() if placed else error.render().partition("\n")[2]
+        if said:  # the place or the way out, which the message alone lacks
             error.add_note(said)
         raise error.with_traceback(None) from None
     except AssertionError as error:

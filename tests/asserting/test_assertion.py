@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from inspect import getsourcelines
 from pathlib import Path
@@ -144,6 +145,26 @@ def test_arguments_without_shardings() -> None:
         "note: args[0] has no sharding over a mesh: jax.ShapeDtypeStruct(shape, dtype,"
         " sharding=jax.NamedSharding(mesh, jax.P('x')))"
     )
+
+
+@pytest.mark.parametrize("given", ["none", None, 8])
+def test_what_is_no_mesh(given: Any) -> None:
+    error = refused(jnp.sin, (), given)
+    assert str(error) == f"{given!r} is neither a mesh of JAX nor a mapping from axis to size [bad-mesh]"
+    assert error.__notes__ == ["note: as in jax.make_mesh((4, 2), ('x', 'y')), or {'x': 4, 'y': 2}"]
+
+
+class Network:
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(Network(), "Network"), (partial(jnp.sum, axis=0), "sum"), (jax.jit(jnp.sum), "sum")]
+)
+def test_names(mesh: Any, function: Any, name: str) -> None:
+    with pytest.raises(AssertionError, match=f"^{name} on cpu, mesh x=4 y=2: "):
+        assert_collectives(function, (array(mesh, "x"),), mesh, "none")
 
 
 def no_such_kernel(x: Any) -> Any:
