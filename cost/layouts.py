@@ -141,19 +141,28 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np
     maxima. The arrays cannot be written to.
     """
     key = coding.mesh, coding.dims, shape, codes.tobytes()
-    if key in _RECENT:
-        _RECENT.move_to_end(key)
-        return _RECENT[key]
-    received, steps, _ = _moving(coding, _Pairs.of_all(codes, shape), None)
-    received.flags.writeable = steps.flags.writeable = False
-    _RECENT[key] = received, steps
-    while sum(len(recent) ** 2 for recent, _ in _RECENT.values()) > _MOST_KEPT:
-        _RECENT.popitem(last=False)
-    return received, steps
+    found = _RECENT.costs.pop(key, None)
+    if found is None:
+        received, steps, _ = _moving(coding, _Pairs.of_all(codes, shape), None)
+        received.flags.writeable = steps.flags.writeable = False
+        found = received, steps
+        _RECENT.pairs += received.size
+    _RECENT.costs[key] = found
+    while _RECENT.pairs > _MOST_KEPT:
+        _RECENT.pairs -= _RECENT.costs.popitem(last=False)[1][0].size
+    return found
 
 
-_RECENT: OrderedDict[tuple[Mesh, tuple[str, ...], Shape, bytes], tuple[Floats, Floats]] = OrderedDict()
-"""What movements cost between layouts that were asked for lately: a program is placed several times, under options."""
+@dataclass
+class _Recent:
+    """What movements cost between layouts that were asked for lately, the latest last, and of how many pairs of layouts
+    that is: a program is placed several times, under options."""
+
+    costs: OrderedDict[tuple[Mesh, tuple[str, ...], Shape, bytes], tuple[Floats, Floats]]
+    pairs: int = 0
+
+
+_RECENT = _Recent(OrderedDict())
 
 _MOST_KEPT = 1 << 22
 """Pairs of layouts of which the costs are kept."""
