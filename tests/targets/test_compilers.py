@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from shardwright import assert_collectives
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling import explicit, load
 from shardwright.cost.traffic import bytes_received
@@ -292,6 +293,28 @@ def test_a_function_is_what_jit_makes_of_it_for_the_target(tmp_path: Path) -> No
 
     (on_gpus,) = explain(function, "h100:4", args=args).functions
     assert {(c.op, c.axes) for c in on_gpus.collectives} == {(c.op, c.axes) for c in func.collectives}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("tpu-v4:2x2x2", "all_gather[xy] 14336"),
+        ("tpu-v5e:2x4", "all_gather[xy] 14336"),
+        ("h100:8", "all_gather[x] 6144; all_gather[y] 8192"),
+    ],
+)
+def test_a_resharding_that_gathers_all(target: str, expected: str) -> None:
+    """openxla/xla issue 15207: whichever compiler it is, an all-to-all of 1,792 bytes would do."""
+    jax: Any = importlib.import_module("jax")
+    mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
+    before, after = (jax.NamedSharding(mesh, jax.P(*spec)) for spec in (("y", None, "x"), (None, ("x", "y"))))
+    function = jax.jit(lambda a: a * 2, out_shardings=after)
+    args = (jax.ShapeDtypeStruct((16, 16, 16), jax.numpy.float32, sharding=before),)
+    assert_collectives(function, args, mesh, expected, target=target)
+    (func,) = explain(function, target, args=args).functions
+    assert sum(c.lower_bound_bytes for c in func.collectives) == 1792
+    with pytest.raises(AssertionError, match=f"^<lambda> on {target}, mesh x=4 y=2: a chip receives 14336 bytes"):
+        assert_collectives(function, args, mesh, at_most=1792, target=target)
 
 
 def test_a_function_that_does_not_fit() -> None:
