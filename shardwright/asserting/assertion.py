@@ -60,18 +60,18 @@ def assert_collectives(
     __tracebackhide__ = True  # of pytest: the place is the line of the test
     try:
         with located(Source("assert_collectives", "")):
-            _check(function, args, sizes_of(mesh), expected, at_most, target, name)
+            wrong = _wrong(function, args, sizes_of(mesh), expected, at_most, target, name)
     except DiagnosticError as error:
         placed = error.source is not None and error.source.has(error.diagnostics[0].span)
         said = error.render() if placed else error.render().partition("\n")[2]
         if said:  # the place or the way out, which the message alone lacks
             error.add_note(said)
         raise error.with_traceback(None) from None
-    except AssertionError as error:
-        raise error.with_traceback(None) from None
+    if wrong:
+        raise AssertionError(wrong)
 
 
-def _check(
+def _wrong(
     function: Callable[..., Any],
     args: Sequence[Any],
     mesh: Mapping[str, int],
@@ -79,8 +79,9 @@ def _check(
     at_most: int | None,
     target: str | None,
     name: str | None,
-) -> None:
-    from shardwright.backends.hlo.notation import entries_text, parse_entries
+) -> str | None:
+    """What is to be said where something else is expected."""
+    from shardwright.backends.hlo.notation import parse_entries
     from shardwright.explaining import explain
 
     text = Source("<expected>", expected or "")
@@ -95,35 +96,31 @@ def _check(
         )
     compiled = _Compiled(explain(function, target, mesh, args=args), mesh)
     if at_most is not None and compiled.bytes_received > at_most:
-        raise AssertionError(compiled.above(at_most))
+        return compiled.above(at_most)
     if wanted is not None:
-        if compiled.entries != wanted:
-            raise AssertionError(compiled.difference(wanted, "expected", ""))
-    elif at_most is None and running is not None:
-        _check_lock(running, compiled, name, entries_text(compiled.entries))
+        return compiled.difference(wanted, "expected", "")
+    return _wrong_for_lock(running, compiled, name) if at_most is None and running is not None else None
 
 
-def _check_lock(test: RunningTest, compiled: _Compiled, name: str | None, now: list[str]) -> None:
+def _wrong_for_lock(test: RunningTest, compiled: _Compiled, name: str | None) -> str | None:
     """Compares with the entry of a lock file, unless it is to be written."""
-    from shardwright.backends.hlo.notation import parse_entries
+    from shardwright.backends.hlo.notation import entries_text, parse_entries
 
     entry = f"{test.name}{f' ({name})' if name else ''} on {compiled.target}"
     if entry in test.asserted:
         raise fault("entry-twice", f"{entry} is asserted twice in one test", NOWHERE, "tell them apart by name='...'")
-    test.asserted[entry] = now
+    now = test.asserted[entry] = entries_text(compiled.entries)
     lock = read_lock(test.lock)
     if test.update:
-        return
+        return None
     command = f"pytest {UPDATE} {shlex.quote(test.node)}"
     if entry not in lock.entries:
         collectives = "\n  ".join(now)
-        said = f"{_from_here(test.lock)} has no entry {entry}\nnow:\n  {collectives}\nto write it: {command}"
-        raise AssertionError(said)
+        return f"{_from_here(test.lock)} has no entry {entry}\nnow:\n  {collectives}\nto write it: {command}"
     with located(lock.source):
         wanted = parse_entries(lock.source, compiled.mesh, lock.entries[entry])
-    if compiled.entries != wanted:
-        place = f"of {_from_here(f'{test.lock}:{lock.entries[entry].start - 1}')}"
-        raise AssertionError(compiled.difference(wanted, place, f"if this is meant: {command}"))
+    place = f"of {_from_here(f'{test.lock}:{lock.entries[entry].start - 1}')}"
+    return compiled.difference(wanted, place, f"if this is meant: {command}")
 
 
 class _Compiled:
@@ -155,11 +152,13 @@ class _Compiled:
         order = sorted(self.entries.elements(), key=lambda entry: -entry.bytes_received)
         return "\n".join([said, *_table(Counter(("", str(entry), self._where(entry)) for entry in order))])
 
-    def difference(self, wanted: Counter[Entry], of: str, way_out: str) -> str:
+    def difference(self, wanted: Counter[Entry], of: str, way_out: str) -> str | None:
         """The message where other collectives are wanted, which are those `of` something: what is missing, what is
         extra, and of what the bytes or the trips are others; then all of them in a form to be copied."""
         from shardwright.backends.hlo.notation import entries_text
 
+        if wanted == self.entries:
+            return None
         missing, extra = (list(entries.elements()) for entries in (wanted - self.entries, self.entries - wanted))
         rows: Counter[tuple[str, str, str]] = Counter()
         for entry in missing:

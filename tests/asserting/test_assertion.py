@@ -186,6 +186,16 @@ def test_errors_of_the_function_are_its_own(mesh: Any) -> None:
         assert_collectives(lambda x: x @ x[:3], (array(mesh),), mesh, "none")
 
 
+def test_assertions_of_the_function_keep_their_place(mesh: Any) -> None:
+    def square(x: Any) -> Any:
+        assert x.shape[0] == 8
+        return x * x
+
+    with pytest.raises(AssertionError) as caught:
+        assert_collectives(square, (array(mesh),), mesh, "none")
+    assert caught.traceback[-1].name == "square"
+
+
 def test_no_such_target(mesh: Any) -> None:
     assert refused(jnp.sin, (array(mesh),), mesh, "none", target="tpu-v4").render() == (
         "--target: error: tpu-v4 says no shape [unknown-target]\nnote: a target is CHIP:SHAPE, as in tpu-v4:4x4x4"
