@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.backends.hlo.collectives import Collective
+    from shardwright.backends.hlo.kernels import Kernel
     from shardwright.backends.hlo.module import HloModule
     from shardwright.backends.hlo.statements import Statement
     from shardwright.backends.targets.compilers import CompiledFunction, Memory
+    from shardwright.backends.targets.names import Target
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.program import Func, Program
 
@@ -45,12 +47,19 @@ class CollectiveReport:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A kernel with the seconds that the compiler believes it takes in one trip, and those that the cost model says."""
+    """A kernel with the seconds of one trip: as its compiler estimates them, and as the cost model's rules of shape
+    predict them at the rates that the compiler assumes (`backends.targets.estimates`), None where it only lays bytes
+    otherwise. `statements` are the values that it works on, the one of its product first."""
 
     name: str
     trips: int | None
     estimated_s: float | None
     predicted_s: float | None
+    statements: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `explain --json` promises."""
+        return {**self.__dict__, "statements": list(self.statements)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class FunctionReport:
             "temporary_bytes": self.temporary_bytes,
             "output_bytes": self.output_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
-            "kernels": [dict(kernel.__dict__) for kernel in self.kernels],
+            "kernels": [kernel.as_json() for kernel in self.kernels],
             "compile_s": self.compile_s,
         }
 
@@ -224,7 +233,7 @@ def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Expla
                 "--mesh names the devices row by row",
             )
         func = CompiledFunction(module.name, source.text, "", None, None)
-        return Explanation(None, (_report_of(func, module, _unasked(module, axes), None),))
+        return Explanation(None, (_report_of(func, module, _unasked(module, axes), None, {}),))
     except HloError as error:
         raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
 
@@ -254,7 +263,7 @@ def _explain_function(
         return Explanation(where, (), (func.error,))
     module = parse(func.text)
     unasked = _unasked(module, lowered.mesh)
-    return Explanation(where, (_report_of(func, module, unasked, wanted and wanted.clock_hz),))
+    return Explanation(where, (_report_of(func, module, unasked, wanted, {}),))
 
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
@@ -334,13 +343,13 @@ def _explain_text_of_module(
     names = statement_names(text)
     return Explanation(
         wanted.name,
-        tuple(_report(func, mesh, names, wanted.clock_hz) for func in compiled if func.text),
+        tuple(_report(func, mesh, names, wanted) for func in compiled if func.text),
         tuple(func.error for func in compiled if func.error is not None),
     )
 
 
 def _report(
-    func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], clock_hz: float | None
+    func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], target: Target
 ) -> FunctionReport:
     from shardwright.backends.hlo.collectives import collectives_of
     from shardwright.backends.hlo.module import parse
@@ -353,22 +362,23 @@ def _report(
     asked = matched(compiled, statements, _FILE, names, devices)
     made = {id(statement) for each in asked for statement in each}
     return replace(
-        _report_of(func, module, _reports(compiled, asked, mesh, names), clock_hz),
+        _report_of(func, module, _reports(compiled, asked, mesh, names), target, names),
         written_bytes_received=sum(statement.collective.bytes for statement in statements),
         unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
     )
 
 
 def _report_of(
-    func: CompiledFunction, module: HloModule, collectives: tuple[CollectiveReport, ...], clock_hz: float | None
+    func: CompiledFunction,
+    module: HloModule,
+    collectives: tuple[CollectiveReport, ...],
+    target: Target | None,
+    names: Mapping[int, str],
 ) -> FunctionReport:
     """Memory and kernels beside a function's collectives."""
     from shardwright.backends.hlo.kernels import kernels_of
 
-    kernels = tuple(
-        KernelReport(kernel.name, kernel.trips, kernel.cycles / clock_hz if clock_hz else None, None)
-        for kernel in kernels_of(module)
-    )
+    kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
     memory: Memory | None = func.memory
     return FunctionReport(
         func.name,
@@ -379,6 +389,19 @@ def _report_of(
         kernels=kernels,
         compile_s=func.compile_s,
     )
+
+
+def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, str]) -> KernelReport:
+    from shardwright.backends.hlo.statements import statement_of
+    from shardwright.backends.targets.estimates import estimated_s
+
+    places = [statement_of(stack, _FILE, names) for stack in kernel.stacks]
+    statements = tuple(dict.fromkeys(place[0] for place in places if place))
+    rates = target and target.rates
+    if target is None or target.chip is None or rates is None:
+        return KernelReport(kernel.name, kernel.trips, None, None, statements)
+    predicted = estimated_s(kernel, target.chip, rates)
+    return KernelReport(kernel.name, kernel.trips, kernel.cycles / rates.clock_hz, predicted, statements)
 
 
 def _reports(

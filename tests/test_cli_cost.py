@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 LAYER = """\
 mesh x=2 y=2
 dim B=64 E=512 F=2048
@@ -50,6 +52,46 @@ def test_a_table_says_what_bounds_each_kernel(shardwright: Callable, tmp_path: P
     assert got.out.startswith("ffn on 4 tpu-v4 (datasheet)\n\nvalue ")
     assert "64 x 256 x 1024" in got.out
     assert "fits in 34.4 GB" in got.out
+
+
+def test_a_target_stands_beside_each_prediction(
+    shardwright: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = layer(tmp_path)
+    got = shardwright("cost", file, "--chip", "tpu-v4", "--target", "cpu")
+    assert (got.status, got.err) == (0, "")
+    lines = got.out.splitlines()
+    assert lines[2].split() == [
+        "value",
+        "operation",
+        "product",
+        "bytes",
+        "compiled",
+        "time",
+        "compiled",
+        "share",
+        "bound",
+        "by",
+    ]
+    made = json.loads(shardwright("cost", file, "--chip", "tpu-v4", "--target", "cpu", "--json").out)
+    assert (made["target"], made["compiled_s"], made["compiled_other_s"]) == ("cpu", None, None)
+    assert made["compiled_bytes_received"] == sum(op["compiled_bytes_received"] for op in made["ops"])
+    moved = [op for op in made["ops"] if op["bytes_received"]]
+    assert len(moved) == 4
+    assert all(op["compiled_bytes_received"] >= op["bytes_received"] for op in moved)
+    assert all(op["compiled_s"] is None for op in made["ops"])
+
+    neither = shardwright("cost", file)
+    assert neither.status == 2
+    assert "one of the arguments --chip --target is required" in neither.err
+    without = shardwright("cost", file, "--target", "cpu")
+    assert without.status == 1
+    assert "--target: error: cpu is no chip whose rates are known [no-chip]" in without.err
+    assert "name one: --chip NAME" in without.err
+    model = shardwright("cost", "opt-125m", "--chip", "tpu-v4", "--target", "tpu-v4:1x1x1")
+    assert model.status == 2
+    assert "--target is for a FILE.shard" in model.err
 
 
 def test_a_generation_sums_over_the_growing_cache(shardwright: Callable, tmp_path: Path) -> None:

@@ -1,24 +1,84 @@
-"""The kernels of a compiled module that its compiler says the time of."""
+"""The kernels of a compiled module that its compiler says the time of: their products, bytes and instructions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 
-from shardwright.backends.hlo.module import HloModule
+from shardwright.backends.hlo.module import Computation, Frame, HloModule, Instruction, arrays_in
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_DILATED = re.compile(r"lhs_dilate=([\dx]+)")
+_LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
+_NOTHING = frozenset({
+    "bitcast", "broadcast", "constant", "fusion", "get-tuple-element", "parameter", "reshape", "tuple",
+})  # fmt: skip
+"""Opcodes within a kernel that are no work: other names and other shapes."""
+
+_MOVES = frozenset({
+    "broadcast", "concatenate", "copy", "dynamic-slice", "iota", "pad", "reshape", "reverse", "slice", "transpose",
+})  # fmt: skip
+"""Opcodes that show an array otherwise, or a part of it."""
+
+_REDUCTIONS = ("reduce", "reduce-window")
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` products of [m, k] and [k, n], with operands of so many bits an element, the wider of the two. `widened`
+    are the elements of the other where it is narrower."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+    bits: int
+    widened: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An array that a kernel reads or writes: bytes, padded to the tiles that it lies in, elements, their bits, and
+    whether it lies in memory on the chip (TPUs' VMEM and CMEM)."""
+
+    nbytes: int
+    elements: int
+    bits: int
+    on_chip: bool
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length."""
+    """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length.
+
+    `alone` says that it is no fusion. `instructions` has for each opcode within it the elements that it works on.
+    `stacks` are the places in the source that it and what it fuses come from, its products' first.
+    """
 
     name: str
     trips: int | None
     cycles: int
+    alone: bool
+    products: tuple[Product, ...]
+    reads: tuple[Traffic, ...]
+    writes: tuple[Traffic, ...]
+    instructions: Mapping[str, int]
+    stacks: tuple[tuple[Frame, ...], ...]
+
+    @property
+    def moves_only(self) -> bool:
+        """Whether it only lays an array otherwise, such as a copy into another tiling, or a slice."""
+        return not self.products and self.instructions.keys() <= _MOVES
+
+    @property
+    def reduced(self) -> int:
+        """The elements that it reduces."""
+        return max(self.instructions.get(opcode, 0) for opcode in _REDUCTIONS)
 
 
 def kernels_of(module: HloModule) -> list[Kernel]:
@@ -31,7 +91,7 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel
     for instruction in computation.instructions.values():
         cycles = _CYCLES.search(instruction.attributes)
         if cycles:
-            yield Kernel(instruction.name, trips, int(cycles[1]))
+            yield _kernel(module, computation, instruction, trips, int(cycles[1]))
         if instruction.opcode not in {"while", "call", "conditional"}:
             continue
         times = trips
@@ -41,3 +101,127 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel
         for callee in instruction.called:
             if callee in module.computations:
                 yield from _kernels(module, callee, times)
+
+
+def _kernel(module: HloModule, computation: Computation, root: Instruction, trips: int | None, cycles: int) -> Kernel:
+    inside = list(_inside(module, computation, root))
+    multiplied = [(around, each) for around, each in inside if each.opcode == "convolution"]
+    counted: Counter[str] = Counter()
+    for around, each in inside:
+        if each.opcode not in _NOTHING and each.opcode != "convolution":
+            counted[each.opcode] += _worked_on(around, each)
+    stacks = [module.stack(each) for _, each in (*multiplied, *inside)]
+    return Kernel(
+        root.name,
+        trips,
+        cycles,
+        root.opcode != "fusion",
+        tuple(_product(around, each) for around, each in multiplied),
+        tuple(_reads(module, computation, root)),
+        tuple(_writes(inside, root)),
+        dict(counted),
+        tuple(tuple(stack) for stack in stacks if stack),
+    )
+
+
+def _inside(
+    module: HloModule, computation: Computation, root: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """A kernel's instruction, and those of the computations that it fuses."""
+    yield computation, root
+    for callee in root.called if root.opcode == "fusion" else ():
+        fused = module.computations[callee]
+        for instruction in fused.instructions.values():
+            yield from _inside(module, fused, instruction)
+
+
+def _elements(computation: Computation, name: str) -> int:
+    made = computation.instructions.get(name)
+    return max((array.elements for array in made.arrays), default=0) if made else 0
+
+
+def _worked_on(around: Computation, instruction: Instruction) -> int:
+    """The elements that an instruction makes, or those that it reduces."""
+    made = _elements(around, instruction.name)
+    if instruction.opcode in _REDUCTIONS:
+        return max([made, *(_elements(around, name) for name in instruction.operands)])
+    return made
+
+
+# ---------------------------------------------------------------- what is read and written
+
+
+def _reads(module: HloModule, computation: Computation, root: Instruction) -> Iterator[Traffic]:
+    for number, name in enumerate(root.operands):
+        source = computation.instructions.get(name)
+        if source is not None and source.opcode != "constant":
+            part = _part_read(module, root, number)
+            for whole in traffic_of(source.type):
+                yield _share(whole, part)
+
+
+def _part_read(module: HloModule, root: Instruction, number: int) -> int | None:
+    """The elements that an instruction reads of an operand that it takes slices of or writes into; None for all."""
+    if number == 0 and root.opcode in {"dynamic-slice", "gather"}:
+        return root.arrays[0].elements
+    if number == 0 and root.opcode == "dynamic-update-slice":
+        return 0
+    if root.opcode != "fusion" or not root.called:
+        return None
+    fused = module.computations[root.called[0]]
+    name = fused.parameter(number).name
+    parts = [_part_read(module, user, user.operands.index(name)) for user in fused.users(name)]
+    return max((part for part in parts if part is not None), default=0) if None not in parts else None
+
+
+def _writes(inside: list[tuple[Computation, Instruction]], root: Instruction) -> Iterator[Traffic]:
+    """The results; of an array that it writes rows into, the rows."""
+    rows = [_elements(around, each.operands[1]) for around, each in inside if each.opcode == "dynamic-update-slice"]
+    for whole in traffic_of(root.type):
+        yield _share(whole, rows[-1] if rows else None)
+
+
+def _share(whole: Traffic, elements: int | None) -> Traffic:
+    if elements is None or elements >= whole.elements:
+        return whole
+    return replace(whole, nbytes=round(whole.nbytes * elements / whole.elements), elements=elements)
+
+
+def traffic_of(type_text: str) -> Iterator[Traffic]:
+    """The arrays in the text of a type, `bf16[64,96]{1,0:T(8,128)(2,1)S(1)}`: the minor dimensions, which are named
+    first, are padded to the tile."""
+    for array, laid in zip(arrays_in(type_text), _LAID.finditer(type_text), strict=True):
+        order = [int(n) for n in (laid[1] or "").split(",") if n] or list(range(len(array.extents)))[::-1]
+        extents = [array.extents[dim] for dim in order]
+        tile = [int(n) for n in (laid[2] or "").split(",") if n][::-1]
+        extents[: len(tile)] = [-(-extent // side) * side for extent, side in zip(extents, tile, strict=False)]
+        yield Traffic(prod(extents) * array.bits // 8, array.elements, array.bits, laid[3] is not None)
+
+
+# ---------------------------------------------------------------- products
+
+
+def _product(around: Computation, convolution: Instruction) -> Product:
+    """The TPU's compiler writes products as convolutions. A spatial dimension is one of the batch where the left
+    operand is dilated along it, one of k where the result has it no more, of n or m where one operand alone has it."""
+    left, right = (around.instructions[name].arrays[0] for name in convolution.operands)
+    labels = _LABELS.search(convolution.attributes)
+    assert labels is not None
+    arrays = (left, right, convolution.arrays[0])
+    in_left, in_right, in_made = (
+        dict(zip(word, array.extents, strict=True)) for word, array in zip(labels.groups(), arrays, strict=True)
+    )
+    dilated = _DILATED.search(convolution.attributes)
+    steps = [int(step) for step in dilated[1].split("x")] if dilated else []
+    count, m, n, k = 1, in_left["b"], in_right["o"], in_right["i"]
+    for at, label in enumerate(sorted(filter(str.isdigit, in_made))):
+        if at < len(steps) and steps[at] > 1:
+            count *= in_made[label]
+        elif in_made[label] == 1:
+            k *= in_right[label]
+        elif in_left[label] == 1:
+            n *= in_made[label]
+        else:
+            m *= in_made[label]
+    widened = sum(array.elements for array in (left, right) if array.bits < max(left.bits, right.bits))
+    return Product(count, m, n, k, max(left.bits, right.bits), widened)

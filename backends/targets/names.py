@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.backends.jax.source_text import Forms
+from shardwright.backends.targets.estimates import Rates
 from shardwright.backends.targets.gpus import gpu_names
 from shardwright.cost.chips import Chip, Switched, Torus, load_chip
 from shardwright.cost.topology import SwitchedTopology, TorusTopology, topology_of
@@ -64,9 +65,10 @@ class Target:
     shape: tuple[int, ...] = ()
 
     @property
-    def clock_hz(self) -> float | None:
-        """The clock of the cycles that its compiler estimates; None where it estimates none."""
-        return _tpus()["clock_hz"].get(self.name.partition(":")[0])
+    def rates(self) -> Rates | None:
+        """What its compiler assumes where it estimates kernels; None where it estimates none."""
+        rates = _tpus()["rates"].get(self.name.partition(":")[0])
+        return Rates(**rates) if rates else None
 
     @property
     def forms(self) -> Forms:

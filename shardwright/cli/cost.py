@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cli.explain import add_target
 from shardwright.cli.options import add_json, add_sizes, positive
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardwright.cli.options import Parser, Subparsers
+    from shardwright.compiled_costs import CompiledCosts
     from shardwright.cost.chips import Chip
     from shardwright.cost.constants import Constants
     from shardwright.cost.program_cost import Cost, KernelCost
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE|MODEL --chip NAME [--func] [--generate N] [--datasheet] [--passes] [--mesh] [--dim] [--chips] [--json]."""
+    """FILE|MODEL --chip NAME [--target T] [--func] [--generate N] [--datasheet] [--passes] [--mesh] [--dim] [--chips]
+    [--json]."""
     parser = subparsers.add_parser(
         "cost", description="Predict the time of a program on a chip: each kernel, what bounds it, and all together."
     )
@@ -28,7 +31,8 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE|MODEL",
         help="a .shard program (- reads standard input), or a model by name or config.json",
     )
-    add_chip(parser)
+    add_chip(parser, required=False)
+    add_target(parser, "also what this target's own compiler makes of a program, beside each prediction")
     parser.add_argument("--func", metavar="NAME", help="this function alone")
     parser.add_argument(
         "--generate", metavar="N", type=positive, help="also N tokens: one prefill, then decode as the cache grows"
@@ -61,7 +65,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 _OF_PROGRAMS: Mapping[str, object] = {
-    "func": None, "generate": None, "passes": None, "mesh": {}, "dim": {}, "micro_batches": 1,
+    "target": None, "time_limit": None, "func": None, "generate": None, "passes": None, "mesh": {}, "dim": {},
+    "micro_batches": 1,
 }  # fmt: skip
 _OF_MODELS: Mapping[str, object] = {
     "chips": 1, "phase": "decode", "batch": 1, "context": 2048, "layout": None, "attention": "head", "weights": "bf16",
@@ -74,7 +79,9 @@ def _is_program(file: str) -> bool:
 
 
 def _misplaced(args: argparse.Namespace) -> str | None:
-    """An option of programs given with a model, or one of models with a program, where it would say nothing."""
+    """No chip, or an option of programs given with a model or the other way round, where it would say nothing."""
+    if args.chip is None and args.target is None:
+        return "one of the arguments --chip --target is required"
     program = _is_program(args.file)
     for name, default in (_OF_MODELS if program else _OF_PROGRAMS).items():
         if getattr(args, name) != default:
@@ -113,20 +120,23 @@ def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each function, or one JSON object with `--json`."""
+    if args.chip is None:
+        args.chip = _chip_of(args.target)
     chip, constants = chip_and_constants(args)
     generated = None
     dropped: tuple[str, ...] = ()
+    compiled: dict[str, CompiledCosts] = {}
     if _is_program(args.file):
-        costs, generated = _of_program(args, chip, constants)
+        costs, generated, compiled = _of_program(args, chip, constants)
     else:
         cost, dropped = _of_model(args, chip, constants)
         costs = [cost]
     if args.json:
         from shardwright.cli.output import print_json
 
-        print_json(_as_json(costs, generated) | ({"dropped": list(dropped)} if dropped else {}))
+        print_json(_as_json(costs, generated, compiled) | ({"dropped": list(dropped)} if dropped else {}))
     else:
-        print("\n\n".join(_table(cost, constants) for cost in costs))
+        print("\n\n".join(_table(cost, constants, compiled.get(cost.func)) for cost in costs))
         if dropped:
             print("".join(f"\n{sentence}" for sentence in dropped))
         if generated is not None:
@@ -156,7 +166,34 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tup
     return replace(cost, parameters=round(found.parameters)), fitted_layout(deployment, args.batch).dropped
 
 
-def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[list[Cost], GenerationCost | None]:
+def _chip_of(target: str) -> str:
+    """The chip that a target implies."""
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+
+    chip = parse_target(target).chip
+    with located(Source("--target", "")):
+        if chip is None:
+            raise fault("no-chip", f"{target} is no chip whose rates are known", NOWHERE, "name one: --chip NAME")
+    return chip.name
+
+
+def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> dict[str, CompiledCosts]:
+    """By function, what the compiler of `--target` made of it."""
+    from shardwright.cli.explain import refuse
+    from shardwright.compiled_costs import compiled_costs
+    from shardwright.explaining import explain_program
+
+    names = [cost.func for cost in costs]
+    explained = explain_program(program, args.target, args.file, names, args.time_limit)
+    refuse(explained)
+    reports = {report.name: report for report in explained.functions}
+    return {cost.func: compiled_costs(cost, reports[cost.func], args.target) for cost in costs}
+
+
+def _of_program(
+    args: argparse.Namespace, chip: Chip, constants: Constants
+) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.draw import load_program
     from shardwright.cli.output import read_program
     from shardwright.cost.program_cost import cost_of
@@ -175,7 +212,7 @@ def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> t
         module, stages = one_stage(written, args.mesh)
     if stages is not None:
         args.mesh = {axis: size for axis, size in args.mesh.items() if axis not in stages.axes}
-    program = load_program(args, source, module)
+    program = load_program(args, source, module, args.target)
     with located(source):
         if args.passes is not None:
             program = complete(program)
@@ -193,7 +230,8 @@ def _of_program(args: argparse.Namespace, chip: Chip, constants: Constants) -> t
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
         generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
-    return costs, generated
+        compiled = _compiled(args, program, costs) if args.target else {}
+    return costs, generated, compiled
 
 
 def _chosen(program: Program, name: str | None) -> list[Func]:
@@ -211,11 +249,14 @@ def _chosen(program: Program, name: str | None) -> list[Func]:
 # ---------------------------------------------------------------- JSON
 
 
-def _as_json(costs: list[Cost], generated: GenerationCost | None) -> dict[str, Any]:
+def _as_json(
+    costs: list[Cost], generated: GenerationCost | None, compiled: Mapping[str, CompiledCosts]
+) -> dict[str, Any]:
     """The keys of the first function, and each function under `functions` where there are several."""
-    made = cost_json(costs[0])
+    each = [cost_json(cost) | _compiled_json(cost, compiled.get(cost.func)) for cost in costs]
+    made = each[0]
     if len(costs) > 1:
-        made["functions"] = [cost_json(cost) for cost in costs]
+        made = {**made, "functions": each}
     if generated is not None:
         made["generation"] = {
             "prefill_s": generated.prefill.time_s,
@@ -251,6 +292,23 @@ def cost_json(cost: Cost) -> dict[str, Any]:
     }
 
 
+def _compiled_json(cost: Cost, compiled: CompiledCosts | None) -> dict[str, Any]:
+    """What `--target` adds: totals, and its own columns of each of `ops`."""
+    if compiled is None:
+        return {}
+    columns = [compiled.parts[kernel.work.name] for kernel in cost.kernels]
+    return {
+        "target": compiled.target,
+        "compiled_s": compiled.estimated_s,
+        "compiled_bytes_received": compiled.bytes_received,
+        "compiled_other_s": compiled.other.estimated_s,
+        "ops": [
+            _kernel_json(kernel) | {"compiled_s": part.estimated_s, "compiled_bytes_received": part.bytes_received}
+            for kernel, part in zip(cost.kernels, columns, strict=True)
+        ],
+    }
+
+
 def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
     work, times = kernel.work, kernel.times
     return {
@@ -273,7 +331,7 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
 # ---------------------------------------------------------------- tables
 
 
-def _table(cost: Cost, constants: Constants) -> str:
+def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> str:
     from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.movements import duration_text
 
@@ -284,13 +342,17 @@ def _table(cost: Cost, constants: Constants) -> str:
             "" if kernel.work.trips == 1 else f"x{kernel.work.trips}",
             _sides(kernel),
             _moved(kernel),
+            *_compiled_bytes(kernel, compiled),
             duration_text(kernel.total_s),
+            *_compiled_time(kernel, compiled),
             f"{100 * kernel.total_s * cost.rounds / cost.time_s:.1f} %" if cost.time_s else "",
             kernel.times.bound,
         )
         for kernel in cost.kernels
     ]
-    head = ("value", "operation", "", "product", "bytes", "time", "share", "bound by")
+    head, aligned = ("value", "operation", "", "product", "bytes", "time", "share", "bound by"), "llrlrrrl"
+    if compiled is not None:
+        head, aligned = (*head[:5], "compiled", "time", "compiled", *head[6:]), "llrlrrrrrl"
     memory, room = cost.memory, cost.chip.memory_bytes
     fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
     rates = "calibrated" if constants == cost.chip.calibrated else "datasheet"
@@ -299,13 +361,14 @@ def _table(cost: Cost, constants: Constants) -> str:
         [
             f"{cost.func} on {mesh}",
             "",
-            *text_table(head, rows, "llrlrrrl"),
+            *text_table(head, rows, aligned),
             "",
             f"time           {duration_text(cost.time_s)}",
             f"  compute      {duration_text(cost.compute_s)}",
             f"  memory       {duration_text(cost.memory_s)}",
             f"  links        {duration_text(cost.communication_s)},"
             f" {duration_text(cost.exposed_communication_s)} of it hidden by nothing",
+            *_compiled_lines(compiled),
             *_pipeline_lines(cost),
             f"MFU            {100 * cost.mfu:.1f} %",
             f"chip-seconds   {cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens",
@@ -314,6 +377,42 @@ def _table(cost: Cost, constants: Constants) -> str:
             f" values {bytes_text(memory.activations)}; {fits} in {bytes_text(room)}",
         ]
     )
+
+
+def _compiled_bytes(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:
+    """The bytes that a movement's collective receives as it was compiled."""
+    from shardwright.cli.text_table import bytes_text
+
+    if compiled is None:
+        return ()
+    part = compiled.parts[kernel.work.name]
+    if kernel.work.collective is None:
+        return ("",)
+    return (f"with {part.within}" if part.within else bytes_text(part.bytes_received),)
+
+
+def _compiled_time(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:
+    """The time of a kernel as the compiler estimates it, nothing where it made none of its own."""
+    from shardwright.cost.movements import duration_text
+
+    if compiled is None:
+        return ()
+    estimated = compiled.parts[kernel.work.name].estimated_s
+    return (duration_text(estimated) if estimated else "",)
+
+
+def _compiled_lines(compiled: CompiledCosts | None) -> list[str]:
+    from shardwright.cli.text_table import bytes_text
+    from shardwright.cost.movements import duration_text
+
+    if compiled is None:
+        return []
+    lines = [f"compiled       for {compiled.target}: {bytes_text(compiled.bytes_received)} received"]
+    if compiled.estimated_s is not None:
+        lines[0] += f"; kernels {duration_text(compiled.estimated_s)} as its compiler estimates them,"
+        other = duration_text(compiled.other.estimated_s or 0.0)
+        lines.append(f"               {other} of it for none of these statements")
+    return lines
 
 
 def _pipeline_lines(cost: Cost) -> list[str]:

@@ -116,9 +116,11 @@ def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
     return made
 
 
-def load_program(args: argparse.Namespace, source: Source, module: Module | None = None) -> Program:
+def load_program(
+    args: argparse.Namespace, source: Source, module: Module | None = None, target: str | None = None
+) -> Program:
     """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
-    compiler's."""
+    compiler's for a target."""
     from shardwright.compiling import explicit
     from shardwright.ir.diagnostics import Source as SourceText
     from shardwright.ir.diagnostics import located
@@ -129,7 +131,7 @@ def load_program(args: argparse.Namespace, source: Source, module: Module | None
         program = elaborate(module or parse(source), args.mesh, args.dim)
     if args.passes is None:
         with located(source):
-            return explicit(program)
+            return explicit(program, target=target)
     if not args.passes.strip():
         return program
     from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes

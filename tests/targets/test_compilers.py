@@ -218,6 +218,8 @@ def test_kernels_have_times(target: str, rate: float) -> None:
     assert longest.trips == 1
     assert longest.estimated_s is not None
     assert arithmetic < longest.estimated_s < 3 * arithmetic
+    assert longest.predicted_s == pytest.approx(longest.estimated_s, rel=0.15)
+    assert longest.statements[0].startswith("_")
 
 
 HUGE = """
