@@ -15,7 +15,6 @@ import numpy as np
 from shardwright.backends.local_values import Local, Setting, common, fitting
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.cost.exchange import exchange_of
-from shardwright.cost.movements import bytes_of
 from shardwright.ir.digits import Order, local_digits, ordered
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement, Permute, Roll
@@ -135,7 +134,12 @@ def move(value: Local, target: TensorType, setting: Setting) -> Array:
         opened.combine(reduced, setting.formats)
     for axis, (before, after) in changes.items():
         _change(opened, axis, None if isinstance(before, Reduction) else before, after)
-    return opened.closed(target)
+    return unpaired(opened.closed(target), target)
+
+
+def unpaired(array: Array, kind: TensorType) -> Array:
+    """The array of a type, of what was combined: the mean alone where no partial softmax is left."""
+    return array if kind.is_pair else np.real(array)
 
 
 def permute(operation: Permute, value: Local, target: TensorType, setting: Setting) -> tuple[Array, int]:
@@ -168,7 +172,7 @@ def permute(operation: Permute, value: Local, target: TensorType, setting: Setti
                 arrays[chips[i]] = np.concatenate([*shares, kept[i][made.shared :]])[list(places)]
                 most = max(most, received[i] + sum(share.size for share in shares[1:]))
     opened = [a.reshape([shape[i] for i in order]).transpose(np.argsort(order)).reshape(after) for a in arrays]
-    return np.stack(opened).reshape(*setting.mesh_shape, *after), bytes_of(most, value.kind)
+    return np.stack(opened).reshape(*setting.mesh_shape, *after), value.kind.bytes_of(most)
 
 
 def roll(operation: Roll, value: Local, setting: Setting) -> Array:
@@ -220,4 +224,4 @@ def received_elements(operation: Movement, source: TensorType, target: TensorTyp
 
 def received_bytes(operation: Movement, source: TensorType, target: TensorType, mesh: Mesh) -> int:
     """Bytes that each chip receives, rounded up to whole bytes."""
-    return bytes_of(received_elements(operation.moves, source, target, mesh), source)
+    return source.bytes_of(received_elements(operation.moves, source, target, mesh))

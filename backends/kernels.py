@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.local_values import Argument, Local, Setting, aligned
-from shardwright.backends.number_formats import Array, numpy_dtype
+from shardwright.backends.number_formats import Array, numpy_dtype, paired, softmax_weights
 from shardwright.backends.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
@@ -216,6 +216,52 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
     return powers / powers.sum(axis=over, keepdims=True)
 
 
+def _attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
+    q, k, v = (_tensor(arg) for arg in call.args[:3])
+    T, formats = operation.along, call.setting.formats
+    kind = _scores_type(operation, q.kind, k.kind)
+    names = kind.names
+    wide = np.float64 if formats.precision == "exact" else np.float32
+    scores = _contract(ops.Contract((operation.contracted,)), Call((q, k), (kind,), call.setting))
+    scores = scores.astype(wide) * wide(operation.scale)
+    if operation.softcap:
+        scores = operation.softcap * np.tanh(scores / wide(operation.softcap))
+    t = _positions(kind, T, names, call.setting)
+    visible: Array = np.ones((), np.bool_)
+    if operation.causal is not None:
+        own = _positions(kind, operation.causal, names, call.setting) + _given(operation, call, "pos", names)
+        visible = t <= own
+        if operation.window:
+            visible = visible & (t > own - operation.window)
+    if operation.at("length") is not None:
+        visible = visible & (t < _given(operation, call, "length", names))
+    weights, lse = softmax_weights(np.where(visible, scores, -np.inf), -1)
+    weights = Local(formats.round(weights, v.kind.dtype), kind)
+    mean = _contract(ops.Contract((T,)), Call((weights, v), call.results, call.setting))
+    if call.result.is_pair:
+        return (paired(mean, lse),)
+    return (mean, lse[..., 0]) if operation.lse else (mean,)
+
+
+def _scores_type(operation: ops.Attend, q: TensorType, k: TensorType) -> TensorType:
+    """[q's dimensions but the contracted one, T], as they lie on chips."""
+    T = operation.along
+    dims = [(q, dim) for dim in q.dims if dim.name != operation.contracted] + [(k, d) for d in k.dims if d.name == T]
+    return TensorType(DType.F32, tuple(dim for _, dim in dims), tuple(kind.split(dim.name) for kind, dim in dims))
+
+
+def _given(operation: ops.Attend, call: Call, name: str, names: Sequence[str]) -> Array:
+    """The operand `pos` or `length`, aligned to scores; 0 where it is left out."""
+    at = operation.at(name)
+    return np.zeros((), np.int64) if at is None else _like(call.args[at], DType.INT32, names, call.setting)
+
+
+def _join_attention(_operation: ops.JoinAttention, call: Call) -> tuple[Array, ...]:
+    o1, lse1, o2, lse2 = (_tensor(arg).array for arg in call.args)
+    weights, lse = softmax_weights(np.stack([lse1, lse2], -1), -1)
+    return weights[..., :1] * o1 + weights[..., 1:] * o2, lse[..., 0]
+
+
 def _positions(kind: TensorType, dim: str, names: Sequence[str], setting: Setting) -> Array:
     """Global indices along `dim`, aligned to `names`."""
     indices = setting.positions(kind, dim)
@@ -388,6 +434,8 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Layernorm: _layernorm,
     ops.Rmsnorm: _rmsnorm,
     ops.Softmax: _softmax,
+    ops.Attend: _attend,
+    ops.JoinAttention: _join_attention,
     ops.Lookup: _lookup,
     ops.Iota: _iota,
     ops.Full: _full,

@@ -40,7 +40,8 @@ class Formats:
     """How values are held while a program is interpreted.
 
     Floats are float64 (`exact`) or float32 holding numbers of their declared format (`declared`); integers are
-    int64 within their declared range, wrapping around as two's complement does; bool is bool.
+    int64 within their declared range, wrapping around as two's complement does; bool is bool. A partial softmax is
+    complex: the mean its real part, the logarithm of the sum, alike along the last dimension, its imaginary one.
     """
 
     precision: Precision
@@ -53,6 +54,8 @@ class Formats:
 
     def round(self, array: Array, dtype: DType) -> Array:
         """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around."""
+        if np.iscomplexobj(array):
+            return paired(self.round(np.real(array), dtype), self.round(np.imag(array), DType.F32))
         held = self.storage(dtype)
         if dtype.is_integer:
             low, high = dtype.integer_range
@@ -103,5 +106,25 @@ class Formats:
         """
         if kind is Reduction.MAX:
             return array.max(axis=axes, keepdims=True)
+        if kind is Reduction.SOFTMAX:
+            weights, lse = softmax_weights(np.imag(array), axes)
+            mean = (weights * np.real(array)).sum(axis=axes, keepdims=True)
+            return paired(self.round(mean, dtype), lse)
         with np.errstate(all="ignore"):  # infinities of both signs make NaN, as everywhere
             return self.round(array.sum(axis=axes, keepdims=True), dtype)
+
+
+def paired(mean: Array, lse: Array) -> Array:
+    """A partial softmax as the interpreter holds it."""
+    made = np.empty(np.broadcast_shapes(mean.shape, lse.shape), np.complex128)
+    made.real, made.imag = mean, lse
+    return made
+
+
+def softmax_weights(scores: Array, axes: tuple[int, ...] | int) -> tuple[Array, Array]:
+    """exp(s) over its sum along axes, 0 where all s are -inf; and the logarithm of the sum, axes kept with extent 1."""
+    with np.errstate(all="ignore"):
+        greatest = np.maximum(scores.max(axis=axes, keepdims=True), np.finfo(np.float32).min)
+        powers = np.exp(scores - greatest)
+        total = powers.sum(axis=axes, keepdims=True)
+        return powers / np.where(total == 0, 1, total), greatest + np.log(total)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.collectives import Opened
+from shardwright.backends.collectives import Opened, unpaired
 from shardwright.backends.local_values import fitting
-from shardwright.backends.number_formats import Array, Formats
+from shardwright.backends.number_formats import Array, Formats, paired, softmax_weights
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType, Reduction, TensorType, is_split
@@ -59,6 +59,8 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
             lower = _maximands(array, parts.shape, kind.dtype, addends)
             winner = addends.integers(0, n, array.shape)
             parts = np.where(np.arange(n).reshape(n, *(1 for _ in array.shape)) == winner, parts, lower)
+    elif kind.is_pair:
+        parts = _weighted(array, n, addends)
     else:
         parts = np.zeros((n, *array.shape), array.dtype)
         if addends is not None:
@@ -68,6 +70,19 @@ def _parts(array: Array, kind: TensorType, mesh: Mesh, addends: np.random.Genera
         if kind.dtype.is_integer:
             parts = Formats("exact").round(parts, kind.dtype)
     return parts.reshape((*counts, *array.shape))  # a scalar on one chip has no axes at all
+
+
+def _weighted(array: Array, n: int, rng: np.random.Generator | None) -> Array:
+    """Means of n chips whose weighted mean is the array: [n, its shape]."""
+    lse = np.full((n, *array.shape[:-1], 1), -np.inf)
+    means = np.zeros((n, *array.shape))
+    lse[0] = 0
+    if rng is not None:
+        lse[:] = rng.normal(size=lse.shape)
+        means[1:] = rng.integers(-4, 5, means[1:].shape)
+    weights, _ = softmax_weights(lse, 0)
+    means[0] = (array - (weights * means)[1:].sum(axis=0)) / weights[0]
+    return paired(means, lse)
 
 
 def _maximands(array: Array, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> Array:
@@ -112,5 +127,5 @@ def unshard(
         if is_split(state):
             assert isinstance(state, str)
             opened.gather(axis, state)
-    whole = opened.closed(TensorType.whole(kind.shape))
+    whole = unpaired(opened.closed(TensorType.whole(kind.shape)), TensorType.whole(kind.shape))
     return whole[(0,) * len(mesh)].copy()

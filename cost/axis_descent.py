@@ -20,7 +20,7 @@ from shardwright.cost.axis_turn import MOST_ENTRIES, ShapeNumbers, Turn, trees_o
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import FORBIDDEN, arborescence
 from shardwright.cost.layout_problem import Node, PlacementOptions, Table
-from shardwright.cost.layouts import FIRST_DIM, MAX, SUM, Codes, Coding, moving_costs_of_groups
+from shardwright.cost.layouts import FIRST_DIM, MAX, SOFTMAX, SUM, Codes, Coding, moving_costs_of_groups
 from shardwright.cost.placement import TIE, Placement
 from shardwright.cost.program_layouts import reshaped_dims, step_worth
 from shardwright.cost.variable_elimination import TooLargeError, eliminate
@@ -61,6 +61,9 @@ class AxisByAxis:
         self.trees = trees_of(self.problem)
         self.shapes = ShapeNumbers(self.problem)
         self.keys, self.extents, self.room, self.fixed = self.digit_table()
+        ends = [node.shape.names[-1:] for node in self.problem.variables]
+        self.last = np.array([self.coding.number_of_dim(end[0]) if end else -1 for end in ends], np.int64)
+        """The state in which each variable's last dimension is split."""
         one = [problem.domain.sum(axis=1) == 1 for problem in self.by_axis]
         demanded = [np.where(only, p.domain.argmax(axis=1), 0) for only, p in zip(one, self.by_axis, strict=True)]
         self.demanded = np.stack(demanded, axis=1)
@@ -197,8 +200,11 @@ class AxisByAxis:
                 beside[variables[splits], states[splits]] *= self.sizes[i]
         allowed = ((self.room % chips == 0) | demanded)[self.keys] & (self.extents % beside == 0)
         allowed[self.keys < 0] = True
-        allowed[:, SUM] = (elsewhere != MAX).all(axis=1)
-        allowed[:, MAX] = (elsewhere != SUM).all(axis=1)
+        partial = [(elsewhere == way).any(axis=1) for way in (SUM, MAX, SOFTMAX)]
+        for i, way in enumerate((SUM, MAX, SOFTMAX)):
+            allowed[:, way] = ~(partial[i - 1] | partial[i - 2])
+        allowed[:, SOFTMAX] &= ~(elsewhere == self.last[:, None]).any(axis=1)
+        allowed[variables[partial[2]], self.last[partial[2]]] = False
         return allowed
 
     # ------------------------------------------------------------ the result

@@ -275,4 +275,4 @@ def pointwise(statement: Let) -> bool:
 
 
 def _bytes(read: Read) -> int:
-    return -(-read.elements * read.type.dtype.bits // 8)
+    return read.type.bytes_of(read.elements)

@@ -1,7 +1,7 @@
 """Sets of layouts of one shape as arrays: which of them divide, and what moving between any two of them costs.
 
 A layout is coded as one integer: for each mesh axis a digit that says what the axis does to the value
-(nothing, partial sum, partial maximum, or which dimension it splits). The costs are those of
+(nothing, a partial sum, maximum or softmax, or which dimension it splits). The costs are those of
 `cost.resharding.plan`, for all pairs at once.
 """
 
@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import Placement, Reduction, Shape, State, TensorType
+from shardwright.ir.types import Dim, Placement, Reduction, Shape, State, TensorType
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-WHOLE, SUM, MAX, FIRST_DIM = 0, 1, 2, 3
+WHOLE, SUM, MAX, SOFTMAX, FIRST_DIM = 0, 1, 2, 3, 4
+
+_REDUCTIONS = {Reduction.SUM: SUM, Reduction.MAX: MAX, Reduction.SOFTMAX: SOFTMAX}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Coding:
     def number(self, state: State) -> int:
         """The number of a state."""
         if isinstance(state, Reduction):
-            return SUM if state is Reduction.SUM else MAX
+            return _REDUCTIONS[state]
         return WHOLE if state is None else self.number_of_dim(state)
 
     def number_of_dim(self, name: str) -> int:
@@ -54,10 +56,8 @@ class Coding:
         match number:
             case 0:
                 return None
-            case 1:
-                return Reduction.SUM
-            case 2:
-                return Reduction.MAX
+            case 1 | 2 | 3:
+                return list(_REDUCTIONS)[number - SUM]
             case _:
                 return self.dims[self.radix - 1 - number]
 
@@ -78,7 +78,7 @@ class Coding:
     def partial(self, codes: Codes) -> NDArray[np.bool_]:
         """Which layouts are partial over an axis."""
         digits = self.digits(codes)
-        return ((digits == SUM) | (digits == MAX)).any(axis=1)
+        return np.any((digits > WHOLE) & (digits < FIRST_DIM), axis=1)
 
     def combine(self, per_axis: Sequence[NDArray[np.int64]]) -> Codes:
         """All combinations of one choice per axis, given the state numbers that each choice has."""
@@ -98,7 +98,10 @@ class Coding:
             ok &= alone[digits[:, i]]
         if len(self.mesh) == 1:
             return ok
-        ok &= ~((digits == SUM).any(axis=1) & (digits == MAX).any(axis=1))
+        ways = [(digits == way).any(axis=1) for way in (SUM, MAX, SOFTMAX)]
+        ok &= ways[0].astype(np.int8) + ways[1] + ways[2] <= 1
+        if ways[2].any() and shape.dims:
+            ok &= ~(ways[2] & (digits == self.number_of_dim(shape.names[-1])).any(axis=1))
         for first, *others in self.together:
             for other in others:
                 ok &= digits[:, first] == digits[:, other]
@@ -255,7 +258,40 @@ def _moving(
     received[work.impossible] = np.inf
     steps[work.impossible] = 0.0
     seconds[work.impossible] = np.inf
+    if work.softmax is not None:
+        _finish_first(coding, pairs, links, work, (received, steps, seconds))
     return received, steps, seconds
+
+
+def _finish_first(
+    coding: Coding, pairs: _Pairs, links: Links | None, work: _Work, found: tuple[Floats, Floats, Floats]
+) -> None:
+    """What splits the last dimension waits until a partial softmax is finished: an all-reduce goes before, and the
+    costs `found` are those of both."""
+    assert work.softmax is not None
+    last = work.softmax[2]
+    target = np.broadcast_to(pairs.target, last.shape)
+    splits = np.array([coding.number_of_dim(shape.names[-1]) if shape.dims else -1 for shape in pairs.shapes], np.int64)
+    digits = coding.digits(pairs.codes)
+    split = (digits == splits[pairs.of][:, None]).any(axis=1)
+    at = (last >= 0) & split[target] & ~work.impossible
+    if not at.any():
+        return
+    before, after = np.broadcast_to(pairs.source, last.shape)[at], target[at]
+    partial = digits[before] == SOFTMAX
+    whole = pairs.codes[before] - partial @ (SOFTMAX * coding.radix ** np.arange(digits.shape[1], dtype=np.int64))
+    numbers = np.arange(len(whole))
+    rest = _Pairs(
+        np.concatenate([whole, pairs.codes[after]]), numbers, numbers + len(whole), pairs.shapes,
+        np.concatenate([pairs.of[before], pairs.of[after]]),
+    )  # fmt: skip
+    axes = np.where(partial, np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64)), 0).sum(axis=1)
+    volume = (work.volume * work.chips[work.sliced] * work.softmax[0])[at]
+    following = _moving(coding, rest, links)
+    found[0][at] = np.ceil(2 * volume * (1 - 1 / work.chips[axes]) - 1e-6) + following[0]
+    found[1][at] = (work.chips[axes] > 1) + following[1]
+    if links is not None:
+        found[2][at] = 2 * _taken(links.gather, axes, volume) + following[2]
 
 
 @dataclass(frozen=True)
@@ -307,6 +343,9 @@ class _Work:
     """The shape of each pair."""
     cramped: NDArray[np.bool_]
     """The pairs whose digits do not fit into a dimension together."""
+    softmax: tuple[Floats, Floats, NDArray[np.int64]] | None
+    """Where there are partial softmaxes: what the logarithms in them multiply bytes by before reductions and after
+    them, and the dimension of each pair that no temporary split is on, -1 for none."""
 
     @staticmethod
     def between(coding: Coding, pairs: _Pairs) -> _Work:
@@ -315,7 +354,7 @@ class _Work:
         states = np.arange(coding.radix)
         was, to = states[:, None], states[None, :]
         was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
-        was_partial = (was == SUM) | (was == MAX)
+        was_partial = (was > WHOLE) & ~was_split
         scattered, reduced, moved, gathered, remade, kept, replicated, added, sliced, impossible = _axes_between(
             digits,
             pairs,
@@ -324,12 +363,12 @@ class _Work:
                 was_partial & (to == WHOLE),
                 was_split & is_split & (was != to),
                 was_split & (to == WHOLE),
-                (was == MAX) & (to == SUM),
+                ((was == MAX) | (was == SOFTMAX)) & (to == SUM),
                 (was == SUM) & (to == SUM),
                 (was == WHOLE) & (to == WHOLE),
                 (was == WHOLE) & (to == SUM),
                 (was == WHOLE) & is_split,
-                (to == MAX) & (was != MAX),
+                ((to == MAX) | (to == SOFTMAX)) & (was != to),
             ),
         )
         chips = _chips_of_sets(coding.mesh)
@@ -354,9 +393,16 @@ class _Work:
         if (left == _NO_ROOM).any():
             dims = np.arange(len(numbers)).reshape(-1, *(1 for _ in of.shape))
             cramped = (left[dims, of, splitting] == _NO_ROOM).any(axis=0)
+        softmax = None
+        if (pair := (digits == SOFTMAX).any(axis=1)).any():
+            names, ends = list(extents), [shape.dims[-1] if shape.dims else Dim("", 1) for shape in pairs.shapes]
+            factors = np.where(pair, 1 + 32 / (bits * [end.size for end in ends])[pairs.of], 1.0)
+            lasts = np.array([names.index(end.name) if end.name else -1 for end in ends], np.int64)
+            ahead = np.broadcast_to(factors[source], of.shape)
+            softmax = ahead, np.where(pair[target], ahead, 1.0), np.where(pair[source], lasts[of], -1)
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible > 0,
-            optional.astype(np.uint16), splitting, left, of, cramped,
+            optional.astype(np.uint16), splitting, left, of, cramped, softmax,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -365,8 +411,15 @@ class _Work:
         if wanted.any():
             fits = self.left % self.chips[chosen] == 0
             each = np.arange(len(fits))[:, None]
-            wanted[wanted] = fits[each, self.of[wanted], self.splitting[:, wanted]].any(axis=0)
+            room = fits[each, self.of[wanted], self.splitting[:, wanted]]
+            if self.softmax is not None:
+                room &= each != self.softmax[2][wanted]
+            wanted[wanted] = room.any(axis=0)
         return wanted
+
+    def beside(self, pairs: Chosen) -> tuple[Floats | float, Floats | float]:
+        """What bytes are multiplied by before reductions and after them."""
+        return (1.0, 1.0) if self.softmax is None else (self.softmax[0][pairs], self.softmax[1][pairs])
 
     def priced(self, chosen: int, pairs: Chosen) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Bytes and steps of these pairs, with temporary splits of the chosen axes."""
@@ -379,9 +432,10 @@ class _Work:
         moving = chips[self.moved[pairs]]
         volume = self.volume[pairs] / chips[(replicated | self.added[pairs]) & chosen]
         scattered = volume / reducing
-        received = volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full)
+        before, after = self.beside(pairs)
+        received = before * (volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full))
         held = np.where(self.cramped[pairs], 0.0, 1 / moving)
-        received += scattered * (gathering - held)
+        received += after * scattered * (gathering - held)
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
 
@@ -394,9 +448,10 @@ class _Work:
         full = made & ~np.uint16(chosen)
         volume = self.volume[pairs] / self.chips[(replicated | self.added[pairs]) & chosen]
         scattered = volume / self.chips[reducing]
-        total = _taken(links.gather, reducing, volume) + 2 * _taken(links.gather, full, scattered)
-        total += _taken(links.all_to_all, self.moved[pairs], scattered)
-        total += _taken(links.gather, gathering, scattered * self.chips[gathering])
+        before, after = self.beside(pairs)
+        total = _taken(links.gather, reducing, before * volume) + 2 * _taken(links.gather, full, before * scattered)
+        total += _taken(links.all_to_all, self.moved[pairs], after * scattered)
+        total += _taken(links.gather, gathering, after * scattered * self.chips[gathering])
         sliced = self.chips[self.sliced[pairs] | ((replicated | self.added[pairs]) & chosen)] > 1
         once, per_byte = links.copied
         return total + np.where(sliced & (total > 0), once + per_byte * volume, 0.0)

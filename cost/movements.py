@@ -45,11 +45,6 @@ COLLECTIVES: dict[type[Movement], Prices] = {
 """Every movement that chips wait for each other in. What a roll and a permute receive depends on more than V and K."""
 
 
-def bytes_of(elements: int, kind: TensorType) -> int:
-    """Bytes of so many elements of a value, rounded up to whole bytes (int4 packs two elements in one)."""
-    return -(-elements * kind.dtype.bits // 8)
-
-
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Messages between chips: `nbytes` as `cost.collectives` counts them, `received` what one chip receives.
@@ -93,21 +88,21 @@ def collective_of(operation: Movement, operand: TensorType, mesh: Mesh, orders: 
     kind = prices.kind
     if isinstance(operation, Permute):
         made = exchange_of(operation, operand, type_after(operation, operand), mesh, orders)
-        received = bytes_of(made.received_elements, operand)
+        received = operand.bytes_of(made.received_elements)
         axes = tuple(axis for axis in made.axes if mesh[axis] > 1 and received)
         if not axes:
             return Collective(kind, (), 0, 0)
         whole = tuple(axis for axis in made.whole if mesh[axis] > 1)
-        gathered = bytes_of(made.shared * made.unit_elements * mesh.product(whole), operand) if whole else 0
-        in_rounds = bytes_of(made.received_in_rounds, operand)
+        gathered = operand.bytes_of(made.shared * made.unit_elements * mesh.product(whole)) if whole else 0
+        in_rounds = operand.bytes_of(made.received_in_rounds)
         behind = Collective(CollectiveKind.ALL_GATHER, whole, gathered, received - in_rounds) if gathered else None
         return Collective(
             kind, axes, -(-in_rounds * made.chips // (made.chips - 1)), received, len(made.rounds), behind
         )
     axes = [axis for axis in operation.named_axes if mesh[axis] > 1]
     V, K = operand.local_elements(mesh), mesh.product(axes)
-    nbytes = bytes_of(V * K if prices.of_result else V, operand)
-    return Collective(kind, tuple(axes), nbytes, bytes_of(received_elements(operation, V, K), operand))
+    nbytes = operand.bytes_of(V * K if prices.of_result else V)
+    return Collective(kind, tuple(axes), nbytes, operand.bytes_of(received_elements(operation, V, K)))
 
 
 def received_bytes(operation: Movement, operand: TensorType, mesh: Mesh, orders: Orders | None = None) -> int:

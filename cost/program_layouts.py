@@ -28,13 +28,13 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import Codes, Coding
+from shardwright.cost.layouts import MAX, SOFTMAX, SUM, WHOLE, Codes, Coding
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, AxisRow, Number, Operation
-from shardwright.ir.ops import Contract, Max, Merge, Rename, Split
+from shardwright.ir.ops import Attend, Contract, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
-from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Shape, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, TensorType, ValueType
 from shardwright.ir.walk import states_set
 
 
@@ -106,6 +106,8 @@ class _Builder:
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
         self.allows: dict[tuple[str, str, str], bool] = {}
+        self.pairs: set[Node] = set()
+        """What may be a partial softmax: the results of attention, and what is made of them."""
         self.has_max = any(
             isinstance(s, Let) and isinstance(s.operation, Max) for func in program.funcs for s, _ in func.walk()
         ) or any("partialmax" in str(v.type) for func in program.funcs for v in func.params)
@@ -346,6 +348,10 @@ class _Builder:
         columns = [*slots, *range(len(args), width)]
         codes = [self.coding.combine([rows[column] for rows in tables]) for column in columns]
         keep = np.ones(len(codes[0]), np.bool_)
+        if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
+            self.pairs.update(nodes[len(slots) :])
+        else:
+            keep &= (np.stack([self.coding.digits(code) for code in codes]) != SOFTMAX).all(axis=(0, 2))
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed)
         if any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results):
@@ -370,7 +376,7 @@ class _Builder:
             node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
             self.problem.entries.append(NotPartial(node, variable))
         elif not kind.open or _restricts(kind):
-            codes = self.every_layout(node.shape)
+            codes = self.every_layout(node)
             admitted = np.array(
                 [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
                 np.bool_,
@@ -382,15 +388,16 @@ class _Builder:
         """Leaves out the layouts that may not be chosen."""
         texts = {text for func, name, text in self.options.excluded if (func, name) == (node.func, node.name)}
         if texts and isinstance(value.type, OpenType):
-            codes = self.every_layout(node.shape)
+            codes = self.every_layout(node)
             kept = [self.coding.decode(int(c), node.shape, ON_DEVICE).layout_text not in texts for c in codes]
             left = codes[np.array(kept, np.bool_)]
             node.group.root().found.append(left)
             variable = node.made if node.made >= 0 else node.home
             self.problem.entries.append(Table([node], [variable], [left]))
 
-    def every_layout(self, shape: Shape) -> Codes:
-        states = [0, 1, *([2] if self.has_max else []), *(self.coding.number(dim.name) for dim in shape.dims)]
+    def every_layout(self, node: Node) -> Codes:
+        shape, partial = node.shape, [MAX] * self.has_max + [SOFTMAX] * (node in self.pairs)
+        states = [WHOLE, SUM, *partial, *(self.coding.number(dim.name) for dim in shape.dims)]
         codes = self.coding.combine([np.array(states, np.int64)] * len(self.program.mesh))
         return codes[self.coding.valid(codes, shape, self.allowed)]
 

@@ -21,7 +21,7 @@ from shardwright.cost.topology import Topology
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import Fetch, Movement, Store
+from shardwright.ir.ops import AllReduce, Fetch, Movement, Store
 from shardwright.ir.types import ON_DEVICE, TensorType
 
 __all__ = [
@@ -192,7 +192,14 @@ def _rank(made: Plan, topology: Topology | None) -> tuple[float, int, int]:
 
 
 def _way(source: TensorType, target: TensorType, room: Room, topology: Topology | None) -> Plan:
-    """Movements of digits, where they lead and no dimension lacks room for what would be better; else the best way."""
+    """Movements of digits, where they lead and no dimension lacks room for what would be better; else the best way.
+
+    A partial softmax has its last dimension whole: it is finished before that is split."""
+    if source.is_pair and target.splits[-1]:
+        finish = AllReduce(source.partial_axes)
+        rest = _way(type_after(finish, source), target, room, topology)
+        operations = [finish, *(step.operation for step in rest.steps)]
+        return _priced(source, target, operations, replace(room, orders=rest.orders), rest.remark)
     found, lacks_room = digits_between(source, target, room, topology)
     direct = None if found is None else _priced(source, target, found[0], room, found[1])
     if direct is not None and (not lacks_room or (topology is None and direct.optimal)):

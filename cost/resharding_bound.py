@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.exchange import Orders, stretch
-from shardwright.cost.movements import bytes_of
 from shardwright.ir.digits import Order, common_order, digit_values, fitting_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Axes, Reduction, TensorType, is_split
@@ -70,10 +69,10 @@ def lower_bound_bytes(source: TensorType, target: TensorType, mesh: Mesh, orders
     known = order_choices(source, target, mesh, {})[0] if orders is None else orders
     fits = orders == {} or in_place(source, target, mesh, known)
     if not fits and not partial and not target.partial:
-        return bytes_of(lacking_elements(source, target, mesh, known), source)
+        return source.bytes_of(lacking_elements(source, target, mesh, known))
     home = elements // K_M if fits else _at_home(source, target, mesh, known)
     total = home * at_home + (elements - home) * abroad
-    return bytes_of(-(-total // mesh.n_chips), source)
+    return TensorType.whole(source.shape).bytes_of(-(-total // mesh.n_chips))
 
 
 def _receives(groups: int, lacking: int) -> int:

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.cost.movements import bytes_of, received_elements, type_after
+from shardwright.cost.movements import received_elements, type_after
 from shardwright.cost.resharding_bound import in_place
 from shardwright.cost.resharding_time import fastest
 from shardwright.cost.topology import Topology
@@ -54,7 +54,7 @@ def digits_between(
     work = Work.between(source, target, mesh)
     lacks_room = False
     fitting: list[list[Movement]] = []
-    for axes in _choices(work, source, mesh):
+    for axes in _choices(work, source, target, mesh):
         placed = room.place(axes)
         operations = None if placed is None else work.movements(placed)
         if operations is not None and (room.for_all or _in_place_throughout(operations, source, mesh, orders)):
@@ -98,9 +98,9 @@ class Work:
     single: list[str] = field(default_factory=list[str])
     """The axes of one chip among these."""
     remade: list[str] = field(default_factory=list[str])
-    """A partial maximum, then a partial sum."""
+    """A partial maximum or softmax, then a partial sum."""
     kept: list[str] = field(default_factory=list[str])
-    """A partial sum before and after. (A partial maximum that stays is left alone: nothing makes it anew.)"""
+    """A partial sum before and after. (Other partial values that stay are left alone: nothing makes them anew.)"""
     replicated: list[str] = field(default_factory=list[str])
     """Whole before and after."""
     added: list[str] = field(default_factory=list[str])
@@ -114,9 +114,9 @@ class Work:
         for axis in mesh:
             before, after = source.state(axis), target.state(axis)
             if isinstance(after, Reduction):
-                if after is Reduction.MAX:
+                if after is not Reduction.SUM:
                     if before is not after:
-                        raise _no_maximum(source, target, axis)
+                        raise _unmade(source, target, axis, after)
                 elif before is after:
                     work.kept.append(axis)
                 elif isinstance(before, Reduction):
@@ -198,6 +198,8 @@ class Room:
     """The dimensions with an order of the program's. They take no digit that does not fit beside the others."""
     others: tuple[str, ...]
     """In which order others take further digits."""
+    whole: str | None = None
+    """The dimension that nothing splits on the way: the last one of a partial softmax."""
 
     @staticmethod
     def of(
@@ -217,12 +219,13 @@ class Room:
             for_all &= dim.size % chips == 0
             free, remainder = divmod(math.gcd(dim.size, (shared or {}).get(dim.name, dim.size)), chips)
             left[dim.name] = 1 if remainder or dim.name in pinned else free
-        return Room(mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others))
+        whole = kind.names[-1] if kind.is_pair else None
+        return Room(mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others), whole)
 
     def takes(self, dim: str, axes: Iterable[str]) -> bool:
         """Tells whether these axes may split the dimension on the way."""
         added = self.mesh.product(axis for axis in axes if axis not in self.orders[dim])
-        return self.left[dim] % added == 0 or dim not in self.ordered
+        return dim != self.whole and (self.left[dim] % added == 0 or dim not in self.ordered)
 
     def with_all_digits(self) -> Room:
         """The room beside the digits of all axes that may split a dimension on the way, fitting together or not."""
@@ -242,7 +245,7 @@ class Room:
             axis, size = axes[i], self.mesh[axes[i]]
             for dim, free in left.items():
                 taken = 1 if axis in self.orders[dim] else size
-                if free % taken == 0:
+                if free % taken == 0 and dim != self.whole:
                     left[dim], placed[axis] = free // taken, dim
                     if put(i + 1):
                         return True
@@ -253,19 +256,20 @@ class Room:
         return placed if put(0) else None
 
 
-def _no_maximum(source: TensorType, target: TensorType, axis: str) -> DiagnosticError:
+def _unmade(source: TensorType, target: TensorType, axis: str, kind: Reduction) -> DiagnosticError:
+    what, leaves = ("maximum", "max") if kind is Reduction.MAX else ("softmax", "attend")
     return fault(
         "no-movement",
-        f"no movement makes {source.layout_text} a partial maximum over {axis}, as {target.layout_text} is",
+        f"no movement makes {source.layout_text} a partial {what} over {axis}, as {target.layout_text} is",
         NOWHERE,
-        "a partial maximum is what `max` over a split dimension leaves; move the value whole or split",
+        f"a partial {what} is what `{leaves}` over a split dimension leaves; move the value whole or split",
     )
 
 
 # ---------------------------------------------------------------- the choice
 
 
-def _choices(work: Work, source: TensorType, mesh: Mesh) -> list[tuple[str, ...]]:
+def _choices(work: Work, source: TensorType, target: TensorType, mesh: Mesh) -> list[tuple[str, ...]]:
     """Every set of axes to split temporarily, the cheapest first: in bytes, then in communicating steps.
 
     Of equals, those that gather a full reduction jointly with the rest, then those with fewer splits.
@@ -292,10 +296,10 @@ def _choices(work: Work, source: TensorType, mesh: Mesh) -> list[tuple[str, ...]
         V = V_0 // K_cut
         V_1 = V // K_reduce
         received = (
-            bytes_of(received_elements(ReduceScatter, V, K_reduce), source)
-            + bytes_of(received_elements(AllReduce, V_1, K_full), source)
-            + bytes_of(received_elements(AllToAll, V_1, K_M), source)
-            + bytes_of(received_elements(AllGather, V_1, K_gather), source)
+            source.bytes_of(received_elements(ReduceScatter, V, K_reduce))
+            + source.bytes_of(received_elements(AllReduce, V_1, K_full))
+            + target.bytes_of(received_elements(AllToAll, V_1, K_M))
+            + target.bytes_of(received_elements(AllGather, V_1, K_gather))
         )
         steps = (K_reduce > 1) + (K_full > 1) + (K_M > 1) + (K_gather > 1)
         ranked.append(((received, steps, K_full > 1, len(subset), bits), subset))

@@ -16,7 +16,7 @@ from itertools import product
 
 from shardwright.cost.collectives import joint_or_sequential
 from shardwright.cost.exchange import Orders
-from shardwright.cost.movements import COLLECTIVES, bytes_of, collective_of, received_elements
+from shardwright.cost.movements import COLLECTIVES, collective_of, received_elements
 from shardwright.cost.resharding_bound import lacking_elements, lower_bound_bytes
 from shardwright.cost.topology import Topology
 from shardwright.ir.digits import common_order
@@ -184,7 +184,7 @@ class _Search:
                     yield after, (self.seconds(movement, axes, V, before), 1, 0, 1), False
                 else:
                     received = received_elements(movement, V, self.mesh.product(axes))
-                    yield after, (bytes_of(received, before), 1, 0, 1), False
+                    yield after, (before.bytes_of(received), 1, 0, 1), False
         for after in self.permuted(node):
             kind = self.type_of(after)
             least = (0, 0, 1, 1)
@@ -192,7 +192,7 @@ class _Search:
             if after == node or kind is None or (known and _sum(_sum(so_far, least), self.least(after)) >= known):
                 continue
             received = lacking_elements(before, kind, self.mesh, self.orders)
-            cost = bytes_of(received, before)
+            cost = before.bytes_of(received)
             if self.topology is not None:
                 collective = collective_of(permute_between(before, kind), before, self.mesh, self.orders)
                 cost = 0.0 if collective is None else collective.time_s(self.topology)
@@ -201,7 +201,7 @@ class _Search:
     def seconds(self, movement: type[Movement], axes: Sequence[str], V: int, before: TensorType) -> float:
         """Of a joint collective, or one for each axis."""
         assert self.topology is not None
-        nbytes = bytes_of(V * (self.mesh.product(axes) if movement is AllGather else 1), before)
+        nbytes = before.bytes_of(V * (self.mesh.product(axes) if movement is AllGather else 1))
         return joint_or_sequential(COLLECTIVES[movement].kind, axes, nbytes, self.topology).time_s
 
     def movements(self, node: Node) -> Iterator[tuple[type[Movement], list[list[State]]]]:

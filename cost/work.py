@@ -153,7 +153,7 @@ def widens(statement: Let, types: Mapping[str, TensorType]) -> bool:
 
 
 def _read_bytes(read: Read) -> int:
-    return -(-read.elements * read.type.dtype.bits // 8)
+    return read.type.bytes_of(read.elements)
 
 
 def _written(kernel: Kernel, kind: TensorType, mesh: Mapping[str, int]) -> int:

@@ -10,6 +10,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operation
 from shardwright.ir.ops.elementwise_table import FORMS
 from shardwright.ir.statics import Statics
+from shardwright.ir.syntax_errors import OPTIONS
 
 
 def _split(statics: Statics) -> Operation:
@@ -111,6 +112,23 @@ def _softmax(statics: Statics) -> Operation:
     )
 
 
+def _attend(statics: Statics) -> ops.Attend:
+    lse = statics.flag("lse")
+    along = statics.dim()
+    if not any(isinstance(static, syntax.DimsStatic | syntax.WordStatic) for static in statics.left):
+        raise statics.wrong("name the positions, then what scores are summed over", None, "as in attend[T, D](q, k, v)")
+    return ops.Attend(
+        along,
+        statics.dim(),
+        causal=statics.dim_option("causal"),
+        window=statics.whole_number("window", 0),
+        scale=statics.number("scale", 1.0),
+        softcap=statics.number("softcap", 0.0),
+        lse=lse,
+        given=statics.operands(("pos", "length")),
+    )
+
+
 def _fetch(statics: Statics) -> ops.Fetch:
     ahead = statics.dims_option("ahead")
     wrap = _wraps(statics)
@@ -138,6 +156,8 @@ BUILDERS: dict[str, Builder] = {
     "layernorm": lambda s: ops.Layernorm(eps=s.number("eps", 1e-5), dims=s.dims()),
     "rmsnorm": lambda s: ops.Rmsnorm(eps=s.number("eps", 1e-6), dims=s.dims()),
     "softmax": _softmax,
+    "attend": _attend,
+    "join_attention": lambda _: ops.JoinAttention(),
     "lookup": lambda s: ops.Lookup(wrap=_wraps(s), dim=s.dim()),
     "iota": _iota,
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
@@ -199,7 +219,14 @@ def build_operation(call: syntax.CallExpr, mesh: Mesh) -> Operation:
     operation = builder(statics)
     statics.finish()
     least, most = operation.arity
-    given = len(call.args or ())
+    given = len(call.args or ()) - len(operation.keywords)
+    for arg in call.args or ():
+        if isinstance(arg, syntax.KeywordExpr) and arg.name not in operation.keywords:
+            message = f"{call.name} has no operand {arg.name}="
+            note = f"those that it may do without are {', '.join(statics.named)}" if statics.named else ""
+            if arg.name in statics.options:
+                note = OPTIONS
+            raise fault("wrong-operands", message, arg.span, note or "write it without a name")
     if not least <= given <= most:
         wanted = str(least) if least == most else f"{least} to {most}" if most < 1000 else f"{least} or more"
         plural = "operand" if wanted == "1" else "operands"
@@ -227,4 +254,4 @@ def operands_of(call: syntax.CallExpr) -> tuple[syntax.Expr, ...]:
     args = call.args or ()
     if call.name == "start" and args and isinstance(args[0], syntax.CallExpr):
         return operands_of(args[0])
-    return args
+    return tuple(arg.value if isinstance(arg, syntax.KeywordExpr) else arg for arg in args)

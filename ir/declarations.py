@@ -111,6 +111,13 @@ class Declarations:
         caller would have to make or to add up.
         """
         kind = self.type(written, sizes)
+        if written.partial is not None and written.partial.kind == Reduction.SOFTMAX:
+            raise fault(
+                "bad-type",
+                "a partial softmax stays within its function",
+                written.partial.span,
+                "finish it with all_reduce or reduce_scatter; `o, lse = attend[T, D, lse](...)` gives both as values",
+            )
         if not isinstance(kind, OpenType) or written.partial is not None:
             return kind
         return replace(kind, partial=None)
@@ -169,6 +176,13 @@ class Declarations:
             else:
                 axes = use(written.partial.axes, "the partial values", written.partial.span)
                 partial = Partial(kind, axes)
+            if kind is Reduction.SOFTMAX and (not dims or splits[-1] or not dtype.is_float):
+                raise fault(
+                    "bad-type",
+                    "a partial softmax is a floating-point value whose last dimension is whole",
+                    written.partial.span,
+                    "it is what attend[T, D](q, k, v) gives over a split T, the width of v last",
+                )
             if kind is Reduction.SUM and dtype is DType.BOOL:
                 raise fault(
                     "bad-type",

@@ -18,7 +18,7 @@ KEYWORDS = frozenset(
 
 DTYPES = ("f32", "bf16", "f16", "int8", "int4", "int32", "uint32", "bool")
 TIERS = ("device", "host", "disk")
-PARTIALS = frozenset({"partialsum", "partialmax"})
+PARTIALS = frozenset({"partialsum", "partialmax", "partialsoftmax"})
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PYTHON = frozenset(keyword.kwlist) | frozenset(keyword.softkwlist) | frozenset(dir(builtins))

@@ -121,6 +121,8 @@ def _bare(expr: ast.Expr) -> str:
         case ast.CallExpr():
             args = "" if expr.args is None else f"({', '.join(operand(arg, SUM) for arg in expr.args)})"
             return call_head(expr) + args
+        case ast.KeywordExpr():
+            return f"{expr.name}={operand(expr.value, SUM)}"
         case _:
             raise TypeError(f"{type(expr).__name__} is not an expression")
 

@@ -18,6 +18,7 @@ from shardwright.ir.types import ON_DEVICE, Dim, DType, Placement, Reduction, Sh
 
 SUM = Reduction.SUM
 MAX = Reduction.MAX
+SOFTMAX = Reduction.SOFTMAX
 
 
 class AxisRow(NamedTuple):
@@ -116,6 +117,11 @@ class Operation(metaclass=_Abstract):
     """The least and the greatest number of operands."""
     result_words: ClassVar[tuple[str, ...]] = ("y",)
     """What the results are called where no name of theirs is at hand, as many as there are."""
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The names that the last operands are written with, as `pos=p`."""
+        return ()
 
     @property
     def statics(self) -> tuple[Static, ...]:

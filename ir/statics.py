@@ -14,10 +14,13 @@ class Statics:
     """The statics of one call, taken one by one; whatever is left over in the end is a fault."""
 
     def __init__(self, call: syntax.CallExpr, mesh: Mesh) -> None:
+        self.call = call
         self.keyword = call.name
         self.span = call.span
         self.mesh = mesh
         self.left = list(call.statics)
+        self.named: Sequence[str] = ()
+        """The optional operands of the operation."""
         self.options: list[str] = []
         """The options that the operation asked for."""
         self.at = call.span
@@ -64,6 +67,22 @@ class Statics:
             given = f", not {word}" if word else ""
             raise self.wrong(f"{name} is {' or '.join(allowed)}{given}", option.span)
         return word
+
+    def flag(self, name: str) -> bool:
+        """`lse`, a word that is there or not."""
+        word = next((s for s in self.left if isinstance(s, syntax.WordStatic) and s.words == (name,)), None)
+        self.options.append(name)
+        if word is not None:
+            self.left.remove(word)
+        return word is not None
+
+    def operands(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of these optional operands that the call is given, in the order written."""
+        self.named = names
+        written = [arg.name for arg in self.call.args or () if isinstance(arg, syntax.KeywordExpr)]
+        if len(set(written)) != len(written):
+            raise fault("wrong-operands", f"{self.keyword} is given an operand twice", self.span, "name each once")
+        return tuple(name for name in written if name in names)
 
     def dim_option(self, name: str) -> str | None:
         """`causal=L`."""

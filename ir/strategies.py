@@ -160,7 +160,12 @@ def _state_text(state: State, axis: str) -> str:
     return f"whole along {axis}" if state is None else f"split on {state} over {axis}"
 
 
-_REDUCTIONS = {Reduction.SUM: "sum", Reduction.MAX: "maximum"}
+_REFUSALS = {
+    Reduction.SUM: "is not linear",
+    Reduction.MAX: "may decrease",
+    Reduction.SOFTMAX: "takes no weighted means",
+}
+_REDUCTIONS = {Reduction.SUM: "sum", Reduction.MAX: "maximum", Reduction.SOFTMAX: "softmax"}
 
 
 def movement_between(axis: str, before: State, after: State, text: str) -> str:
@@ -251,7 +256,7 @@ def _partial_operand(
     notes = [_reduce_hint(text, kind, axis, mesh)]
     others = [(t, k) for j, t, k in described if j != i]
     if not any(row.operands[i] == state for row in table):
-        what = "is not linear" if state is Reduction.SUM else "may decrease"
+        what = _REFUSALS[state]
         what += f" on {kind.dtype}" if kind.dtype.is_integer else ""  # which wraps around
         message = f"{name} {what}, and {text}: {kind} is {_state_text(state, axis)}"
     elif others and len(partial) == len(described) and all(k.state(axis) == state for _, k in others):

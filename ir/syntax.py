@@ -39,7 +39,7 @@ class Row(Node):
 
 @dataclass(frozen=True)
 class PartialExpr(Node):
-    """`(partialsum-xy)`, `(partialmax-x)`; `axes` is None for `(partialsum-?)`. `kind` is "sum" or "max"."""
+    """`(partialsum-xy)`, `(partialmax-x)`; `axes` is None for `(partialsum-?)`. `kind`: "sum", "max", "softmax"."""
 
     kind: str
     axes: tuple[str, ...] | None
@@ -118,6 +118,14 @@ class CallExpr(Expr):
     name: str
     statics: tuple[Static, ...]
     args: tuple[Expr, ...] | None
+
+
+@dataclass(frozen=True)
+class KeywordExpr(Expr):
+    """`pos=p`, an operand that a call may do without."""
+
+    name: str
+    value: Expr
 
 
 @dataclass(frozen=True)

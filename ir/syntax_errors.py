@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     Accepts = frozenset[str]
 
+OPTIONS = "options stand in square brackets before the operands: `gelu[form=tanh](x)`"
+
 _SYMBOLS = {
     "EQUAL": "`=`",
     "COLON": "`:`",
@@ -93,7 +95,7 @@ def unexpected_token(source: Source, tokens: Sequence[Token], accepts: Accepts) 
     token, before = _clipped(tokens[-1]), _clipped(tokens[-2]) if len(tokens) > 1 else None
     rest = source.line(token.line or 0)[(token.end_column or 1) - 1 :]
     found = (
-        _wrong_name(token, rest, accepts)
+        _wrong_name(token, before, rest, accepts)
         or _wrong_type(token, before, rest, accepts)
         or _wrong_place(token, before, accepts)
         or _missing(token, before, accepts)
@@ -115,7 +117,7 @@ def _place(token: Token, before: Token | None) -> Span:
     return _span(token)
 
 
-def _wrong_name(token: Token, rest: str, accepts: Accepts) -> DiagnosticError | None:
+def _wrong_name(token: Token, before: Token | None, rest: str, accepts: Accepts) -> DiagnosticError | None:
     """A word that cannot be a name, where a name should stand."""
     if "NAME" not in accepts:
         return None
@@ -133,6 +135,8 @@ def _wrong_name(token: Token, rest: str, accepts: Accepts) -> DiagnosticError | 
     if token.type == "DIMS" and "DIMS" not in accepts:
         if "MINUS" in accepts and not defines:
             notes = ["its size is `size[" + str(token) + "]`"] if re.fullmatch("[A-Z][0-9]*", token) else []
+            if before is not None and before.type == "EQUAL" and "LOOP" not in accepts:
+                notes = [OPTIONS]
             return fault("bad-name", f"`{token}` is a dimension, not a value", _span(token), *notes)
         note = f"names are lower case: `{token.lower().strip('?')}`"
         message = f"`{token}` cannot be a name: capital letters are dimensions"
@@ -158,7 +162,7 @@ def _wrong_type(token: Token, before: Token | None, rest: str, accepts: Accepts)
         note = f"write `({token}-x)`"
         return fault("bad-type", f"`{token}` stands in round brackets", _span(token), note)
     if token.type == "LPAR" and "PARTIAL" in accepts and re.match(r"\s*partial", rest):
-        note = "write `(partialsum-x)` or `(partialmax-x)`: a hyphen, then mesh axes"
+        note = "write `(partialsum-x)`, `(partialmax-x)` or `(partialsoftmax-x)`: a hyphen, then mesh axes"
         return fault("bad-type", "this is not the form of a partial sum", _span(token), note)
     if token.type == "DIMS" and before is not None and before.type in ("DIMS", "DTYPE") and "ON" in accepts:
         note = f"write `{before}{token}`, or `[{before} {token}]` in the long form"
@@ -181,8 +185,7 @@ def _wrong_place(token: Token, before: Token | None, accepts: Accepts) -> Diagno
     if token.type in ("EQUAL", "COLON") and before is not None and before.type in _KEYWORD_KINDS:
         return reserved(str(before), "the layout language", _span(before))
     if token.type == "EQUAL" and {"RPAR", "AT"} <= accepts:
-        note = "options stand in square brackets before the operands: `gelu[form=tanh](x)`"
-        return fault("syntax", "found `=` among operands", _span(token), note)
+        return fault("syntax", "found `=` among operands", _span(token), OPTIONS)
     if before is not None and token.type == "NAME" and "EQUAL" in accepts and str(before) in _ELSEWHERE:
         return fault("syntax", f"there is no `{before}`", _span(before), _ELSEWHERE[str(before)])
     if token.type == "RSQB" and before is not None and before.type == "LSQB" and "DTYPE" in accepts:

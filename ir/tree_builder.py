@@ -20,7 +20,7 @@ _DIM = re.compile(r"([A-Z][0-9]*)(?:_(\?|\{[^}]*\}|(?:[a-z][0-9]*)+))?")
 _LETTERS = re.compile(r"(?:[a-z][0-9]*)+")
 _LETTER = re.compile(r"[a-z][0-9]*")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
-_PARTIAL = re.compile(r"\( *partial(sum|max) *- *(.*?) *\)", re.DOTALL)
+_PARTIAL = re.compile(r"\( *partial(sum|max|softmax) *- *(.*?) *\)", re.DOTALL)
 _MOST_DIGITS = 15
 
 
@@ -366,7 +366,16 @@ class TreeBuilder:
                 f"write `{name}[...](x)`; only `size[D]` goes without round brackets",
             )
         args = _of(children, ast.Expr) if called else None
+        named = [isinstance(arg, ast.KeywordExpr) for arg in args or ()]
+        if args and named != sorted(named):
+            late = args[len(named) - 1 - named[::-1].index(False)]
+            raise fault(
+                "syntax", "an operand without a name stands after one with a name", late.span, "move it forward"
+            )
         return ast.CallExpr(str(name), _of(children, ast.Static), args, span=_across(children))
+
+    def keyword(self, children: Children) -> ast.KeywordExpr:
+        return ast.KeywordExpr(str(children[0]), children[-1], span=_across(children))
 
     # ---- statics
 

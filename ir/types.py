@@ -80,6 +80,8 @@ class Reduction(StrEnum):
 
     SUM = "sum"
     MAX = "max"
+    SOFTMAX = "softmax"
+    """Weighted means, each normalised by itself, with the logarithms of the sums of the weights."""
 
 
 State = str | Reduction | None
@@ -105,7 +107,11 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """`(partialsum-xy)`: the chips along these axes hold addends (or maximands) of the value."""
+    """`(partialsum-xy)`: the chips along these axes hold addends of the value, or maximands, or weighted means.
+
+    A weighted mean, `(partialsoftmax-xy)`, is a pair: the mean, along whose last dimension nothing is split, and in f32
+    the logarithm of the sum of the weights for each element of the other dimensions.
+    """
 
     kind: Reduction
     axes: Axes
@@ -232,6 +238,8 @@ class TensorType:
                 raise ValueError("a partial value over no axis is whole")
         if len(set(used)) != len(used):
             raise ValueError(f"an axis occurs twice in {self}")
+        if self.is_pair and (not self.dims or self.splits[-1]):
+            raise ValueError("a partial softmax has its last dimension whole")
 
     @staticmethod
     def whole(shape: Shape) -> TensorType:
@@ -271,6 +279,17 @@ class TensorType:
         return self.partial.axes if self.partial else ()
 
     @property
+    def is_pair(self) -> bool:
+        """Whether there is a logarithm of a sum beside the value."""
+        return self.partial is not None and self.partial.kind is Reduction.SOFTMAX
+
+    def bytes_of(self, elements: int) -> int:
+        """Bytes of so many elements, rounded up to whole bytes (int4 packs two elements in one); of a partial softmax,
+        of the logarithms that belong to them too."""
+        width, beside = (self.dims[-1].size, DType.F32.bits) if self.is_pair else (1, 0)
+        return -(-elements * (self.dtype.bits * width + beside) // (8 * width))
+
+    @property
     def split_axes(self) -> Axes:
         return axis_set(axis for axes in self.splits for axis in axes)
 
@@ -304,8 +323,8 @@ class TensorType:
         return elements
 
     def local_bytes(self, mesh: Mapping[str, int]) -> int:
-        """Bytes that one chip holds, rounded up to whole bytes (int4 packs two elements in one)."""
-        return -(-self.local_elements(mesh) * self.dtype.bits // 8)
+        """Bytes that one chip holds."""
+        return self.bytes_of(self.local_elements(mesh))
 
     def without_dim(self, name: str) -> TensorType:
         """The type of one slice along a dimension: what a loop over it sees."""

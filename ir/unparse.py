@@ -141,4 +141,6 @@ def expression_syntax(statement: Let) -> syntax.Expr:
             moved = syntax.CallExpr(operation.movement.keyword, operation.movement.statics, operands)
             return syntax.CallExpr("start", (), (moved,))
         case _:
-            return syntax.CallExpr(operation.keyword, operation.statics, operands)
+            positional = len(operands) - len(operation.keywords)
+            named = map(syntax.KeywordExpr, operation.keywords, operands[positional:])
+            return syntax.CallExpr(operation.keyword, operation.statics, (*operands[:positional], *named))

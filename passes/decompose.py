@@ -11,7 +11,7 @@ from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
-from shardwright.ir.types import DType, Shape
+from shardwright.ir.types import DType, Reduction, Shape
 from shardwright.ir.walk import Site, map_sites
 from shardwright.passes.base import Pass
 
@@ -34,13 +34,17 @@ class Decompose(Pass):
     masks by comparing global indices (`iota`), one with a window by comparing them twice; `argmax` is the least index
     among those that reach the maximum; a scalar position of `rotary` becomes the positions themselves. `topk` of a
     dimension that is split, or may be, takes candidates from each chip's block and chooses among those.
+
+    Attention stays one operation; with `attend=true` it becomes products and a softmax, whose scores lie in memory,
+    unless a partial softmax is demanded of it.
     """
 
     name: ClassVar[str] = "decompose"
+    attend: bool = False
 
     def run(self, program: Program) -> Program:
         added: dict[str, DimInfo] = {}
-        funcs = tuple(_Rewriter(program, func, added).rewritten() for func in program.funcs)
+        funcs = tuple(_Rewriter(program, func, added, attend=self.attend).rewritten() for func in program.funcs)
         return replace(program, funcs=funcs, dims=(*program.dims, *added.values()))
 
 
@@ -50,8 +54,9 @@ class _Rewriter:
     `added` gathers, for all functions, the dimensions of the candidates of `topk`.
     """
 
-    def __init__(self, program: Program, func: Func, added: dict[str, DimInfo]) -> None:
+    def __init__(self, program: Program, func: Func, added: dict[str, DimInfo], *, attend: bool) -> None:
         self.func = func
+        self.attend = attend
         self.added = added
         self.candidates: set[str] = set()
         self.sizes = program.sizes(func)
@@ -79,12 +84,14 @@ class _Rewriter:
     def shape(self, operand: Operand) -> Shape | None:
         return None if isinstance(operand, Number) else self.scope.type_of(operand).shape
 
-    def emit(self, operation: Operation, operands: Sequence[Operand], wish: str) -> str:
+    def emit(self, operation: Operation, operands: Sequence[Operand], wish: str, declared: Shape | None = None) -> str:
         """Appends a statement under a fresh name, which it gives back."""
-        (name,) = self.emit_all(operation, operands, (wish,))
+        (name,) = self.emit_all(operation, operands, (wish,), declared)
         return name
 
-    def emit_all(self, operation: Operation, operands: Sequence[Operand], wishes: Sequence[str]) -> tuple[str, ...]:
+    def emit_all(
+        self, operation: Operation, operands: Sequence[Operand], wishes: Sequence[str], declared: Shape | None = None
+    ) -> tuple[str, ...]:
         """As `emit`, for an operation with a result for each wish."""
         assert self.at is not None
         args = [
@@ -92,7 +99,7 @@ class _Rewriter:
         ]
         values = tuple(
             self.writer.value(wish, shape)
-            for wish, shape in zip(wishes, operation.infer(args, Context(self.sizes)), strict=True)
+            for wish, shape in zip(wishes, operation.infer(args, Context(self.sizes, declared)), strict=True)
         )
         self.writer.put(Let(values, operation, tuple(operands), self.at.span))
         for value in values:
@@ -135,6 +142,19 @@ class _Rewriter:
         self.sizes[name] = size
         return name
 
+    def masked(self, scores: str, keys_dim: str, causal: str, pos: Operand | None, window: int, name: str) -> str:
+        """Scores of positions that a query does not see become -inf."""
+        keys = self.index(keys_dim, scores, f"{name}_keys")
+        queries = self.index(causal, scores, f"{name}_queries")
+        if pos is not None:
+            queries = self.emit(ops.Add(), [queries, pos], f"{name}_positions")
+        visible = self.emit(ops.Function("less_equal"), [keys, queries], f"{name}_visible")
+        if window:
+            ends = self.emit(ops.Add(), [keys, Number(str(window))], f"{name}_window_ends")
+            near = self.emit(ops.Function("less"), [queries, ends], f"{name}_near")
+            visible = self.emit(ops.Function("logical_and"), [visible, near], f"{name}_in_window")
+        return self.emit(ops.Function("where"), [visible, scores, Number("-inf")], f"{name}_masked")
+
     def in_f32(self, operand: str, wish: str) -> str:
         shape = self.shape(operand)
         assert shape is not None
@@ -170,21 +190,62 @@ def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
     name = statement.result.name
     scores = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
     if operation.causal is not None:
-        keys = rewriter.index(operation.dims[0], scores, f"{name}_keys")
-        queries = rewriter.index(operation.causal, scores, f"{name}_queries")
-        if len(statement.operands) > 1:
-            queries = rewriter.emit(ops.Add(), [queries, statement.operands[1]], f"{name}_positions")
-        visible = rewriter.emit(ops.Function("less_equal"), [keys, queries], f"{name}_visible")
-        if operation.window:
-            ends = rewriter.emit(ops.Add(), [keys, Number(str(operation.window))], f"{name}_window_ends")
-            near = rewriter.emit(ops.Function("less"), [queries, ends], f"{name}_near")
-            visible = rewriter.emit(ops.Function("logical_and"), [visible, near], f"{name}_in_window")
-        scores = rewriter.emit(ops.Function("where"), [visible, scores, Number("-inf")], f"{name}_masked")
+        pos = statement.operands[1] if len(statement.operands) > 1 else None
+        scores = rewriter.masked(scores, operation.dims[0], operation.causal, pos, operation.window, name)
     greatest = rewriter.emit(ops.Max(operation.dims), [scores], f"{name}_max")
     shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
     powers = rewriter.emit(ops.Function("exp"), [shifted], f"{name}_exp")
     total = rewriter.emit(ops.Sum(operation.dims), [powers], f"{name}_sum")
     return rewriter.rounded(ops.Div(), [powers, total], f"{name}_weights")
+
+
+def _attend(rewriter: _Rewriter, statement: Let) -> bool:
+    """The greatest score is no less than the least finite number and the sum no less than 1, which it is anyway unless
+    a query sees nothing: it gives zeros."""
+    operation = statement.operation
+    assert isinstance(operation, ops.Attend)
+    kind = statement.results[0].type
+    demanded = kind.partial is not None and kind.partial.kind is Reduction.SOFTMAX
+    if not rewriter.attend or demanded:
+        return False
+    name, T = statement.results[0].name, operation.along
+    q, k, v = map(_name, statement.operands[:3])
+    query, keys = (rewriter.scope.type_of(value).shape for value in (q, k))
+    wide = Shape(DType.F32, (*operation.rows(query).dims, *(dim for dim in keys.dims if dim.name == T)))
+    scores = rewriter.emit(ops.Contract((operation.contracted,)), [q, k], f"{name}_scores", wide)
+    if operation.scale != 1.0:
+        scores = rewriter.emit(ops.Mul(), [scores, Number(repr(operation.scale))], f"{name}_scaled")
+    if operation.softcap:
+        cap = Number(repr(operation.softcap))
+        capped = rewriter.emit(ops.Div(), [scores, cap], f"{name}_capped")
+        bounded = rewriter.emit(ops.Function("tanh"), [capped], f"{name}_bounded")
+        scores = rewriter.emit(ops.Mul(), [bounded, cap], f"{name}_soft")
+    given = dict(zip(operation.given, statement.operands[3:], strict=True))
+    if operation.causal is not None:
+        scores = rewriter.masked(scores, T, operation.causal, given.get("pos"), operation.window, name)
+    if "length" in given:
+        places = rewriter.index(T, scores, f"{name}_places")
+        held = rewriter.emit(ops.Function("less"), [places, given["length"]], f"{name}_held")
+        scores = rewriter.emit(ops.Function("where"), [held, scores, Number("-inf")], f"{name}_within")
+    greatest = rewriter.emit(ops.Max((T,)), [scores], f"{name}_max")
+    greatest = rewriter.emit(ops.Function("maximum"), [greatest, _LEAST], f"{name}_floor")
+    shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
+    powers = rewriter.emit(ops.Function("exp"), [shifted], f"{name}_exp")
+    total = rewriter.emit(ops.Sum((T,)), [powers], f"{name}_sum")
+    safe = rewriter.emit(ops.Function("maximum"), [total, Number("1.0")], f"{name}_safe")
+    weights = rewriter.emit(ops.Div(), [powers, safe], f"{name}_weights")
+    if query.dtype is not DType.F32:
+        weights = rewriter.emit(ops.Convert(query.dtype), [weights], f"{name}_rounded")
+    if operation.lse:
+        log = rewriter.emit(ops.Function("log"), [total], f"{name}_log")
+        rewriter.writer.put(Let(statement.results[1:], ops.Add(), (greatest, log), statement.span))
+    last = replace(statement, results=statement.results[:1], operation=ops.Contract((T,)), operands=(weights, v))
+    rewriter.writer.put(last)
+    return True
+
+
+_LEAST = Number("-3.4028234663852886e38")
+"""The least finite number of f32."""
 
 
 def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
@@ -296,6 +357,7 @@ def _rotary(rewriter: _Rewriter, statement: Let) -> bool:
 
 _EXPANSIONS: dict[type[Operation], Callable[[_Rewriter, Let], bool]] = {
     ops.Softmax: _softmax,
+    ops.Attend: _attend,
     ops.Argmax: _argmax,
     ops.Topk: _topk,
     ops.Layernorm: _layernorm,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shardwright.backends.jax.attention import lower_attend, lower_join, lower_pair
 from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.indexing import (
@@ -19,12 +20,21 @@ from shardwright.backends.jax.movements import lower_movement
 from shardwright.backends.jax.source_text import (
     JAX_DTYPES,
     axes_text,
-    check_dimension,
     number_text,
     reshaped,
     transposed,
 )
-from shardwright.backends.jax.terms import Lowering, Term, aligned, axes_of, axis_of, cast, literal, spread
+from shardwright.backends.jax.terms import (
+    Lowering,
+    Term,
+    aligned,
+    axes_of,
+    axis_of,
+    cast,
+    einsum_letters,
+    literal,
+    spread,
+)
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
@@ -36,6 +46,8 @@ def lower(operation: Operation, terms: Sequence[Term], result: TensorType, lower
 
     `result` is the type of the first result. Raises `unsupported` where JAX has no such thing.
     """
+    if terms and terms[0].kind is not None and terms[0].kind.is_pair:
+        return lower_pair(operation, terms[0], result, lowering, lower)
     if isinstance(operation, ops.Movement):
         source = terms[0]
         return lower_movement(operation, source.code, source.tensor, result, lowering)
@@ -49,17 +61,6 @@ Rule = Callable[..., str]
 
 
 # ---------------------------------------------------------------- contraction
-
-
-def einsum_letters(names: Sequence[str]) -> dict[str, str]:
-    """A letter for each dimension: its own in lower case where that is free, else in upper case, else any."""
-    letters: dict[str, str] = {}
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    for name in names:
-        own = check_dimension(name)[0]
-        free = [c for c in (own.lower(), own.upper(), *alphabet, *alphabet.upper()) if c not in letters.values()]
-        letters.setdefault(name, free[0])
-    return letters
 
 
 def _contract(_operation: ops.Contract, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
@@ -235,6 +236,8 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Layernorm: _norm,
     ops.Rmsnorm: _norm,
     ops.Softmax: _softmax,
+    ops.Attend: lower_attend,
+    ops.JoinAttention: lower_join,
     ops.Uniform: lower_uniform,
     ops.Lookup: lower_lookup,
     ops.Rotary: lower_rotary,

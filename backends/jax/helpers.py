@@ -3,6 +3,82 @@
 from __future__ import annotations
 
 HELPERS: dict[str, str] = {
+    "attend": '''
+def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, scale=1.0, softcap=0.0):
+    """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
+    over the scores s, in f32. One block of positions after the other is scored, backwards too (Rabe and Staats 2021).
+
+    specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
+    a window the last so many of these, and those below `length`.
+    """
+    wide = dict(preferred_element_type=jnp.float32, precision='highest' if q.dtype == jnp.float32 else None)
+
+    def further(carry, part):
+        k, v, t = part
+        s = jnp.einsum(specs[0], k, q, **wide) * scale
+        s = softcap * jnp.tanh(s / softcap) if softcap else s
+        if last is not None:
+            s = jnp.where(t <= jnp.asarray(last)[..., None], s, -jnp.inf)
+        if window:
+            s = jnp.where(t > jnp.asarray(last)[..., None] - window, s, -jnp.inf)
+        if length is not None:
+            s = jnp.where(t < jnp.asarray(length)[..., None], s, -jnp.inf)
+        greatest = jnp.maximum(jnp.max(lax.stop_gradient(s), -1), jnp.finfo(jnp.float32).min)
+        if carry is not None:
+            greatest = jnp.maximum(greatest, carry[0])
+        powers = jnp.exp(s - greatest[..., None])
+        total, summed = jnp.sum(powers, -1), jnp.einsum(specs[1], v, powers.astype(v.dtype), **wide)
+        if carry is not None:
+            share = jnp.exp(carry[0] - greatest)
+            total, summed = total + share * carry[1], summed + share[..., None] * carry[2]
+        return greatest, total, summed
+
+    n = (len(t) - 1) // block
+    first = len(t) - n * block
+
+    def blocks(x, axis):
+        x = lax.slice_in_dim(x, first, None, axis=axis)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], n, block, *x.shape[axis + 1:]), axis, 0)
+
+    beginning = (lax.slice_in_dim(k, 0, first, axis=axes[0]), lax.slice_in_dim(v, 0, first, axis=axes[1]), t[:first])
+    if n:
+        further = jax.checkpoint(further, prevent_cse=False)
+    greatest, total, summed = further(None, beginning)
+    if n:
+        parts = (blocks(k, axes[0]), blocks(v, axes[1]), blocks(t, 0))
+        carry = greatest, total, summed
+        (greatest, total, summed), _ = lax.scan(lambda carry, part: (further(carry, part), None), carry, parts)
+    none = total == 0
+    total = jnp.where(none, 1, total)
+    return (summed / total[..., None]).astype(v.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
+''',
+    "weighed": '''
+def weighed(pair, axes):
+    """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""
+    mean, lse = pair
+    each = lax.all_gather(lse, axes, to='invarying')
+    greatest = jnp.maximum(jnp.max(lax.stop_gradient(each), 0), jnp.finfo(jnp.float32).min)
+    total = jnp.sum(jnp.exp(each - greatest), 0)
+    none = total == 0
+    total = jnp.where(none, 1, total)
+    weight = jnp.exp(lse - greatest) / total
+    return (mean * weight[..., None]).astype(mean.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
+''',
+    "each_half": '''
+def each_half(pair, of_mean, of_lse):
+    """A mean and a logarithm, each moved in its own way."""
+    return of_mean(pair[0]), of_lse(pair[1])
+''',
+    "join_attention": '''
+def join_attention(one, lse_one, other, lse_other):
+    """Attention over two pieces of keys and values, of the mean and the log-sum-exp of each."""
+    greatest = lax.stop_gradient(jnp.maximum(jnp.maximum(lse_one, lse_other), jnp.finfo(jnp.float32).min))
+    weights = [jnp.exp(lse - greatest) for lse in (lse_one, lse_other)]
+    none = sum(weights) == 0
+    total = jnp.where(none, 1, sum(weights))
+    mean = sum(mean * (weight / total)[..., None] for mean, weight in zip((one, other), weights))
+    return mean.astype(one.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
+''',
     "all_reduce_max": '''
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def all_reduce_max(x, axes):

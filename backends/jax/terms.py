@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.digit_factors import Digits
-from shardwright.backends.jax.source_text import JAX_DTYPES, Forms, UseHelper, block_start, number_text, transposed
+from shardwright.backends.jax.source_text import (
+    JAX_DTYPES,
+    Forms,
+    UseHelper,
+    block_start,
+    check_dimension,
+    number_text,
+    transposed,
+)
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import DType, TensorType
@@ -134,3 +142,14 @@ def literal(number: Number, dtype: DType) -> str:
 def cast(code: str, source: DType, target: DType) -> str:
     """The array in another format; the code itself where that is its own."""
     return code if source is target else f"{code}.astype({JAX_DTYPES[target]})"
+
+
+def einsum_letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each dimension: its own in lower case where that is free, else in upper case, else any."""
+    letters: dict[str, str] = {}
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    for name in names:
+        own = check_dimension(name)[0]
+        free = [c for c in (own.lower(), own.upper(), *alphabet, *alphabet.upper()) if c not in letters.values()]
+        letters.setdefault(name, free[0])
+    return letters

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.digit_factors import Factor
 from shardwright.backends.torch.chip import Chip, Held
+from shardwright.backends.torch.kernels.attention import softmax_weights
 from shardwright.backends.torch.tensors import bytes_of, rounded
 from shardwright.backends.torch.world import World, torch_distributed
 from shardwright.cost.exchange import exchange_of
@@ -165,6 +166,9 @@ def _own(held: Held, axes: Sequence[str]) -> int:
 
 
 def _all_reduce(to: Collectives, operation: ops.AllReduce, tensor: Tensor, before: Held, after: Held) -> Tensor:
+    if before.kind.is_pair:
+        addends, lse = _weighed(to, tensor, operation.axes)
+        return _finished(to.combined(addends, operation.axes, Reduction.SUM), lse, after)
     kind = _reduction(before.kind)
     return rounded(to.combined(_wide(tensor), operation.axes, kind), after.kind.dtype)
 
@@ -177,8 +181,14 @@ def _all_gather(to: Collectives, operation: ops.AllGather, tensor: Tensor, befor
 
 def _reduce_scatter(to: Collectives, operation: ops.ReduceScatter, tensor: Tensor, before: Held, after: Held) -> Tensor:
     """Each chip gets everyone's addends of its own part, and adds them up."""
+    import torch
+
     axes = before.chip.digits.mesh.sorted(operation.named_axes)
+    if before.kind.is_pair:
+        tensor = torch.complex(*_weighed(to, tensor, axes))
     parts = to.exchanged(_to_front(tensor, _factors(before, after), axes), axes)
+    if before.kind.is_pair:
+        return _finished(parts.real.sum(dim=0).reshape(after.extents), parts.imag[0].reshape(after.extents), after)
     wide = _wide(parts)
     whole = wide.amax(dim=0) if _reduction(before.kind) is Reduction.MAX else wide.sum(dim=0)
     return rounded(whole.reshape(after.extents), after.kind.dtype)
@@ -225,6 +235,20 @@ def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: He
     shape, order = made.opened(after.extents)
     back = [order.index(i) for i in range(len(order))]
     return whole.reshape([shape[i] for i in order]).permute(back).reshape(after.extents)
+
+
+def _weighed(to: Collectives, pair: Tensor, axes: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""
+    weights, lse = softmax_weights(to.gathered(pair.imag[..., :1].contiguous(), to.chip.digits.mesh.sorted(axes)), 0)
+    own = to.chip.along(axes).index(to.chip.number)
+    return pair.real * weights[own], lse[0].expand(pair.shape)
+
+
+def _finished(mean: Tensor, lse: Tensor, after: Held) -> Tensor:
+    import torch
+
+    made = rounded(mean, after.kind.dtype)
+    return torch.complex(made.float(), lse) if after.kind.is_pair else made
 
 
 def _reduction(kind: TensorType) -> Reduction:

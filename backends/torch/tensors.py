@@ -55,6 +55,10 @@ def held_as(dtype: DType) -> torch.dtype:
 
 def rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
     """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
+    import torch
+
+    if tensor.is_complex():  # a partial softmax: the mean, and the logarithm of the sum
+        return torch.complex(tensor.real.to(held_as(dtype)).float(), tensor.imag)
     if dtype.is_integer:
         low, high = dtype.integer_range
         return ((tensor.to(held_as(dtype)) - low) & (high - low)) + low

@@ -1,5 +1,6 @@
 """The operations of the language."""
 
+from shardwright.ir.ops.attention import Attend, JoinAttention
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.copies import Fetch, Start, Store, Wait
 from shardwright.ir.ops.elementwise import (
@@ -39,6 +40,7 @@ __all__ = [
     "AllToAll",
     "Argmax",
     "AsPartial",
+    "Attend",
     "Bitcast",
     "Concat",
     "Contract",
@@ -50,6 +52,7 @@ __all__ = [
     "Full",
     "Function",
     "Iota",
+    "JoinAttention",
     "Layernorm",
     "Lookup",
     "Max",

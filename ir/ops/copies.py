@@ -24,6 +24,7 @@ class Fetch(Movement):
     """
 
     keyword: ClassVar[str] = "fetch"
+    takes_pairs: ClassVar[bool] = False
     ahead: tuple[str, ...] = ()
     wrap: bool = False
 
@@ -56,6 +57,7 @@ class Store(Movement):
     """`store[host](h)`: a value on the device goes to another memory."""
 
     keyword: ClassVar[str] = "store"
+    takes_pairs: ClassVar[bool] = False
     tier: Tier = Tier.HOST
 
     @property
@@ -114,6 +116,7 @@ class Wait(Movement):
     """`wait(w)`: a value in flight has arrived, and is used from here on."""
 
     keyword: ClassVar[str] = "wait"
+    takes_pairs: ClassVar[bool] = False
 
     @property
     def communicates(self) -> bool:

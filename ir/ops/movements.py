@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
+from shardwright.ir.operation import MAX, SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
@@ -28,6 +28,8 @@ class Movement(Operation):
     arity: ClassVar[tuple[int, int]] = (1, 1)
     does: ClassVar[str] = ""
     """Its effect on an axis that it names, for messages."""
+    takes_pairs: ClassVar[bool] = True
+    """Whether it takes what is a partial softmax over other axes."""
 
     def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
         """The states that an axis which it names may have in an operand with these dimensions."""
@@ -69,6 +71,8 @@ class Movement(Operation):
             yield AxisRow((name,), (name,))
         yield AxisRow((SUM,), (SUM,))
         yield AxisRow((MAX,), (MAX,))
+        if args[0].names and self.takes_pairs and args[0].tensor.dtype.is_float:
+            yield AxisRow((SOFTMAX,), (SOFTMAX,))
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         if axis not in self.named_axes:
@@ -122,7 +126,7 @@ class AllReduce(Movement):
         return self.axes
 
     def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
-        return (SUM, MAX)
+        return (SUM, MAX, SOFTMAX)
 
     def after(self, axis: str) -> State:
         return None
@@ -158,7 +162,7 @@ class ReduceScatter(_Scattering):
     targets: tuple[Scatter, ...]
 
     def before(self, axis: str, dims: Sequence[str]) -> Sequence[State]:
-        return (SUM, MAX)
+        return (SUM, MAX, SOFTMAX)
 
 
 @dataclass(frozen=True)

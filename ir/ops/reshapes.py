@@ -8,15 +8,29 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.ir.memory_shares import home_along, is_written
-from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
+from shardwright.ir.operation import (
+    MAX,
+    SOFTMAX,
+    SUM,
+    Arg,
+    AxisRow,
+    Context,
+    Operation,
+    misuse,
+    pass_through,
+    whole_row,
+)
 from shardwright.ir.ops.reductions import dims_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, Static
 from shardwright.ir.types import Dim, Placement, Shape
 
 
-def _linear(args: Sequence[Arg]) -> Iterable[AxisRow]:
-    yield AxisRow((SUM,) * len(args), (SUM,))
-    yield AxisRow((MAX,) * len(args), (MAX,))
+def _linear(args: Sequence[Arg], changed: Sequence[str] = ()) -> Iterable[AxisRow]:
+    """Partial values pass; a partial softmax only where the last dimension is none of those that are `changed`."""
+    yield AxisRow((SUM,), (SUM,))
+    yield AxisRow((MAX,), (MAX,))
+    if args[0].names and args[0].names[-1] not in changed and args[0].tensor.dtype.is_float:
+        yield AxisRow((SOFTMAX,), (SOFTMAX,))
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ class Split(Operation):
         yield from pass_through(args, results[0], (name for name in args[0].names if name != self.source))
         for part in self.parts:
             yield AxisRow((self.source,), (part,))
-        yield from _linear(args)
+        yield from _linear(args, (self.source,))
 
 
 @dataclass(frozen=True)
@@ -151,4 +165,4 @@ class Merge(Operation):
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.target))
         for part in self.parts:
             yield AxisRow((part,), (self.target,))
-        yield from _linear(args)
+        yield from _linear(args, self.parts)

@@ -56,6 +56,9 @@ CASES: dict[str, tuple[str, str, str]] = {
     "cumsum": (ONE, "cumsum[E](a)", "f32 B_xE_y"),
     "softmax": (ONE, "softmax[E](a)", "f32 B_xE_y"),
     "softmax causal": (ONE, "softmax[E, causal=B](a)", "f32 B_xE_y"),
+    "attend": ("q: f32 B_xLHD, k: f32 B_xTD", "attend[T, D, causal=L](q, k, k, pos=1)", "f32 B_xLHD"),
+    "attend over a split cache": ("q: f32 BLHD, k: f32 BT_xD", "attend[T, D, softcap=2](q, k, k)", "f32 B_xLHD"),
+    "join_attention": ("q: f32 BLHD, k: f32 BTD", "attend_o + attend_s", "f32 BLHD"),
     "layernorm": (f"{ONE}, g: f32 E_y, o: f32 E", "layernorm[E](a, g, o)", "f32 B_xE_y"),
     "rmsnorm": (f"{ONE}, g: f32 E_y", "rmsnorm[E](a, g)", "f32 B_xE_y"),
     "lookup": ("t: f32 V_xE_y, i: int32 B", "lookup[V](t, i)", "f32 BE_y"),
@@ -88,7 +91,14 @@ HEAD = "mesh x=2 y=2\ndim B=4 E=8 F=4 L=2 D=8 T=8 V=8 H=8 K=4 G=2 C=2\n"
 
 def of(case: str) -> str:
     params, expression, result = CASES[case]
-    before = "  topk_values, ids = topk[V -> C, k=2](a)\n" if case == "topk" else ""
+    before = {
+        "topk": "  topk_values, ids = topk[V -> C, k=2](a)\n",
+        "join_attention": """
+  o1, s1 = attend[T, D, lse](q, take[T 0:3](k), take[T 0:3](k))
+  o2, s2 = attend[T, D, lse](q, take[T 3:8](k), take[T 3:8](k), length=2)
+  attend_o, attend_s = join_attention(o1, s1, o2, s2)
+""",
+    }.get(case, "")
     return f"{HEAD}func f({params}) -> {result} {{\n{before}  y: {result} = {expression}\n  return y\n}}\n"
 
 

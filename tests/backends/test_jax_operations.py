@@ -119,7 +119,57 @@ REDUCTIONS = {
     ),
 }
 
+ATTENTION = {
+    "bf16": body("(q: bf16 B_xLK_yGD, k: bf16 B_xTK_yD) -> bf16 B_xLK_yGD", "o = attend[T, D](q, k, k)", "return o"),
+    "one row of queries": body("(q: bf16 D, k: bf16 TD) -> bf16 D", "o = attend[T, D](q, k, k)", "return o"),
+    "split queries": body(
+        "(q: f32 BL_xHD, k: f32 BT_yD, p: int32 B) -> f32 BL_xHD",
+        "o = attend[T, D, causal=L, window=5](q, k, k, pos=p)",
+        "r = all_reduce[y](o)",
+        "return r",
+    ),
+    "one axis after another": body(
+        "(q: bf16 BLHD, k: bf16 BT_xyD, p: int32) -> bf16 BLH_xD",
+        "o = attend[T, D, causal=L](q, k, k, length=p)",
+        "r = reduce_scatter[x -> H](o)",
+        "s = all_reduce[y](r)",
+        "return s",
+    ),
+    "scattered on the width": body(
+        "(q: f32 BLHD, k: f32 BT_xyD) -> f32 BLHD_xy",
+        "o = attend[T, D](q, k, k)",
+        "r = reduce_scatter[xy -> D](o)",
+        "return r",
+    ),
+    "named anew": body(
+        "(q: f32 BLKGD, k: f32 BT_xKD) -> f32 BT_xHD2",
+        "o = attend[T, D](q, k, k)",
+        "m = merge[KG -> H](o)",
+        "n = rename[L -> T, D -> D2](m)",
+        "r = reduce_scatter[x -> T](n)",
+        "return r",
+        head=HEAD.replace("D2=4", "D2=8").replace("T=8", "T=4"),
+    ),
+    "moved along other axes": body(
+        "(q: f32 B_yLHD, k: f32 B_yT_xD) -> f32 BLH_yD",
+        "o = attend[T, D](q, k, k)",
+        "a = all_to_all[y: B -> H](o)",
+        "s = slice[z -> L](a)",
+        "g = all_gather[z](s)",
+        "r = all_reduce[x](g)",
+        "return r",
+    ),
+    "joined": body(
+        "(q: bf16 B_xLHD, k: bf16 B_xTD, n: int32 B_x) -> (bf16 B_xLHD, f32 B_xLH)",
+        "o, s = attend[T, D, lse](q, k, k)",
+        "p, t = attend[T, D, lse](q, k, k, length=n)",
+        "r, u = join_attention(o, s, p, t)",
+        "return r, u",
+    ),
+}
+
 ALL = {
+    **{f"attention: {k}": v for k, v in ATTENTION.items()},
     **{f"contraction: {k}": v for k, v in CONTRACTIONS.items()},
     **{f"arithmetic: {k}": v for k, v in ARITHMETIC.items()},
     **{f"convert: {k}": v for k, v in CONVERSIONS.items()},

@@ -82,6 +82,16 @@ func block(x: f32 BLE_x) -> f32 BLE_x {
 }
 """
 
+ATTENTION = """
+mesh x=2
+dim B=2 L=3 T=8 K=2 G=2 D=4 H=4 E=8
+func f(q: bf16 BLKGD, k: bf16 BT_xKD, v: bf16 BT_xKD, pos: int32 B, length: int32 B) -> (bf16 BLHD, bf16 BLK_xGD) {
+  o: bf16 BLKGD(partialsoftmax-x) = attend[T, D, causal=L, window=4, scale=0.5](q, k, v, pos=pos, length=length)
+  p: bf16 BLKGD(partialsoftmax-x) = attend[T, D, softcap=2.0](q, k, v)
+  return merge[KG -> H](o), p
+}
+"""
+
 ALONG_X = {
     "gather": ("A_xB", "all_gather[x]", "AB"),
     "gather inside": ("BA_x", "all_gather[x]", "BA"),
@@ -163,7 +173,7 @@ def test_two_processes_are_two_chips(tmp_path: Path) -> None:
         for before, movement, after in ALONG_X.values()
         if dtype != "bool" or "partial" not in before + after
     ]
-    found = agree([FEEDFORWARD, BLOCK, *moves, *random_on(2, range(40))], tmp_path / "programs", 2)
+    found = agree([FEEDFORWARD, BLOCK, ATTENTION, *moves, *random_on(2, range(40))], tmp_path / "programs", 2)
     for peaks in found[0]["peaks"]:
         # Of w_in a chip has 20 columns, 4 of them on the device, 16 on the host; there also x, h, and the next h.
         assert peaks["host"] == 4 * (2 * 16 * 16 + 3 * 4 * 3 * 16)

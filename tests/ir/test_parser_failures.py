@@ -178,7 +178,7 @@ FAILURES: dict[str, tuple[str, list[str]]] = {
             "p.shard:4:8: error: this is not the form of a partial sum [bad-type]",
             "    y: BF(partialsum x) = x @ w",
             "         ^",
-            "note: write `(partialsum-x)` or `(partialmax-x)`: a hyphen, then mesh axes",
+            "note: write `(partialsum-x)`, `(partialmax-x)` or `(partialsoftmax-x)`: a hyphen, then mesh axes",
         ],
     ),
     "comma-for-newline": (
@@ -663,11 +663,11 @@ FAILURES: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "option-among-operands": (
-        "mesh x=2\ndim B=8 E=64 F=64\nfunc f(x: BE, w: EF) -> BF {\n  y = gelu(x, form=tanh)\n  return y\n}\n",
+        "mesh x=2\ndim B=8 E=64 F=64\nfunc f(x: BE, w: EF) -> BF {\n  y = softmax(x, causal=E)\n  return y\n}\n",
         [
-            "p.shard:4:19: error: found `=` among operands [syntax]",
-            "    y = gelu(x, form=tanh)",
-            "                    ^",
+            "p.shard:4:25: error: `E` is a dimension, not a value [bad-name]",
+            "    y = softmax(x, causal=E)",
+            "                          ^",
             "note: options stand in square brackets before the operands: `gelu[form=tanh](x)`",
         ],
     ),
@@ -704,7 +704,7 @@ FAILURES: dict[str, tuple[str, list[str]]] = {
             "p.shard:4:8: error: this is not the form of a partial sum [bad-type]",
             "    y: BF(partialsum-X) = x",
             "         ^",
-            "note: write `(partialsum-x)` or `(partialmax-x)`: a hyphen, then mesh axes",
+            "note: write `(partialsum-x)`, `(partialmax-x)` or `(partialsoftmax-x)`: a hyphen, then mesh axes",
         ],
     ),
     "method-call": (

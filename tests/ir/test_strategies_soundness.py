@@ -38,6 +38,9 @@ FEW = (Mesh.of(x=2, y=2),)
 SIZES = {"A": 12, "B": 24, "C": 24, "D": 4, "G": 2, "K": 12, "R": 24, "T": 12, "L": 12, "V": 12, "I": 2}
 
 
+SMALL = (("B", 6), ("T", 12), ("L", 6), ("K", 6))
+
+
 @dataclass(frozen=True)
 class Case:
     """An operation with operands: each a row of dimensions and a format, or a number."""
@@ -112,6 +115,16 @@ CASES = (
     Case(ops.Softmax(("A",)), _f("AB")),
     Case(ops.Softmax(("T",), "L"), _f("BLT")),
     Case(ops.Softmax(("T",), "L"), (("BLT", F), ("B", I)), int_bounds=(0, 4)),
+    Case(ops.Attend("T", "D"), _f("BLKGD", "BTKD", "BTKD"), sizes=SMALL),
+    Case(ops.Attend("T", "D", scale=0.5, softcap=3.0), _f("LBD", "TD", "TBV"), sizes=SMALL),
+    Case(
+        ops.Attend("T", "D", "L", 3, 0.5, given=("length", "pos")),
+        (*_f("BLKD", "BTD", "BTKD"), ("B", I), ("", I)),
+        int_bounds=(-2, 9),
+        sizes=SMALL,
+    ),
+    Case(ops.Attend("T", "D", "L", lse=True, given=("pos",)), (*_f("BLD", "BTD", "TD"), ("B", I)), int_bounds=(0, 9)),
+    Case(ops.JoinAttention(), _f("ABD", "AB", "ABD", "AB")),
     Case(ops.Lookup("V"), (("VD", F), ("AB", I)), int_bounds=(-1, 14)),
     Case(ops.Lookup("V"), (("VAD", F), ("AB", I)), int_bounds=(0, 12)),
     Case(ops.Lookup("V"), (("VA", I), ("B", I)), int_bounds=(0, 12)),
@@ -160,6 +173,7 @@ CASES = (
     Case(ops.Roll(("x",), "B", -2), (("AB", I),)),
 )
 
+APPROXIMATE = ops.Layernorm | ops.Rmsnorm | ops.Softmax | ops.Rotary | ops.Attend | ops.JoinAttention
 EXACT_FUNCTIONS = ("relu", "softsign", "sqrt", "rsqrt", "abs")
 
 
@@ -167,7 +181,7 @@ def _tolerance(operation: Operation) -> float:
     """Sums and transcendental functions may differ in the last bit with the arrays' strides; all others are equal."""
     if isinstance(operation, ops.Function):
         return 1e-12 if operation.entry.takes == ("float",) and operation.name not in EXACT_FUNCTIONS else 0
-    return 1e-12 if isinstance(operation, ops.Layernorm | ops.Rmsnorm | ops.Softmax | ops.Rotary) else 0
+    return 1e-12 if isinstance(operation, APPROXIMATE) else 0
 
 
 def test_every_operation_has_a_case() -> None:
@@ -257,7 +271,7 @@ def _check(
         assert array.shape == (*on_chips.mesh_shape, *result.local_shape(mesh))
         found = unshard(array, result, orders, mesh)
         what = f"{[str(kind) for kind in operands]} -> {result} on {mesh} with digits {orders}"
-        tolerance = _tolerance(case.operation)
+        tolerance = 1e-12 if any(kind and kind.is_pair for kind in chain(*strategy)) else _tolerance(case.operation)
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=what)
     return True
 

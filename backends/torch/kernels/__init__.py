@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels import dimensions, elementwise, indices, reductions
+from shardwright.backends.torch.kernels import attention, dimensions, elementwise, indices, reductions
 from shardwright.backends.torch.kernels.call import Call, Kernel
 from shardwright.backends.torch.tensors import Argument, Named, rounded
 from shardwright.ir.diagnostics import NOWHERE, fault, placed
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from shardwright.backends.torch.chip import Held
 
-KERNELS: dict[type[Operation], Kernel] = elementwise.KERNELS | reductions.KERNELS | indices.KERNELS | dimensions.KERNELS
+KERNELS: dict[type[Operation], Kernel] = (
+    elementwise.KERNELS | reductions.KERNELS | attention.KERNELS | indices.KERNELS | dimensions.KERNELS
+)
 """One kernel for each operation that is no movement."""
 
 

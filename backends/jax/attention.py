@@ -1,0 +1,100 @@
+"""Attention as JAX expressions, and what becomes of a partial softmax: a tuple of the mean and the log-sum-exp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shardwright.backends.jax.source_text import axes_text, number_text
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
+from shardwright.ir import ops
+from shardwright.ir.operation import Operation
+from shardwright.ir.types import DType, Partial, Reduction, TensorType
+
+BLOCK = 512
+"""Positions in a block."""
+MOST_TOGETHER = 1024
+"""So many positions are one block."""
+FEW_QUERIES = 32
+"""Of so many queries for each head of keys the scores take little beside the keys, in whatever block."""
+
+Lower = Callable[[Operation, Sequence[Term], TensorType, Lowering], str]
+
+
+def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `attend`: a tuple of the mean and the log-sum-exp where both are results, or a pair."""
+    lowering.use_helper("attend")
+    (q, k, v), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]
+    letters = einsum_letters(list(dict.fromkeys((*q.names, *k.names, *v.names))))
+    spelled = [
+        "".join(letters[name] for name in names) for names in (q.names, k.names, v.names, (*rows, T), result.names)
+    ]
+    specs = f"('{spelled[1]},{spelled[0]}->{spelled[3]}', '{spelled[2]},{spelled[3]}->{spelled[4]}')"
+    axes = f"({axis_of(k, T)}, {axis_of(v, T)})"
+    here = lowering.size(k, T)
+    shared = [name for name in rows if name in k.names]
+    queries = math.prod(lowering.size(result, name) for name in rows if name not in shared)
+    block = here if here <= MOST_TOGETHER or queries <= FEW_QUERIES else BLOCK
+    options: list[str] = []
+    if operation.causal is not None:
+        own = spread(lowering.global_index(result, operation.causal), (operation.causal,), rows)
+        at = operation.at("pos")
+        pos = "" if at is None else f" + {aligned(terms[at], rows, DType.INT32)}"
+        options.append(f"last={own}{pos}")
+    if (at := operation.at("length")) is not None:
+        options.append(f"length={aligned(terms[at], rows, DType.INT32)}")
+    for name, value, default in (
+        ("window", operation.window, 0), ("scale", operation.scale, 1.0), ("softcap", operation.softcap, 0.0),
+    ):  # fmt: skip
+        if value != default:
+            options.append(f"{name}={number_text(value)}")
+    codes = [*(term.code for term in terms[:3]), specs, axes, lowering.global_index(k, T), str(block), *options]
+    call = f"attend({', '.join(codes)})"
+    return call if operation.lse or result.is_pair else f"{call}[0]"
+
+
+def lower_join(_operation: ops.JoinAttention, terms: Sequence[Term], _result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `join_attention`."""
+    lowering.use_helper("join_attention")
+    return f"join_attention({', '.join(term.code for term in terms)})"
+
+
+def lower_pair(operation: Operation, pair: Term, result: TensorType, lowering: Lowering, lower: Lower) -> str:
+    """What an operation makes of a partial softmax; `lower` is for what it makes of each half."""
+    if isinstance(operation, ops.Alias | ops.Rename):
+        return pair.code
+    kind = pair.tensor
+    if isinstance(operation, ops.Movement) and isinstance(operation.moves, ops.AllReduce | ops.ReduceScatter):
+        return _finished(operation.moves, pair, result, lowering, lower)
+    halves = [
+        lower(operation, [Term(f"{pair.code}[{i}]", half(kind))], half(result), lowering)
+        for i, half in enumerate((_mean, _logarithm))
+    ]
+    return f"({', '.join(halves)})"
+
+
+def _mean(kind: TensorType) -> TensorType:
+    return replace(kind, partial=None)
+
+
+def _logarithm(kind: TensorType) -> TensorType:
+    return TensorType(DType.F32, kind.dims[:-1], kind.splits[:-1])
+
+
+def _finished(
+    operation: ops.AllReduce | ops.ReduceScatter, pair: Term, result: TensorType, lowering: Lowering, lower: Lower
+) -> str:
+    """The chips' means, weighed, are addends of the mean over all."""
+    lowering.use_helper("weighed")
+    named = lowering.mesh.sorted(operation.named_axes)
+    addends = replace(pair.tensor, partial=Partial(Reduction.SUM, named))
+    if not result.is_pair:
+        return lower(operation, [Term(f"weighed({pair.code}, {axes_text(named)})[0]", addends)], result, lowering)
+    mean = lower(operation, [Term("mean", addends)], _mean(result), lowering)
+    lse = "lse"
+    if isinstance(operation, ops.ReduceScatter):
+        lse = lower(ops.Slice(operation.targets), [Term("lse", _logarithm(pair.tensor))], _logarithm(result), lowering)
+    lowering.use_helper("each_half")
+    weighed = f"weighed({pair.code}, {axes_text(named)})"
+    return f"each_half({weighed}, lambda mean: {mean}, lambda lse: {lse})"

@@ -1,0 +1,189 @@
+"""Attention as one operation, and the join of what two pieces of keys and values give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype, whole_row
+from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
+from shardwright.ir.syntax import OptionStatic, Static, WordStatic
+from shardwright.ir.types import DType, Shape, State
+
+
+@dataclass(frozen=True)
+class Attend(Operation):
+    """`attend[T, D, causal=L, window=w, scale=s, softcap=c](q, k, v, pos=p, length=n)`: attention over the positions T.
+
+    With the scores a = s (q @[D] k), or c tanh(a / c) under a `softcap`, it is `softmax[T](a) @[T] v`: in f32 up to the
+    weights, which are rounded to the format of v before they are multiplied with it. `causal=L` lets query l see
+    position t where t <= l + pos, `window=w` of those the last w, `length=n` those with t < n; `pos` and `length` are
+    int32, scalars or one for each element of dimensions of q, `pos` 0 if left out. A query that sees no position gives
+    zeros. With `lse` a second result has, in f32, the logarithm of the sum of exp(a) for each query, -inf where it
+    sees none: log-sum-exp.
+
+    q has D and no T, k has both, v has T. All else that k and v have, q has too, but for the width of the result: the
+    one other dimension of v, D again or any that q lacks. The result has q's dimensions and then the width.
+    """
+
+    keyword: ClassVar[str] = "attend"
+    arity: ClassVar[tuple[int, int]] = (3, 3)
+    result_words: ClassVar[tuple[str, ...]] = ("o", "lse")
+    along: str
+    contracted: str
+    causal: str | None = None
+    window: int = 0
+    scale: float = 1.0
+    softcap: float = 0.0
+    lse: bool = False
+    given: tuple[str, ...] = ()
+    """The operands behind q, k and v: `pos`, `length`."""
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return self.given
+
+    @property
+    def statics(self) -> tuple[Static, ...]:
+        made: list[Static] = [dims_static([self.along]), dims_static([self.contracted])]
+        if self.causal is not None:
+            made.append(OptionStatic("causal", dims_static([self.causal])))
+        for name, value, default in (
+            ("window", self.window, 0), ("scale", self.scale, 1.0), ("softcap", self.softcap, 0.0),
+        ):  # fmt: skip
+            if value != default:
+                made.append(OptionStatic(name, number_static(value)))
+        return (*made, WordStatic(("lse",))) if self.lse else tuple(made)
+
+    def at(self, name: str) -> int | None:
+        """The number of the operand `pos` or `length`, None where it is left out."""
+        return 3 + self.given.index(name) if name in self.given else None
+
+    def rows(self, q: Shape) -> Shape:
+        """One number for each query: the log-sum-exp."""
+        return Shape(DType.F32, tuple(dim for dim in q.dims if dim.name != self.contracted))
+
+    def width(self, args: Sequence[Arg]) -> str:
+        """The dimension of v that is the result's last."""
+        return next(name for name in args[2].names if name != self.along and name not in self._kept(args))
+
+    def _kept(self, args: Sequence[Arg]) -> set[str]:
+        return set(args[0].names) - {self.contracted}
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        same_dtype(self.keyword, args[:3])
+        (q, k, v), T, D = (arg.tensor for arg in args[:3]), self.along, self.contracted
+        if not q.dtype.is_float:
+            raise misuse("dtype-mismatch", f"attend takes floating-point values, and {args[0].text} is {q.dtype}")
+        if T == D:
+            raise misuse(
+                "wrong-dimensions",
+                f"attend[{T}, {D}] names the positions of keys, then what scores are summed over: they differ",
+            )
+        if T in q:
+            raise misuse(
+                "wrong-dimensions",
+                f"attend[{T}, {D}]: {T} numbers the positions of keys and values, and {args[0].text}: {q} has it",
+                f"give the positions of queries another name, as in attend[{T}, {D}, causal=L]",
+            )
+        require_dims(self.keyword, args[0], [D])
+        require_dims(self.keyword, args[1], [T, D])
+        require_dims(self.keyword, args[2], [T])
+        kept = {dim.name: dim.size for dim in q.dims if dim.name != D}
+        for arg, own in ((args[1], {T, D}), (args[2], {T})):
+            for dim in arg.tensor.dims:
+                if dim.name in kept and kept[dim.name] != dim.size:
+                    raise misuse(
+                        "size-mismatch",
+                        f"attend: {dim.name} is {kept[dim.name]} in {args[0].text} and {dim.size} in {arg.text}",
+                    )
+            lacking = [name for name in arg.names if name not in own and name not in kept]
+            if arg is args[1] and lacking:
+                raise misuse(
+                    "wrong-dimensions", f"attend: {arg.text}: {k} has {lacking[0]}, which {args[0].text} lacks"
+                )
+            if arg is args[2] and len(lacking) != 1:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"attend: {arg.text}: {v} has {len(lacking)} dimensions beside {T} and those of {args[0].text}",
+                    f"it has one, the width of the result: {D}, or another name where that is another width",
+                )
+        for name, one, other in ((D, args[0], args[1]), (T, args[1], args[2])):
+            if one.tensor.size(name) != other.tensor.size(name):
+                sizes = f"{one.tensor.size(name)} in {one.text} and {other.tensor.size(name)} in {other.text}"
+                raise misuse("size-mismatch", f"attend: {name} is {sizes}")
+        self._check_masks(args, q)
+        width = next(dim for dim in v.dims if dim.name == self.width(args))
+        rows = self.rows(q)
+        result = Shape(q.dtype, (*rows.dims, width))
+        return (result, rows) if self.lse else (result,)
+
+    def _check_masks(self, args: Sequence[Arg], q: Shape) -> None:
+        for name in self.given:
+            at = self.at(name)
+            assert at is not None
+            require_positions(self.keyword, args[at], self.rows(q))
+        if self.causal is not None:
+            if self.causal == self.contracted or self.causal not in q:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"attend: causal={self.causal} numbers the queries, and {args[0].text}: {q} has no such dimension",
+                )
+        elif self.window or "pos" in self.given:
+            what = "a window" if self.window else "positions"
+            raise misuse(
+                "wrong-operands", f"attend has {what} only where it is causal: attend[{self.along}, ..., causal=L]"
+            )
+        if not (math.isfinite(self.scale) and math.isfinite(self.softcap) and self.softcap >= 0):
+            raise misuse("bad-static", "attend: scale is a finite number, softcap one that is not negative")
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        more = len(args) - 3
+        yield whole_row(args, len(results))
+        for name in results[0].names[:-1]:
+            states = tuple(name if name in self._own(args, i) else None for i in range(len(args)))
+            yield AxisRow(states, (name,) * len(results))
+        rest: tuple[State, ...] = (None,) * more
+        whole = (None,) * (len(results) - 1)
+        yield AxisRow((None, None, self.width(args), *rest), (self.width(args), *whole))
+        yield AxisRow((None, None, SUM, *rest), (SUM, *whole))
+        if not self.lse:
+            yield AxisRow((None, self.along, self.along, *rest), (SOFTMAX,))
+
+    def _own(self, args: Sequence[Arg], at: int) -> set[str]:
+        """The dimensions of an operand that a query's row has too: not the width of values."""
+        return set(args[at].names) & self._kept(args)
+
+
+@dataclass(frozen=True)
+class JoinAttention(Operation):
+    """`o, lse = join_attention(o1, lse1, o2, lse2)`: attention over two pieces of keys and values, of what each gives.
+
+    With w_i = exp(lse_i) it is (w_1 o1 + w_2 o2) / (w_1 + w_2) and log(w_1 + w_2), zeros and -inf where both are 0.
+    The log-sum-exps have the results' dimensions but for the last.
+    """
+
+    keyword: ClassVar[str] = "join_attention"
+    arity: ClassVar[tuple[int, int]] = (4, 4)
+    result_words: ClassVar[tuple[str, ...]] = ("o", "lse")
+
+    def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        (first, lse, second, other) = (arg.tensor for arg in args)
+        rows = Shape(DType.F32, first.dims[:-1])
+        if not first.dims or not first.dtype.is_float or first != second or lse != rows or other != rows:
+            raise misuse(
+                "wrong-operands",
+                f"join_attention: {', '.join(f'{arg.text}: {arg.shape}' for arg in args)} are not two results of equal"
+                " types, each with its log-sum-exp",
+                f"of {first} the log-sum-exp is {rows}, as `o, lse = attend[T, D, lse](q, k, v)` gives it",
+            )
+        return first, rows
+
+    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield whole_row(args, 2)
+        for name in results[1].names:
+            yield AxisRow((name,) * 4, (name,) * 2)
+        width = results[0].names[-1]
+        yield AxisRow((width, None, width, None), (width, None))

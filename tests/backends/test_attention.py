@@ -1,0 +1,265 @@
+"""`attend` and `join_attention` in the reference, on simulated chips, under JAX and PyTorch, against a plain oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.attention import attended
+from oracles.gradients import check_gradients
+from program_text import program
+
+from shardwright.backends.jax import attention as jax_attention
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.session import run_program
+from shardwright.backends.reference import evaluate
+from shardwright.backends.simulator import simulate
+from shardwright.backends.torch.interpreter import Interpreter
+from shardwright.backends.torch.kernels import attention as torch_attention
+from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.ir import ops
+from shardwright.ir.program import Let, Program
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import explicit, run_passes
+
+Array = np.ndarray[Any, Any]
+
+SIZES = {"B": 2, "L": 4, "T": 8, "K": 2, "G": 3, "D": 4, "W": 6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is masked and how scores are changed; `W` is the dimension that values are wide in."""
+
+    causal: bool = False
+    pos: str = ""
+    length: str = ""
+    window: int = 0
+    scale: float = 1.0
+    softcap: float = 0.0
+    width: str = "D"
+    dims: str = "BLKGD"
+    """Those of q, in this order."""
+
+    @property
+    def statics(self) -> str:
+        made = ["T", "D", *(["causal=L"] if self.causal else [])]
+        for name in ("window", "scale", "softcap"):
+            value = getattr(self, name)
+            if value != getattr(Case, name):
+                made.append(f"{name}={value}")
+        return ", ".join(made)
+
+    @property
+    def given(self) -> dict[str, str]:
+        return {name: layout for name in ("pos", "length") if (layout := getattr(self, name))}
+
+    def program(
+        self, splits: Mapping[str, str] | None = None, *, lse: bool = False, mesh: str = "x=2 y=2", dtype: str = "f32"
+    ) -> Program:
+        """`splits` are the axes that split dimensions of keys and values; over T's a partial softmax is demanded."""
+        splits = splits or {}
+        rows = self.dims.replace("D", "")
+        cache, own = ("".join(f"{d}_{splits[d]}" if d in splits else d for d in dims) for dims in ("BTK", rows))
+        demanded = f": {dtype} {own}{self.width}(partialsoftmax-{splits['T']})" if "T" in splits else ""
+        params = [f"q: {dtype} {self.dims}", f"k: {dtype} {cache}D", f"v: {dtype} {cache}{self.width}"]
+        params += [f"{name}: int32 {'' if layout == 'scalar' else layout}" for name, layout in self.given.items()]
+        operands = ["q", "k", "v", *(f"{name}={name}" for name in self.given)]
+        dims = " ".join(f"{name}={size}" for name, size in SIZES.items())
+        kinds = [f"{dtype} {rows}{self.width}", *([f"f32 {rows}"] if lse else [])]
+        return program(
+            f"mesh {mesh}\ndim {dims}\nfunc f({', '.join(params)}) -> ({', '.join(kinds)}) {{\n"
+            f"  o{demanded}{', s' if lse else ''} ="
+            f" attend[{self.statics}{', lse' if lse else ''}]({', '.join(operands)})\n"
+            f"  return o{', s' if lse else ''}\n}}\n"
+        )
+
+    def arrays(self, seed: int = 0) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        shapes = {"q": self.dims, "k": "BTKD", "v": f"BTK{self.width}"}
+        made: dict[str, Array] = {
+            name: rng.standard_normal([SIZES[d] for d in dims]).astype(np.float32) for name, dims in shapes.items()
+        }
+        for name, layout in self.given.items():
+            below = 6 if name == "pos" else 9
+            made[name] = rng.integers(0, below, () if layout == "scalar" else SIZES["B"]).astype(np.int32)
+        return made
+
+    def wanted(self, arrays: dict[str, Array]) -> tuple[Array, Array]:
+        q = arrays["q"].transpose([self.dims.index(name) for name in "BLKGD"])
+        masks: dict[str, Any] = {name: arrays[name] for name in self.given}
+        options: dict[str, Any] = {"window": self.window, "scale": self.scale, "softcap": self.softcap}
+        mean, lse = attended(q, arrays["k"], arrays["v"], causal=self.causal, **masks, **options)
+        order = ["BLKG".index(name) for name in self.dims.replace("D", "")]
+        return mean.transpose(*order, 4), lse.transpose(order)
+
+
+CASES = {
+    "plain": Case(),
+    "scaled": Case(scale=0.5),
+    "soft cap": Case(scale=2.0, softcap=1.5),
+    "causal": Case(causal=True),
+    "from a position": Case(causal=True, pos="scalar", scale=0.5),
+    "from positions of rows": Case(causal=True, pos="B", softcap=4.0),
+    "window": Case(causal=True, pos="B", window=3),
+    "lengths": Case(length="B"),
+    "a length": Case(causal=True, length="scalar"),
+    "all": Case(True, "B", "B", 4, 0.3, 5.0),
+    "wider values": Case(causal=True, width="W"),
+    "in another order": Case(causal=True, pos="B", dims="LDGBK"),
+}
+
+
+def close(found: Any, wanted: Array, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name: str) -> None:
+    case = CASES[name]
+    arrays = case.arrays()
+    (mean, lse), _ = evaluate(case.program(lse=True), "f", arrays)
+    wanted = case.wanted(arrays)
+    close(mean, wanted[0])
+    close(lse, wanted[1])
+
+
+SPLITS = ({"T": "x"}, {"T": "xy"}, {"B": "y", "T": "x"}, {"T": "x", "K": "y"}, {"B": "x", "K": "y"})
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_on_simulated_chips(name: str, splits: dict[str, str]) -> None:
+    case = CASES[name]
+    arrays = case.arrays(1)
+    laid = explicit(case.program(splits))
+    close(simulate(laid, "f", arrays).results[0], case.wanted(arrays)[0])
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_jax(name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if blocks:  # of 3, 2 and 3 positions
+        monkeypatch.setattr(jax_attention, "BLOCK", 3)
+        monkeypatch.setattr(jax_attention, "MOST_TOGETHER", 0)
+        monkeypatch.setattr(jax_attention, "FEW_QUERIES", 0)
+    case = CASES[name]
+    arrays = case.arrays(2)
+    wanted = case.wanted(arrays)
+    results = run_program(explicit(case.program({"B": "y"}, lse=True)), "f", arrays)[0]
+    close(results[0], wanted[0], 1e-5)
+    close(results[1], wanted[1], 1e-5)
+    close(run_program(explicit(case.program({"T": "x", "K": "y"})), "f", arrays)[0][0], wanted[0], 1e-5)
+    check_gradients(case.program({"T": "x", "K": "y"}))
+    check_gradients(case.program(lse=True))
+
+
+@pytest.mark.parametrize("together", [1 << 24, 20])
+@pytest.mark.parametrize("name", CASES)
+def test_torch(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_attention, "_MOST_MASKED", together)
+    case = CASES[name]
+    arrays = case.arrays(3)
+    wanted = case.wanted(arrays)
+    for lse in (True, False):
+        made = case.program(lse=lse)
+        func = made.func("f")
+        given = [from_numpy(arrays[value.name]).to(held_as(value.shape.dtype)) for value in func.params]
+        args = {v.name: Named(t, v.shape.names, v.shape.dtype) for v, t in zip(func.params, given, strict=True)}
+        found = [value.tensor for value in Interpreter(made, func, torch.device("cpu")).run(args, {})]
+        for ours, theirs in zip(found, wanted, strict=False):
+            close(ours.numpy(), theirs, 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decomposed(name: str) -> None:
+    case = CASES[name]
+    arrays = case.arrays(4)
+    wanted = case.wanted(arrays)
+    made = run_passes(case.program(lse=True), [Decompose(attend=True)])
+    assert not any(isinstance(let, Let) and isinstance(let.operation, ops.Attend) for let in made.func("f").body)
+    (mean, lse), _ = evaluate(made, "f", arrays)
+    close(mean, wanted[0])
+    close(lse, wanted[1])
+    # Without a second result, over a split cache: `place` makes partial sums and maxima.
+    split = run_passes(case.program({"B": "x", "K": "y"}), [Decompose(attend=True)])
+    close(simulate(explicit(split), "f", arrays).results[0], wanted[0])
+
+
+def test_scores_are_not_in_memory() -> None:
+    """Neither forwards nor backwards: 134 MB of them on a chip."""
+    import jax
+
+    library: Any = jax
+    made = program(
+        "mesh x=2\ndim B=2 L=4096 T=4096 D=16 H=2\n"
+        "func f(q: f32 B_xLHD, k: f32 B_xTD, v: f32 B_xTD) -> f32 B_xLHD { return attend[T, D, causal=L](q, k, v) }"
+    )
+    module = load_module(emit(explicit(made)))
+    f = module.build_f(module.make_mesh())
+    given = [library.ShapeDtypeStruct(shape, dtype) for shape, dtype in module.IN_SHAPES["f"]]
+
+    def temporary(function: Any) -> int:
+        return library.jit(function).lower(*given).compile().memory_analysis().temp_size_in_bytes
+
+    scores = 4 * 4096 * 4096 * 2
+    assert temporary(f) < scores / 3
+
+    def total(*args: Any) -> Any:
+        return f(*args).sum()
+
+    assert temporary(library.grad(total, argnums=(0, 1, 2))) < scores
+
+
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    """Where a softmax would give NaN; over a split cache, too."""
+    case = Case(length="B")
+    arrays = case.arrays() | {"length": np.array([0, 1], np.int32)}
+    for laid in (explicit(case.program()), explicit(case.program({"T": "xy"}))):
+        found = [simulate(laid, "f", arrays).results[0], run_program(laid, "f", arrays)[0][0]]
+        for result in found:
+            assert (np.asarray(result)[0] == 0).all()
+            close(np.asarray(result)[1], np.broadcast_to(arrays["v"][1, 0][None, :, None], (4, 2, 3, 4)), 1e-6)
+
+
+def test_bytes_of_a_partial_softmax() -> None:
+    """Those of both halves: 2 bytes for each element and 4 for each row."""
+    made = program(
+        "mesh x=4\ndim B=8 T=16 H=4 D=64\n"
+        "func f(q: BHD, k: BT_xHD) -> (BHD, BH_xD) {\n"
+        "  o = attend[T, D](q, k, k)\n  r = all_reduce[x](o)\n  s = reduce_scatter[x -> H](o)\n  return r, s\n}"
+    )
+    found = simulate(made, "f", {"q": np.ones((8, 4, 64)), "k": np.ones((8, 16, 4, 64))})
+    shard = 8 * 4 * (2 * 64 + 4)
+    assert found.bytes_received == {"r": 2 * shard * 3 // 4, "s": shard * 3 // 4}
+
+
+PIECES = """
+mesh x=2
+dim B=2 L=3 T=8 H=2 D=4
+func f(q: f32 BLHD, k: f32 B_xTHD, v: f32 B_xTHD, pos: int32 B) -> f32 B_xLHD {
+  o1, s1 = attend[T, D, causal=L, lse](q, take[T 0:5](k), take[T 0:5](v), pos=pos)
+  o2, s2 = attend[T, D, causal=L, lse](q, take[T 5:8](k), take[T 5:8](v), pos=pos - 5)
+  o, s = join_attention(o1, s1, o2, s2)
+  return o
+}
+"""
+
+
+def test_pieces_are_joined() -> None:
+    """As attention over all of them; some rows see nothing of the second one."""
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 3, 2, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}
+    arrays: dict[str, Array] = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["pos"] = np.array([1, 5], np.int32)
+    wanted, _ = attended(arrays["q"][:, :, :, None], arrays["k"], arrays["v"], causal=True, pos=arrays["pos"])
+    made = program(PIECES)
+    close(evaluate(made, "f", arrays)[0][0], wanted[:, :, :, 0])
+    close(simulate(explicit(made), "f", arrays).results[0], wanted[:, :, :, 0])
+    close(run_program(explicit(made), "f", arrays)[0][0], wanted[:, :, :, 0], 1e-5)
+    check_gradients(made)
