@@ -9,6 +9,7 @@ from shardwright.backends.jax.expressions import lower
 from shardwright.backends.jax.indexing import SliceOf, lower_update
 from shardwright.backends.jax.source_text import Names, assigned, bare_or_tuple, broken, commented, number_text
 from shardwright.backends.jax.terms import Lowering, Term
+from shardwright.cost.fusion import Kernel, fused
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import placed
@@ -43,6 +44,24 @@ def names_ahead(body: Sequence[Statement]) -> set[str]:
     return {str(let.operands[0]) for let in lets_in(body) if fetch_ahead(let) is not None}
 
 
+def finished_products(program: Program, func: Func) -> set[str]:
+    """The values that are computed elementwise of a product, in its kernel (`cost.fusion`), and read by another one."""
+    found: set[str] = set()
+
+    def visit(body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> None:
+        steps = fused(program, body, scope, returned).steps
+        products = [s for s in steps if isinstance(s, Kernel) and isinstance(s.heavy.operation, ops.Contract)]
+        read = {each.name for product in products for each in product.reads}
+        ends = {product.root.result.name for product in products if product.root is not product.heavy}
+        found.update(ends & read)
+        for step in steps:
+            if isinstance(step, Loop):
+                visit(step.body, scope.inside(step), step.following)
+
+    visit(func.body, Scope.of(program, func), func.returns)
+    return found
+
+
 @dataclass
 class View:
     """How a name is read at a point: the Python name, and the slice of it where a stacked state is carried."""
@@ -64,6 +83,7 @@ class FunctionBody:
         self.lowering = lowering
         self.names = names
         self.lines: list[str] = []
+        self.finished = finished_products(program, func) if lowering.forms.finished_products else set[str]()
 
     def emit(self, views: dict[str, View], indent: str) -> dict[str, View]:
         """Emits the body; hands back how names are read at its end."""
@@ -123,6 +143,8 @@ class FunctionBody:
         if beyond:
             zero = "False" if kinds[0].dtype is DType.BOOL else "0"
             code = f"jnp.where({beyond}, {zero}, {code})"
+        if not self.finished.isdisjoint(value.name for value in statement.results):
+            code = f"lax.optimization_barrier({code})"
         python = [self.names[value.name] for value in statement.results]
         self.lines.extend(assigned(", ".join(python), code, "; ".join(map(str, kinds)), indent))
         for value, name in zip(statement.results, python, strict=True):

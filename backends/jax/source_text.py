@@ -35,6 +35,9 @@ class Forms:
     scatter_in_front: int = 0
     """A reduce-scatter along the rows of an array that is transposed before and after, and made two-dimensional, where
     a row has at most so many elements."""
+    finished_products: bool = False
+    """What is computed elementwise of a product is made once before another product reads it, behind an optimization
+    barrier, and not within that one again for each of its blocks."""
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

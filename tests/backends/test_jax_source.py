@@ -13,7 +13,9 @@ import pytest
 from oracles.jax_agreement import check, explicit
 
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.source_text import WIDTH
+from shardwright.backends.jax.source_text import WIDTH, Forms
+from shardwright.compiling import explicit as surface_explicit
+from shardwright.compiling import load
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
@@ -249,3 +251,29 @@ func f(a: f32 A_x) -> f32 A_x {
     assert "here = jax.device_put(w, jax.memory.Space.Device)  # f32 A_x" in source
     assert "there = jax.device_put(z, jax.memory.Space.Host)  # f32 A_x on host" in source
     assert "ON_HOST = {'w', 'h'}" in source
+
+
+TWO_PRODUCTS = """
+mesh x=2
+dim N=2 B=8 E=16 F=32
+weights { w_in: NEF_x
+          w_out: NF_xE }
+func ffn(x: BE) -> BE {
+  y = loop[N](h: BE = x) {
+    g = silu(h @[E] w_in)
+    next h + tanh(g @[F] w_out)
+  }
+  return y
+}
+"""
+
+
+def test_products_are_finished_before_others_read_them() -> None:
+    """The last tanh is read by no product of the same trip, and `g` by one."""
+    program = surface_explicit(load(Source("a.shard", TWO_PRODUCTS)))
+    plain, finished = emit(program), emit(program, forms=Forms(finished_products=True))
+    assert "optimization_barrier" not in plain
+    (line,) = (line for line in finished.splitlines() if "optimization_barrier" in line)
+    assert line.strip().startswith("g = lax.optimization_barrier(jax.nn.silu(")
+    changed = [line for line in finished.splitlines() if line not in plain.splitlines()]
+    assert changed == [line]
