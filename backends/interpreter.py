@@ -14,7 +14,7 @@ from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Array
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Fetch, Movement
+from shardwright.ir.ops import Ahead, Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, TensorType, ValueType
 
@@ -121,7 +121,7 @@ class Interpreter(ABC):
         if isinstance(operation, Movement):
             value = arguments[0]
             assert isinstance(value, Local)
-            if isinstance(operation.moves, Fetch) and operation.moves.ahead:
+            if isinstance(operation.moves, Ahead) and operation.moves.ahead:
                 name = statement.operands[0]
                 assert isinstance(name, str)
                 value = self._read_ahead(name, operation.moves, names)
@@ -156,7 +156,7 @@ class Interpreter(ABC):
         # State is written in place; what was read before must not change with it.
         return Local(array.copy() if name in self.program.state_names else array, kind)
 
-    def _read_ahead(self, name: str, operation: Fetch, names: dict[str, _Bound]) -> Local:
+    def _read_ahead(self, name: str, operation: Ahead, names: dict[str, _Bound]) -> Local:
         """What the trip after this one sees of a captured value, zeros after the last."""
         trips = self.trips
         at, none = operation.following({trip.loop.dim: trip.index for trip in trips}, self.sizes)

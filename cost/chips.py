@@ -92,10 +92,11 @@ Interconnect = Torus | Switched
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """The link between a device and its host's memory, bytes a second each way."""
+    """The link between a device and its host's memory, bytes a second each way, which so many devices share."""
 
     to_device_bytes_per_s: float
     from_device_bytes_per_s: float
+    shared_by: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Chip:
     calibrated: Constants | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     vector_ops_per_s: float | None = None
+    disk: Disk | None = None
 
     @property
     def constants(self) -> Constants:
@@ -156,13 +158,14 @@ class Host:
 class Disk:
     """The tier below the host: its size in bytes, and bytes a second each way, as one reader and one writer get them.
 
-    `read_limit_bytes_per_s` is what several readers at once get, the same where None.
+    `read_limit_bytes_per_s` is what several readers at once get, the same where None. So many devices share it.
     """
 
     memory_bytes: float
     read_bytes_per_s: float
     write_bytes_per_s: float
     read_limit_bytes_per_s: float | None = None
+    shared_by: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,7 @@ def _chip(table: Table, *, alone: bool = False) -> Chip:
         _calibrated(table),
         _sources(table),
         _optional_rate(table, "vector_ops_per_s"),
+        _disk(table),
     )
 
 
@@ -387,9 +391,31 @@ def _levels(table: Table) -> tuple[Level, ...]:
 
 def _host_link(table: Table) -> HostLink:
     link = table.table("host_link")
-    made = HostLink(link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s"))
+    made = HostLink(link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s"), _shared_by(link))
     link.finish()
     return made
+
+
+def _disk(table: Table) -> Disk | None:
+    table.offer("disk")
+    if "disk" not in table:
+        return None
+    rows = table.table("disk")
+    rows.offer("read_limit_bytes_per_s")
+    made = Disk(
+        rows.size("memory"),
+        rows.rate("read_bytes_per_s"),
+        rows.rate("write_bytes_per_s"),
+        rows.rate("read_limit_bytes_per_s") if "read_limit_bytes_per_s" in rows else None,
+        _shared_by(rows),
+    )
+    rows.finish()
+    return made
+
+
+def _shared_by(table: Table) -> int:
+    table.offer("shared_by")
+    return table.count("shared_by") if "shared_by" in table else 1
 
 
 def _price(table: Table) -> float | None:
@@ -416,19 +442,9 @@ def _machine(table: Table) -> Machine:
     )
     host_table.offer("flops_per_s", "memory_bytes_per_s")
     host_table.finish()
-    disk = None
-    if "disk" in table:
-        rows = table.table("disk")
-        disk = Disk(
-            rows.size("memory"),
-            rows.rate("read_bytes_per_s"),
-            rows.rate("write_bytes_per_s"),
-            rows.rate("read_limit_bytes_per_s") if "read_limit_bytes_per_s" in rows else None,
-        )
-        rows.offer("read_limit_bytes_per_s")
-        rows.finish()
+    disk = _disk(table)
     host_link = _host_link(table)
-    table.offer("disk", "measured")
+    table.offer("measured")
     measured = Measured()
     if "measured" in table:
         rows = table.table("measured")

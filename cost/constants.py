@@ -33,8 +33,8 @@ class Demand:
     """What one execution of a kernel asks of a chip, in seconds at the datasheet's rates.
 
     A kernel has `compute_s` (padding to the chip's tiles included), `vector_s` (integers made floats on the way into a
-    product) and `memory_s`; a collective `transfer_s` and `latency_s`, and is no kernel. Demands of several kernels add
-    up only where they bound alike, so keep them apart.
+    product) and `memory_s`; a collective `transfer_s` and `latency_s`, a copy between memories `copy_s`, and neither is
+    a kernel. Demands of several kernels add up only where they bound alike, so keep them apart.
     """
 
     compute_s: float = 0.0
@@ -42,6 +42,7 @@ class Demand:
     memory_s: float = 0.0
     transfer_s: float = 0.0
     latency_s: float = 0.0
+    copy_s: float = 0.0
     kernels: int = 1
 
 
@@ -53,11 +54,13 @@ class Times:
     compute: float
     memory: float
     communication: float
+    copy: float = 0.0
 
     @property
     def bound(self) -> str:
-        """What takes the most of it: `compute`, `memory`, `link`, or `overhead` where the rest is less than that."""
-        parts = {"compute": self.compute, "memory": self.memory, "link": self.communication}
+        """What takes the most of it: `compute`, `memory`, `link`, `copy`, or `overhead` where the rest is less than
+        that."""
+        parts = {"compute": self.compute, "memory": self.memory, "link": self.communication, "copy": self.copy}
         most = max(parts, key=lambda part: parts[part])
         return most if 2 * parts[most] >= self.total else "overhead"
 
@@ -67,12 +70,13 @@ def times_of(demand: Demand, constants: Constants) -> Times:
 
     A kernel takes the longest of its matrix units', vector units' and memory's times, the unoverlapped share of the
     others, and the overhead of starting it; `compute` is the longer of the units' two. A collective takes its transfer
-    and its latencies, as in Chen 2022, "latency calculations".
+    and its latencies, as in Chen 2022, "latency calculations"; a copy between memories what its link allows.
     """
     matrix = demand.compute_s / constants.compute_efficiency
     vector = demand.vector_s / constants.compute_efficiency
     memory = demand.memory_s / constants.memory_efficiency
     communication = demand.transfer_s / constants.link_efficiency + demand.latency_s * constants.latency_factor
     longest = max(matrix, vector, memory)
-    total = longest + constants.unoverlapped * (matrix + vector + memory - longest) + communication
-    return Times(total + demand.kernels * constants.kernel_overhead_s, max(matrix, vector), memory, communication)
+    total = longest + constants.unoverlapped * (matrix + vector + memory - longest) + communication + demand.copy_s
+    total += demand.kernels * constants.kernel_overhead_s
+    return Times(total, max(matrix, vector), memory, communication, demand.copy_s)

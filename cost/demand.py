@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Demand
 from shardwright.cost.topology import Topology
-from shardwright.cost.work import Matmul, Work
+from shardwright.cost.work import Copied, Matmul, Work
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 
 WIDENING: Final = 4
 """Instructions of one lane of the vector units that make an integer of a few bits a float: it is shifted to the end of
@@ -21,9 +23,34 @@ def demand_of(work: Work, topology: Topology) -> Demand:
         latency, transfer = work.collective.latency_and_transfer(topology)
         return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
     chip = topology.chip
+    if work.copied is not None:
+        return Demand(copy_s=copy_s(work.copied, topology), kernels=0)
     memory_s = (work.bytes_read + work.bytes_written) / chip.memory_bytes_per_s
     product_s = 0.0 if work.matmul is None else compute_s(work.matmul, chip)
     return Demand(compute_s=product_s, vector_s=vector_s(work.widened, chip), memory_s=memory_s)
+
+
+def copy_s(copied: Copied, topology: Topology) -> float:
+    """Seconds of a copy between memories that every chip makes at once; it passes all of its way together. Raises where
+    the chip's file says nothing of a link or a disk on that way."""
+    chip, n_chips = topology.chip, math.prod(size for _, size in topology.mesh)
+    link, disk = chip.host_link, chip.disk
+    longest = 0.0
+    if copied.link_bytes:
+        if link is None:
+            raise _no_rate(chip, "link to its host", "[host_link]: to_device_bytes_per_s, from_device_bytes_per_s")
+        rate = link.to_device_bytes_per_s if copied.inward else link.from_device_bytes_per_s
+        longest = copied.link_bytes * min(n_chips, link.shared_by) / rate
+    if copied.disk_bytes:
+        if disk is None:
+            raise _no_rate(chip, "disk", "[disk]: memory, read_bytes_per_s, write_bytes_per_s, shared_by")
+        rate = disk.read_bytes_per_s if copied.inward else disk.write_bytes_per_s
+        longest = max(longest, copied.disk_bytes * min(n_chips, disk.shared_by) / rate)
+    return longest
+
+
+def _no_rate(chip: Chip, what: str, table: str) -> DiagnosticError:
+    return fault("no-rate", f"the file of {chip.name} says nothing of its {what}", NOWHERE, f"add to it {table}")
 
 
 def vector_s(widened: float, chip: Chip) -> float:

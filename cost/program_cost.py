@@ -9,36 +9,29 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants, Demand, Times, times_of
 from shardwright.cost.demand import demand_of
 from shardwright.cost.memory import Memory, memory_of
-from shardwright.cost.overlap import exposed_shares
+from shardwright.cost.schedule import added_seconds
 from shardwright.cost.topology import topology_of
-from shardwright.cost.work import Work, work_of
+from shardwright.cost.work import Work, steps_of, works_in
 from shardwright.ir.program import Func, Program
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """A kernel or collective: its work, what it asks of the chip, and the seconds of one execution.
-
-    `exposed` is the share of its time that nothing hides, 1 for kernels (`cost.overlap`).
-    """
+    """A kernel or transfer: its work, what it asks of the chip, the seconds of one execution, and those that all of
+    them add to the program's, where transfers in flight add what is waited for them (`cost.schedule`)."""
 
     work: Work
     demand: Demand
     times: Times
-    exposed: float
-
-    @property
-    def total_s(self) -> float:
-        """Seconds that all its executions add to the program's."""
-        return self.times.total * self.work.trips * self.exposed
+    total_s: float
 
 
 @dataclass(frozen=True)
 class Cost:
     """One call of a function: seconds, and what each resource takes of them by itself.
 
-    `exposed_communication_s` is the communication that nothing hides. `tokens` are those that the call works on,
-    `parameters` those of the model, as MFU counts them.
+    `exposed_communication_s` is the communication that nothing hides, `copy_s` copies between memories. `tokens` are
+    those that the call works on, `parameters` those of the model, as MFU counts them.
     """
 
     func: str
@@ -59,9 +52,7 @@ class Cost:
 
     @property
     def exposed_communication_s(self) -> float:
-        return self.rounds * sum(
-            kernel.times.communication * kernel.work.trips * kernel.exposed for kernel in self.kernels
-        )
+        return self.rounds * sum(kernel.total_s for kernel in self.kernels if kernel.work.collective is not None)
 
     @property
     def compute_s(self) -> float:
@@ -74,6 +65,10 @@ class Cost:
     @property
     def communication_s(self) -> float:
         return self.rounds * sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
+
+    @property
+    def copy_s(self) -> float:
+        return self.rounds * sum(kernel.times.copy * kernel.work.trips for kernel in self.kernels)
 
     @property
     def flops_per_chip(self) -> int:
@@ -111,10 +106,11 @@ def kernel_costs(
     """The kernels of `cost_of`, whose `total_s` add up to its `time_s`. Raises as it does."""
     topology = topology_of(chip, program.mesh)
     chosen = constants or chip.constants
-    works = work_of(program, func)
+    steps = steps_of(program, func)
+    works = list(works_in(steps))
     made = [demand_of(work, topology) for work in works]
     times = [times_of(demand, chosen) for demand in made]
-    return tuple(map(KernelCost, works, made, times, exposed_shares(works, times)))
+    return tuple(map(KernelCost, works, made, times, added_seconds(steps, [each.total for each in times])))
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:

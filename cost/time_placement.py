@@ -1,18 +1,17 @@
 """The layouts with the least predicted time on a chip: `cost.placement` with seconds in place of bytes.
 
 The table of an operation has the time of its kernel on what each row leaves on a chip (`cost.kernel_shares`), the
-tree of a value the time of its movements. Two things that a sum over operations and movements cannot say are met by
-prices: the memory of weights and state under a limit (Lagrange multipliers, so that what is found is a lower bound
-for every choice that fits), and the gathering of weights that a loop hides behind its kernels (`cost.overlap`): of a
-body that computes for C and gathers for H, the part max(0, H - C) that is seen is at least share (H - C).
+tree of a value the time of its movements. What a sum over operations and movements cannot say is met by prices: the
+memory of weights and state under a limit (Lagrange multipliers, so that what is found is a lower bound for every choice
+that fits). A transfer that the program writes as one in flight may cost nothing (`cost.schedule`), and counts so.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
-from shardwright.cost.demand import vector_s
+from shardwright.cost.demand import copy_s, vector_s
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import TableFactor
 from shardwright.cost.kernel_shares import Structure, Traffic
@@ -30,11 +29,12 @@ from shardwright.cost.layouts import Codes, Links, local_elements, moving_second
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
+from shardwright.cost.work import copied_bytes
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.ops import Alias, AllGather, Contract, Movement, Roll
-from shardwright.ir.program import Let, Loop, SetState, Statement
-from shardwright.ir.types import ON_DEVICE, Shape
-from shardwright.ir.walk import defined, operand_names, positions
+from shardwright.ir.ops import Alias, AllGather, Contract, Movement, Roll, Start, Wait
+from shardwright.ir.program import Let, Loop, SetState
+from shardwright.ir.types import ON_DEVICE, Shape, TensorType
+from shardwright.ir.walk import defined, positions
 
 Floats = NDArray[np.float64]
 
@@ -56,20 +56,11 @@ _STEP = 1e-3
 
 @dataclass(frozen=True)
 class Prices:
-    """Of what the times of operations and movements do not say, each a lower bound whatever it is.
-
-    `byte_ns` is for each byte of weights and state on a chip. `live_ns` is for each byte of any other value, though not
-    all are live at once: what is found with it is a choice that takes less memory, and no bound.
-
-    `seen` is for a function the share, from 0 (also where it is not named) to 1, that movements of weights in its loops
-    count with, and their kernels count less by. `moved` says of a weight in the loops of a function that it is moved
-    there, or that it is not.
-    """
+    """Nanoseconds for each byte on a chip: `byte_ns` of weights and state; `live_ns` of any other value, though not all
+    are live at once: what is found with it is a choice that takes less memory, and no bound."""
 
     byte_ns: float = 0.0
     live_ns: float = 0.0
-    seen: Mapping[str, float] = field(default_factory=dict[str, float])
-    moved: Mapping[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
 
 
 class TimeSolver(Solver):
@@ -90,9 +81,7 @@ class TimeSolver(Solver):
         self.topology = topology_of(chip, problem.program.mesh)
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
-        self.ahead = _ahead(problem)
         self.table_times: dict[Table, Floats] = {}
-        self.copies: dict[Group, Floats] = {}
         self.taken_as_slices = _taken_as_slices(problem)
 
     def under(self, prices: Prices) -> TimeSolver:
@@ -168,16 +157,6 @@ class TimeSolver(Solver):
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
         key = (node.func or "", node.name)
-        # The share of what a loop hides that is seen is what its kernels count less by.
-        seen = self.prices.seen.get(key[0], 0.0) if node.loops else 0.0
-        hidden = bool(node.loops) and key in self.ahead
-        if seen:
-            costs = costs - (costs if hidden else seen * costs) * self.copied(node)
-        if hidden:
-            costs = costs * seen
-            if (moved := self.prices.moved.get(key)) is not None:
-                finite = finite & (np.eye(len(costs), dtype=np.bool_) != moved)
-        alone = 1.0 - seen
         if key in self.structure.before or key in self.structure.after:
             # A movement parts the kernel: what is computed on one side of it is read and written by one of its own.
             codes = node.group.root().codes
@@ -186,26 +165,16 @@ class TimeSolver(Solver):
             there = held[None, :] if key in self.structure.after else held[:, None]
             parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
             np.fill_diagonal(parted, 0.0)
-            costs = costs + parted * NANOSECONDS * alone
+            costs = costs + parted * NANOSECONDS
         if node in self.taken_as_slices:
             # A slice that no kernel makes on its way to memory is one by itself, which reads and writes it.
             held = local_elements(self.coding, node.group.root().codes, node.shape) * node.shape.dtype.bits / 8
             rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
-            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS * alone
+            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS
             sliced = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
             costs = costs + np.where(sliced, made, 0.0)
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
         return np.where(finite, costs, NEVER)
-
-    def copied(self, node: Node) -> Floats:
-        """Of the time of each of a value's movements the share in which kernels copy slices."""
-        group = node.group.root()
-        if group not in self.copies:
-            whole = moving_seconds(self.coding, group.codes, group.shape, self.links)[2]
-            alone = moving_seconds(self.coding, group.codes, group.shape, replace(self.links, copied=(0.0, 0.0)))[2]
-            moved = np.isfinite(whole) & (whole > 0)
-            self.copies[group] = np.where(moved, 1 - alone / np.where(moved, whole, 1.0), 0.0)
-        return self.copies[group]
 
     # ------------------------------------------------------------ axes that are as good as each other
 
@@ -290,13 +259,12 @@ class TimeSolver(Solver):
         if statement is None:
             return np.zeros(n)
         trips = entry.nodes[-1].weight
-        looped = len(entry.at[1]) > 1
-        seen = self.prices.seen.get(entry.nodes[-1].func or "", 0.0) if looped else 0.0
-        if isinstance(statement.operation, Movement) and statement.operation.communicates:
-            moved = entry.nodes[0]
-            hidden = isinstance(statement.operation, Roll) or (moved.func or "", moved.name) in self.ahead
-            share = seen if looped and hidden else 1.0
-            return self._written_movement(entry, statement) * trips * NANOSECONDS * share
+        if isinstance(statement.operation, Movement):
+            if isinstance(statement.operation, Start | Wait | Roll):
+                return np.zeros(n)
+            if statement.operation.communicates:
+                return self._written_movement(entry, statement) * trips * NANOSECONDS
+            return self._copy(entry, statement) * trips * NANOSECONDS
         shares = self.structure.kernels.get(entry.at)
         if shares is None:
             return np.zeros(n)
@@ -317,7 +285,7 @@ class TimeSolver(Solver):
         longest = np.maximum(np.maximum(memory, compute), vector)
         total = longest + constants.unoverlapped * (memory + compute + vector - longest)
         total = total + constants.kernel_overhead_s
-        return total * trips * NANOSECONDS * (1 - seen)
+        return total * trips * NANOSECONDS
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:
         """Over how many chips the dimensions together are split, in each layout."""
@@ -348,6 +316,18 @@ class TimeSolver(Solver):
         most = np.minimum(up(m, tile_m) * up(n, tile_n), up(n, tile_m) * up(m, tile_n)) * up(k, tile_k)
         return 2 * count * most / self.chip.rate(str(left.shape.dtype))
 
+    def _copy(self, entry: Table, statement: Let) -> Floats:
+        """Seconds of a copy between memories that the author wrote, or that types ask for."""
+        operation, node = statement.operation, entry.nodes[0]
+        assert isinstance(operation, Movement)
+        before = node.type.placement or ON_DEVICE
+        after = operation.placed(before)
+        if after == before:
+            return np.zeros(len(entry.codes[0]))
+        whole = TensorType.of_states(node.shape, {}, before)
+        once = copy_s(copied_bytes(whole, after, {}), self.topology)
+        return once * local_elements(self.coding, entry.codes[0], node.shape) / node.shape.elements
+
     def _written_movement(self, entry: Table, statement: Let) -> Floats:
         """A collective that the author wrote."""
         operation = statement.operation
@@ -361,26 +341,6 @@ class TimeSolver(Solver):
         nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
         once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
         return once + per_byte * nbytes
-
-
-def _ahead(problem: LayoutProblem) -> set[tuple[str, str]]:
-    """By function and name the values in loops that wait for nothing that a trip computes: weights, and what is
-    computed from these alone."""
-    weights = {value.name for value in problem.program.weights}
-    found: set[tuple[str, str]] = set()
-
-    def walk(func: str, body: Sequence[Statement], names: set[str]) -> None:
-        for statement in body:
-            if isinstance(statement, Loop):
-                inner = set(weights)
-                walk(func, statement.body, inner)
-                found.update((func, name) for name in inner)
-            elif isinstance(statement, Let) and names.issuperset(operand_names(statement.operands)):
-                names.update(value.name for value in statement.results)
-
-    for func in problem.program.funcs:
-        walk(func.name, func.body, set(weights))
-    return found
 
 
 def _taken_as_slices(problem: LayoutProblem) -> set[Node]:

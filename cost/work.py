@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.cost.fusion import Kernel, Read, fused
+from shardwright.cost.fusion import Block, Kernel, Read, fused
 from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.digits import Order
-from shardwright.ir.ops import Contract, Convert, Movement
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
-from shardwright.ir.types import DType, TensorType
+from shardwright.ir.ops import Contract, Convert, Movement, Roll, Start
+from shardwright.ir.program import Func, Let, Loop, Program, Scope
+from shardwright.ir.types import DType, Placement, TensorType, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +31,39 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy between memories: bytes over the link between a chip and its host, and bytes read from disk or written
+    there; `inward` where it goes to the chip."""
+
+    link_bytes: int
+    disk_bytes: int
+    inward: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One kernel: what it computes, reads, writes and sends in one execution, and how often it is executed.
 
     `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
     what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
-    contractions. `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions
-    of the loops around it, and `body` the numbers of these loops among the steps around them, which tell bodies apart.
-    `ahead` says that it is in a loop and works on weights alone, such as their gathering, so that it can run a trip
-    ahead.
+    contractions, `copied` but for copies between memories.
+    `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions of the loops
+    around it. What is `in_flight` goes on beside what follows, until its result is read.
     """
 
     name: str
     operation: str
     statement: Let
     loops: tuple[str, ...]
-    body: tuple[int, ...]
-    ahead: bool
     trips: int
     matmul: Matmul | None
     collective: Collective | None
+    copied: Copied | None
     reads: tuple[tuple[str, int], ...]
     bytes_written: int
     result: TensorType
     widened: int = 0
+    in_flight: bool = False
 
     @property
     def bytes_read(self) -> int:
@@ -66,78 +74,112 @@ class Work:
         return self.matmul.flops if self.matmul else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value that a loop carries, by its names before the loop, in its body, at the body's end, and after the loop."""
+
+    initial: str
+    value: str
+    following: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A loop: its steps, how often they are run, and what is handed on from trip to trip."""
+
+    trips: int
+    steps: tuple[Work | Repeat, ...]
+    carried: tuple[Carried, ...]
+
+
+Steps = tuple[Work | Repeat, ...]
+
+
 def work_of(program: Program, func: Func) -> tuple[Work, ...]:
     """The kernels of a function in program order, those of loops once, with their trips.
 
     Raises TypeError where a type still has holes.
     """
-    scope = Scope.of(program, func)
-    return tuple(_body(program, program.sizes(func), orders_in(program, func), func.body, scope, func.returns, (), ()))
+    return tuple(works_in(steps_of(program, func)))
 
 
-def _body(
-    program: Program,
-    sizes: Mapping[str, int],
-    orders: Mapping[str, Order],
-    body: Sequence[Statement],
-    scope: Scope,
-    returned: Sequence[str],
-    loops: tuple[Loop, ...],
-    path: tuple[int, ...],
-) -> Iterator[Work]:
-    block = fused(program, body, scope, returned)
-    of_weights = {value.name for value in program.weights}
-    for number, step in enumerate(block.steps):
-        match step:
-            case Kernel():
-                alone = all(read.name in of_weights for read in step.reads)
-                if alone:
-                    of_weights.update(value.name for value in step.root.results)
-                yield _work(program, sizes, orders, step, block.types, loops, path, ahead=alone and bool(loops))
-            case Loop():
-                inner = scope.inside(step)
-                yield from _body(
-                    program, sizes, orders, step.body, inner, step.following, (*loops, step), (*path, number)
-                )
-            case _:
-                pass
+def works_in(steps: Steps) -> Iterator[Work]:
+    """The kernels of a body, those of its loops included, in program order."""
+    for step in steps:
+        if isinstance(step, Work):
+            yield step
+        else:
+            yield from works_in(step.steps)
 
 
-def _work(
-    program: Program,
-    sizes: Mapping[str, int],
-    orders: Mapping[str, Order],
-    kernel: Kernel,
-    types: Mapping[str, TensorType],
-    loops: tuple[Loop, ...],
-    path: tuple[int, ...],
-    *,
-    ahead: bool,
-) -> Work:
-    mesh, root = program.mesh, kernel.root
-    written = sum(_written(kernel, types[value.name], mesh) for value in root.results)
-    operation = root.operation
-    collective = (
-        collective_of(operation, types[str(root.operands[0])], mesh, orders)
-        if isinstance(operation, Movement) and operation.communicates
-        else None
-    )
-    matmul = _matmul(kernel.heavy, types, mesh) if isinstance(kernel.heavy.operation, Contract) else None
-    return Work(
-        root.results[0].name,
-        kernel.heavy.operation.keyword,
-        kernel.heavy,
-        tuple(loop.dim for loop in loops),
-        path,
-        ahead,
-        math.prod(sizes[loop.dim] for loop in loops),
-        matmul,
-        collective,
-        tuple((read.name, _read_bytes(read)) for read in kernel.reads),
-        written,
-        types[root.results[0].name],
-        sum(_widened(statement, types, mesh) for statement in kernel.statements),
-    )
+def steps_of(program: Program, func: Func) -> Steps:
+    """The kernels and loops of a function in program order. Raises TypeError where a type still has holes."""
+    return _Reader(program, func).steps(fused(program, func.body, Scope.of(program, func), func.returns), ())
+
+
+class _Reader:
+    """Reads the bodies of one function."""
+
+    def __init__(self, program: Program, func: Func) -> None:
+        self.program = program
+        self.mesh = program.mesh
+        self.sizes = program.sizes(func)
+        self.orders = orders_in(program, func)
+
+    def steps(self, block: Block, loops: tuple[Loop, ...]) -> Steps:
+        made: list[Work | Repeat] = []
+        for step in block.steps:
+            match step:
+                case Kernel():
+                    made.append(self.work(step, block.types, loops))
+                case Loop():
+                    inner = fused(self.program, step.body, block.scope.inside(step), step.following)
+                    carried = tuple(
+                        Carried(block.source(carry.initial), carry.value.name, inner.source(following), result.name)
+                        for carry, following, result in zip(step.carries, step.following, step.results, strict=True)
+                    )
+                    made.append(Repeat(self.sizes[step.dim], self.steps(inner, (*loops, step)), carried))
+                case _:
+                    pass
+        return tuple(made)
+
+    def work(self, kernel: Kernel, types: Mapping[str, TensorType], loops: tuple[Loop, ...]) -> Work:
+        mesh, root = self.mesh, kernel.root
+        operation = root.operation
+        collective: Collective | None = None
+        copied: Copied | None = None
+        if isinstance(operation, Movement):
+            operand = types[str(root.operands[0])]
+            if operation.communicates:
+                collective = collective_of(operation, operand, mesh, self.orders)
+            elif operand.placement != types[root.result.name].placement:
+                copied = copied_bytes(operand, types[root.result.name].placement, mesh)
+        matmul = _matmul(kernel.heavy, types, mesh) if isinstance(kernel.heavy.operation, Contract) else None
+        return Work(
+            root.results[0].name,
+            kernel.heavy.operation.keyword,
+            kernel.heavy,
+            tuple(loop.dim for loop in loops),
+            math.prod(self.sizes[loop.dim] for loop in loops),
+            matmul,
+            collective,
+            copied,
+            tuple((read.name, _read_bytes(read)) for read in kernel.reads),
+            sum(_written(kernel, types[value.name], mesh) for value in root.results),
+            types[root.results[0].name],
+            sum(_widened(statement, types, mesh) for statement in kernel.statements),
+            in_flight=isinstance(operation, Start | Roll),
+        )
+
+
+def copied_bytes(operand: TensorType, target: Placement, mesh: Mapping[str, int]) -> Copied:
+    """The bytes that one chip copies for a value that goes to another placement; shares that stay where they are move
+    nothing."""
+    before, after = dict(operand.placement.shares), dict(target.shares)
+    nbytes = operand.local_bytes(mesh)
+    here, disk = (after.get(tier, 0.0) - before.get(tier, 0.0) for tier in (Tier.DEVICE, Tier.DISK))
+    return Copied(round(abs(here) * nbytes / 100), round(abs(disk) * nbytes / 100), here > 0 or (not here and disk < 0))
 
 
 def _widened(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> int:

@@ -130,11 +130,21 @@ def _attend(statics: Statics) -> ops.Attend:
 
 
 def _fetch(statics: Statics) -> ops.Fetch:
-    ahead = statics.dims_option("ahead")
-    wrap = _wraps(statics)
+    ahead, wrap = _ahead(statics, "")
+    return ops.Fetch(ahead=ahead, wrap=wrap)
+
+
+def _all_gather(statics: Statics) -> ops.AllGather:
+    axes = statics.axes()
+    ahead, wrap = _ahead(statics, "x, ")
+    return ops.AllGather(axes, ahead=ahead, wrap=wrap)
+
+
+def _ahead(statics: Statics, before: str) -> tuple[tuple[str, ...], bool]:
+    ahead, wrap = statics.dims_option("ahead"), _wraps(statics)
     if wrap and not ahead:
-        raise statics.wrong("wrap goes with ahead", None, f"as in {statics.keyword}[ahead=N, wrap=true](w)")
-    return ops.Fetch(ahead, wrap)
+        raise statics.wrong("wrap goes with ahead", None, f"as in {statics.keyword}[{before}ahead=N, wrap=true](w)")
+    return ahead, wrap
 
 
 Builder = Callable[[Statics], Operation]
@@ -170,7 +180,7 @@ BUILDERS: dict[str, Builder] = {
     "rename": _rename,
     "split": _split,
     "merge": _merge,
-    "all_gather": lambda s: ops.AllGather(s.axes()),
+    "all_gather": _all_gather,
     "all_reduce": lambda s: ops.AllReduce(s.axes()),
     "reduce_scatter": lambda s: ops.ReduceScatter(s.arrows_from_axes()),
     "all_to_all": lambda s: ops.AllToAll(s.transfers()),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.diagnostics import Diagnostic, Note, Span, fault
-from shardwright.ir.ops import Fetch, Movement, Start, Store, Wait
+from shardwright.ir.ops import Ahead, Fetch, Movement, Start, Store, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.types import ON_DEVICE, OpenType, Placement, ValueType
 from shardwright.ir.walk import reads
@@ -151,6 +151,8 @@ class _Checker:
         """Where copies between memories come from and go to, and what `ahead` looks ahead to."""
         name, result = str(statement.operands[0]), statement.result
         kind = scope.type_of(name)
+        if isinstance(operation, Ahead):
+            self.ahead(operation, name, scope, statement.span)
         placement = kind.placement
         if placement is None or result.type.placement is None:
             return
@@ -160,7 +162,6 @@ class _Checker:
                     self.say("misapplied-movement", f"fetch: {name}: {kind} is on the device", statement.span,
                              f"use {name} itself")  # fmt: skip
                     return
-                self.ahead(operation, name, scope, statement.span)
             case Store():
                 if placement != ON_DEVICE:
                     self.say(
@@ -185,7 +186,7 @@ class _Checker:
                 f"write {replace(result.type, placement=placement)}",
             )
 
-    def ahead(self, operation: Fetch, name: str, scope: Scope, span: Span) -> None:
+    def ahead(self, operation: Ahead, name: str, scope: Scope, span: Span) -> None:
         """Each dimension of `ahead` is one that a loop around takes slices of this value along, in the loops' order."""
         if not operation.ahead:
             return
@@ -194,8 +195,9 @@ class _Checker:
         for dim in operation.ahead:
             if dim not in sliced:
                 listed = f"it is sliced along {', '.join(sliced)}" if sliced else "no loop around takes slices of it"
+                ahead = "".join(operation.ahead)
                 self.say(
-                    "bad-static", f"fetch: ahead={''.join(operation.ahead)}, and no loop slices {name} along {dim}",
+                    "bad-static", f"{operation.keyword}: ahead={ahead}, and no loop slices {name} along {dim}",
                     span, listed,
                 )  # fmt: skip
                 return
@@ -203,7 +205,7 @@ class _Checker:
         if ordered != list(operation.ahead):
             self.say(
                 "bad-static",
-                f"fetch: ahead={''.join(operation.ahead)} is not in the order of the loops",
+                f"{operation.keyword}: ahead={''.join(operation.ahead)} is not in the order of the loops",
                 span,
                 f"write ahead={''.join(ordered)}, the innermost loop last",
             )

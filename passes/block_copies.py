@@ -218,7 +218,9 @@ class Flights:
 
     def next(self, flight: Flight) -> Statement:
         """The prefetch for the next turn."""
-        return Let((flight.value(flight.following),), Start(Fetch(flight.ahead, flight.wrap)), (flight.source,))
+        return Let(
+            (flight.value(flight.following),), Start(Fetch(ahead=flight.ahead, wrap=flight.wrap)), (flight.source,)
+        )
 
     def first(self, flight: Flight, whole: ValueType) -> list[Statement]:
         """The prefetch for the first turn of all. `whole` is the type of what is fetched of, as it is outside."""

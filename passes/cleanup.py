@@ -10,7 +10,7 @@ from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number, Operation
-from shardwright.ir.ops import Alias, Fetch, Movement, Permute, Roll, Start, Wait
+from shardwright.ir.ops import Ahead, Alias, Fetch, Movement, Permute, Roll, Start, Wait
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts
@@ -203,7 +203,7 @@ def _movement(made: list[Statement], at: dict[str, int], statement: Statement, u
 
 
 def _retypes(operation: Operation) -> bool:
-    if isinstance(operation, Fetch) and operation.ahead:
+    if isinstance(operation, Ahead) and operation.ahead:
         return False  # it changes which slice is read, too
     if isinstance(operation, Permute) and operation.blocks:
         return False  # it changes which indices the chips hold, and not the type

@@ -25,6 +25,7 @@ from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.edge_blocks import EdgeBlocks
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.gather_ahead import GatherAhead
 from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.loop_collectives import LoopCollectives
 from shardwright.passes.offload import Offload
@@ -52,6 +53,7 @@ PASSES: dict[str, type[Pass]] = {
         PadHeads,
         ReduceInto,
         LoopCollectives,
+        GatherAhead,
         Offload,
         ScheduleBlocks,
         SplitCollectives,
@@ -161,7 +163,7 @@ def _has_holes(program: Program) -> bool:
     return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
 
-_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives, SplitCollectives)
+_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives, SplitCollectives, GatherAhead)
 """The passes that leave layouts chosen where they are."""
 
 

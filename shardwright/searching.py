@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from shardwright.cost.placement import Placement
     from shardwright.cost.program_cost import Cost
     from shardwright.cost.time_placement import Prices
-    from shardwright.ir.program import Func, Program
+    from shardwright.ir.program import Program
 
 ENOUGH = 1e-3
 """Of the least time: what the search counts may differ from the price of the finished program by so much."""
@@ -107,14 +106,17 @@ class _Search:
     ) -> None:
         from shardwright.cost.kernel_shares import structure_of
         from shardwright.cost.layout_problem import PlacementOptions as Options
+        from shardwright.ir.placements import off_device
         from shardwright.passes.cleanup import Cleanup
         from shardwright.passes.decompose import Decompose
+        from shardwright.passes.offload import Offload
         from shardwright.passes.pipelines import run_passes
 
         self.began = time.monotonic()
         self.end = self.began + seconds
         self.chip, self.constants = chip, constants
-        self.program = run_passes(program, (Decompose(), Cleanup()))
+        copies = (Offload(),) if off_device(program) else ()
+        self.program = run_passes(program, (*copies, Decompose(), Cleanup()))
         self.structure: Structure = structure_of(self.program)
         self.options = options or Options()
         self.found: list[Found] = []
@@ -122,21 +124,14 @@ class _Search:
         self.bound_ns = -math.inf
 
     def run(self) -> Found:
-        from shardwright.cost.time_placement import NANOSECONDS, Prices
+        from shardwright.cost.time_placement import Prices
 
         self.root = Prices()
-        free: Mapping[tuple[str, str], bool] = {}
-        for stay in (free, *self.stationary()):
-            if self.fitting() and (time.monotonic() > self.end or not self.open()):
-                break
-            with _until(self.end, self.fitting()):
-                found = self.attempt(Prices(moved=stay))
-                if not stay:
-                    self.bound_ns = found.placement.solution.bound
-                cheaper = found.objective_s * NANOSECONDS < self.incumbent() * (1 - ENOUGH)
-                if found.peak > self.chip.memory_bytes and cheaper:
-                    with suppress(OutOfTimeError):
-                        self.price_memory(Prices(moved=stay))
+        found = self.attempt(self.root)
+        self.bound_ns = found.placement.solution.bound
+        if found.peak > self.chip.memory_bytes:
+            with suppress(OutOfTimeError):
+                self.price_memory()
         if self.open():
             self.prove()
         if not self.fitting():
@@ -151,21 +146,6 @@ class _Search:
             self.bound_ns = max(self.bound_ns, bound - self.root.byte_ns * self.chip.memory_bytes)
             if self.open():
                 self.exact()
-
-    def gathered_weights(self, func: Func) -> list[str]:
-        """The weights that a function's loops take."""
-        from shardwright.ir.program import Loop
-        from shardwright.ir.walk import names_read
-
-        names = names_read(s for s in func.body if isinstance(s, Loop))
-        return [value.name for value in self.program.weights if value.name in names]
-
-    def stationary(self) -> Iterator[Mapping[tuple[str, str], bool]]:
-        """No weight is moved in the loops of some of the functions."""
-        looped = [func for func in self.program.funcs if self.gathered_weights(func)]
-        for count in range(1, len(looped) + 1):
-            for chosen in combinations(looped, count):
-                yield {(func.name, name): False for func in chosen for name in self.gathered_weights(func)}
 
     def open(self) -> bool:
         """Whether there may be something better than what was found."""
@@ -254,21 +234,21 @@ class _Search:
         self.found.append(found)
         return found
 
-    def price_memory(self, prices: Prices) -> None:
+    def price_memory(self) -> None:
         """Prices for the bytes of weights and state: dearer until everything fits, then those at which what fits costs
         as much as what does not, as long as there is something cheaper in between.
 
         Where weights and state are not enough, all other values are priced too, as little as makes everything fit.
         """
-        from shardwright.cost.time_placement import NANOSECONDS
+        from shardwright.cost.time_placement import NANOSECONDS, Prices
 
         limit = self.chip.memory_bytes
-        large = self.attempt(prices)
+        large = self.attempt(Prices())
         scale = large.objective_s * NANOSECONDS / limit
         low, high, live = 0.0, scale, False
         tries = _LIVE
         while True:
-            found = self.attempt(replace(prices, byte_ns=high, live_ns=high if live else 0.0))
+            found = self.attempt(Prices(high, high if live else 0.0))
             if found.peak <= limit:
                 break
             if found.kept <= limit and not live:
@@ -284,13 +264,13 @@ class _Search:
                 break
             if live:
                 middle = math.sqrt(low * high) if low else high / 8
-                found = self.attempt(replace(prices, byte_ns=middle, live_ns=middle))
+                found = self.attempt(Prices(middle, middle))
                 low, high = (low, middle) if found.peak <= limit else (middle, high)
                 continue
             if small.kept >= large.kept:
                 break
             high = (small.model_s - large.model_s) / (large.kept - small.kept) * NANOSECONDS
-            found = self.attempt(replace(prices, byte_ns=high))
+            found = self.attempt(Prices(high))
             saved = small.model_s - found.model_s + high * (small.kept - found.kept) / NANOSECONDS
             if saved < ENOUGH * found.model_s:
                 break
@@ -345,16 +325,6 @@ class _Search:
             NOWHERE,
             *notes,
         )
-
-
-@contextmanager
-def _until(end: float, enough: Sequence[Found]) -> Generator[None, None, None]:
-    """Lets a search that runs out of time end with what it has, if that is enough."""
-    try:
-        yield
-    except DiagnosticError:
-        if not enough or time.monotonic() < end:
-            raise
 
 
 def _explicit(placed: Program) -> Program:

@@ -31,17 +31,17 @@ def concrete(name: str, kind: ValueType) -> TensorType:
     return kind
 
 
-def fetch_ahead(statement: Statement) -> ops.Fetch | None:
-    """The fetch that a statement is or starts, where it looks ahead."""
+def moved_ahead(statement: Statement) -> ops.Ahead | None:
+    """The movement that a statement is or starts, where it looks ahead."""
     if isinstance(statement, Let) and isinstance(statement.operation, ops.Movement):
         moves = statement.operation.moves
-        return moves if isinstance(moves, ops.Fetch) and moves.ahead else None
+        return moves if isinstance(moves, ops.Ahead) and moves.ahead else None
     return None
 
 
 def names_ahead(body: Sequence[Statement]) -> set[str]:
-    """What is fetched ahead, inner loops included: loops around cannot hand out slices of it alone."""
-    return {str(let.operands[0]) for let in lets_in(body) if fetch_ahead(let) is not None}
+    """What is moved ahead, inner loops included: loops around cannot hand out slices of it alone."""
+    return {str(let.operands[0]) for let in lets_in(body) if moved_ahead(let) is not None}
 
 
 def finished_products(program: Program, func: Func) -> set[str]:
@@ -135,9 +135,9 @@ class FunctionBody:
         kinds = [concrete(value.name, value.type) for value in statement.results]
         terms = self.terms(statement.operands, scope, views)
         beyond = ""
-        fetch = fetch_ahead(statement)
-        if fetch is not None:
-            terms[0], beyond = self.ahead(fetch, terms[0], views[str(statement.operands[0])], indent)
+        ahead = moved_ahead(statement)
+        if ahead is not None:
+            terms[0], beyond = self.ahead(ahead, terms[0], views[str(statement.operands[0])], indent)
         with placed(statement.span):
             code = lower(statement.operation, terms, kinds[0], self.at_edges(statement, terms, kinds[0]))
         if beyond:
@@ -159,24 +159,24 @@ class FunctionBody:
         digits = digits.at_edge(str(statement.operands[0]), terms[0].tensor).at_edge(statement.result.name, result)
         return replace(self.lowering, digits=digits)
 
-    def ahead(self, fetch: ops.Fetch, term: Term, view: View, indent: str) -> tuple[Term, str]:
+    def ahead(self, moves: ops.Ahead, term: Term, view: View, indent: str) -> tuple[Term, str]:
         """The slice that the trip after this one sees, and a condition under which there is none."""
-        assert view.slice is not None, "`states` of a loop stack what is fetched ahead"
+        assert view.slice is not None, "`states` of a loop stack what is moved ahead"
         sizes, indices = self.program.sizes(self.func), dict(view.slice.indices)
         trip, last = "", 1
-        for dim in fetch.ahead:
+        for dim in moves.ahead:
             trip = f"{trip} * {sizes[dim]} + {indices[dim]}" if trip else indices[dim]
-            trip, last = (f"({trip})" if dim != fetch.ahead[-1] and "+" in trip else trip), last * sizes[dim]
+            trip, last = (f"({trip})" if dim != moves.ahead[-1] and "+" in trip else trip), last * sizes[dim]
         following = self.names.fresh("following")
-        self.lines.extend(assigned(following, f"{trip} + 1", f"trip of {last} along {' '.join(fetch.ahead)}", indent))
+        self.lines.extend(assigned(following, f"{trip} + 1", f"trip of {last} along {' '.join(moves.ahead)}", indent))
         after: dict[str, str] = {}
         rest = last
-        for dim in fetch.ahead:
+        for dim in moves.ahead:
             rest //= sizes[dim]
             after[dim] = f"{following} // {rest} % {sizes[dim]}" if rest > 1 else f"{following} % {sizes[dim]}"
         moved = tuple((dim, after.get(dim, index)) for dim, index in view.slice.indices)
         code = View(view.python, SliceOf(view.slice.whole, moved)).code
-        return replace(term, code=code), "" if fetch.wrap else f"{following} == {last}"
+        return replace(term, code=code), "" if moves.wrap else f"{following} == {last}"
 
     def set_in_place(
         self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]

@@ -17,7 +17,7 @@ from shardwright.backends.torch.tensors import Argument, Named
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Fetch, Movement, Roll
+from shardwright.ir.ops import Ahead, Movement, Roll
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
 from shardwright.ir.walk import captured
@@ -110,7 +110,7 @@ class Block:
             return False
         if isinstance(operation, Movement) and isinstance(operation.moves, Roll):
             raise fault("no-roll", "the PyTorch backend runs programs of one device, where nothing rolls")
-        if isinstance(operation, Movement) and isinstance(operation.moves, Fetch) and operation.moves.ahead:
+        if isinstance(operation, Movement) and isinstance(operation.moves, Ahead) and operation.moves.ahead:
             raise fault("fetched-ahead", "a stage of offloading fetches nothing for the next one", statement.span)
         root = self._root(operand)
         (result,) = statement.results

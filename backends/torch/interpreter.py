@@ -13,7 +13,7 @@ from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.tensors import Argument, Named
 from shardwright.ir.diagnostics import DiagnosticError, fault, placed
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Fetch, Movement, Roll
+from shardwright.ir.ops import Ahead, Movement, Roll
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
 
@@ -64,7 +64,7 @@ class Interpreter:
         match statement:
             case Let():
                 at, none = dict(trips), False
-                if isinstance(statement.operation, Movement) and isinstance(statement.operation.moves, Fetch):
+                if isinstance(statement.operation, Movement) and isinstance(statement.operation.moves, Ahead):
                     at, none = statement.operation.moves.following(trips, self.sizes)
                 arguments: list[Argument] = [self._argument(operand, names, at) for operand in statement.operands]
                 if none and isinstance(arguments[0], Named):

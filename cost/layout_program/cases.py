@@ -1,35 +1,35 @@
-"""The bound of a program under a memory limit, case by case: how much room weights and state take, and what is moved.
+"""The bound of a program under a memory limit, case by case: how much room weights and state take.
 
-Under prices (`PricedGraph`) the least cost, less what memory costs, is a lower bound of all that fits. The best prices
-leave a gap, because weights come in lumps: a weight is split over one axis more or not, and gathered in a loop or not.
-So cases are told apart, each with prices of its own: a weight or state value takes at most so many bytes, or more; one
-that a loop takes is moved there, or is not. One of the two holds of every program, so the least bound of all cases is
-one of all programs. Where one value takes much, what room is left for the others rules out most of theirs.
+At a price for each byte (`PricedGraph`) the least cost, less what memory costs, is a lower bound of all that fits. The
+best price leaves a gap, because weights come in lumps: a weight is split over one axis more or not. So cases are told
+apart, each with a price of its own: a weight or state value takes at most so many bytes, or more. One of the two holds
+of every program, so the least bound of all cases is one of all programs. Where one value takes much, what room is left
+for the others rules out most of theirs.
 
-Prices are improved one at a time, by doubling and halving: the bound is concave in them. Message passing is not begun
-anew for each, so that a trial takes a few sweeps.
+A price is improved by doubling and halving: the bound is concave in it. Message passing is not begun anew for each, so
+that a trial takes a few sweeps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factor_graph import Remainder
-from shardwright.cost.factors import FORBIDDEN, TreeFactor
+from shardwright.cost.factors import FORBIDDEN
 from shardwright.cost.layout_problem import Node
 from shardwright.cost.layout_program.priced_graph import PricedGraph
 from shardwright.cost.time_placement import Floats, TimeSolver
 
 _SWEEPS = 12
-"""There and back, at most, for each set of prices."""
+"""There and back, at most, for each price."""
 
 _SHARE = 0.1
-"""Of what loops hide, where none was seen before: the price to begin with. Of the time for all the memory likewise."""
+"""The price to begin with, for all the memory, as a share of the time."""
 
 _RISE = 0.02
 """Of the gap: a bound that rises by less has settled, or is not worth another trial."""
@@ -38,20 +38,13 @@ _UNDECIDED = 0.02
 """Of the bound: a choice that costs so much more than another is decided against."""
 
 
-_ROOM_FIRST = 2.0
-"""What deciding room counts more than deciding movements: it decides on others too."""
-
-
 @dataclass
 class Case:
-    """What is left of the graph, the trees whose values are moved or not, and the prices that gave the bound.
-
-    `above` is how far above the bound a program was looked for and not found, as a share.
-    """
+    """What is left of the graph, the price of a byte that gave the bound, and how far above the bound a program was
+    looked for and not found, as a share."""
 
     left: Remainder
-    moved: Mapping[int, tuple[float, float]]
-    prices: Floats
+    price: float
     bound: float = -math.inf
     above: float = 0.0
 
@@ -63,14 +56,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a case may be told apart: a value takes at most so many bytes, or more; a movement of a tree takes at most so
-    long, or longer."""
+    """How a case may be told apart: a value takes at most so many bytes, or more."""
 
     worth: float
-    """About what the prices say of the difference."""
+    """About what the price says of the difference."""
     node: Node
     most: float
-    tree: int = -1
 
 
 class Cases:
@@ -84,38 +75,30 @@ class Cases:
 
     def first(self, byte_ns: float) -> Case:
         """All of it, memory at this price."""
-        return Case(self.priced.whole(), {}, np.array([byte_ns] + [0.0] * len(self.priced.funcs)))
-
-    def ways(self) -> list[Floats]:
-        """The prices that are doubled or halved together: each, and that of memory with each share."""
-        hidden = {1 + self.priced.funcs.index(node.func or "") for node in self.priced.hiding.values()}
-        alone = [np.eye(1 + len(self.priced.funcs))[k] for k in (0, *sorted(hidden))]
-        return [*alone, *(alone[0] + each for each in alone[1:])]
+        return Case(self.priced.whole(), byte_ns)
 
     # ------------------------------------------------------------ bounds
 
     def bounded(self, case: Case, upper: float) -> bool:
-        """Improves a case's prices and bound, and leaves out what costs more than `upper`; whether anything is left."""
+        """Improves a case's price and bound, and leaves out what costs more than `upper`; whether anything is left."""
         if not self.make_room(case):
             return False
-        ways = self.ways()
         if sum(float(nbytes[case.left.values[v]].max()) for v, nbytes in self.nbytes.items()) <= self.limit:
-            case.prices[0] = 0.0  # everything fits
-            ways = [way for way in ways if not way[0]]
-        best = self.settle(case, case.prices, upper)
+            case.price = 0.0  # everything fits
+            return self.settle(case, 0.0, upper) < upper
+        best = self.settle(case, case.price, upper)
         rising = True
         while rising and best < upper:
             before = best
-            for way in ways:
-                best = self.improve(case, way, best, upper)
+            best = self.improve(case, best, upper)
             rising = best - before > 0.1 * (upper - before if math.isfinite(upper) else _UNDECIDED * best)
-        return self.settle(case, case.prices, upper) < upper
+        return self.settle(case, case.price, upper) < upper
 
-    def settle(self, case: Case, prices: Floats, upper: float) -> float:
-        """Message passing under these prices until the bound rises no more; what costs more than `upper` is left
-        out, and the bound is `upper` where nothing is left."""
-        self.priced.follow(case.left, prices, case.moved)
-        room = prices[0] * self.limit
+    def settle(self, case: Case, price: float, upper: float) -> float:
+        """Message passing at this price until the bound rises no more; what costs more than `upper` is left out, and
+        the bound is `upper` where nothing is left."""
+        self.priced.follow(case.left, price)
+        room = price * self.limit
         bound = -math.inf
         for sweep in range(_SWEEPS):
             case.left.sweep(forward=True)
@@ -133,25 +116,21 @@ class Cases:
                 break
         return bound
 
-    def improve(self, case: Case, way: Floats, best: float, upper: float) -> float:
-        """Doubles or halves some prices as long as the bound rises."""
-        units = np.full(len(way), _SHARE)
-        units[0] *= best / self.limit
-        most = np.where(np.arange(len(way)) > 0, 1.0, np.inf)
+    def improve(self, case: Case, best: float, upper: float) -> float:
+        """Doubles or halves the price as long as the bound rises."""
+        unit = _SHARE * best / self.limit
         for factor in (2.0, 0.5):
             moved = False
             while best < upper:
-                now = case.prices
-                then = now * factor if factor < 1 else np.maximum(now * factor, units * 0.5)
-                if moved and factor < 1:
-                    then = np.where(then < units / 4, 0.0, then)
-                trial = np.where(way > 0, np.minimum(then, most), now)
-                if (trial == now).all():
+                trial = case.price * factor if factor < 1 else max(case.price * factor, unit * 0.5)
+                if moved and factor < 1 and trial < unit / 4:
+                    trial = 0.0
+                if trial == case.price:
                     break
                 bound = self.settle(case, trial, upper)
                 if bound <= best + 1e-6 * abs(best):
                     break
-                moved, best, case.prices = True, bound, trial
+                moved, best, case.price = True, bound, trial
             if moved:
                 break
         return best
@@ -179,8 +158,8 @@ class Cases:
     # ------------------------------------------------------------ telling apart
 
     def cut(self, case: Case) -> Cut | None:
-        """What the bound says least of, for what it costs: two ways that cost about as much at these prices."""
-        self.priced.follow(case.left, case.prices, case.moved)
+        """What the bound says least of, for what it costs: two ways that cost about as much at this price."""
+        self.priced.follow(case.left, case.price)
         enough = _UNDECIDED * case.bound
         found: list[Cut] = []
         for node in self.kept:
@@ -190,22 +169,10 @@ class Cases:
             costs = np.array([least[nbytes == size].min() for size in sizes])
             best = int(costs.argmin())
             for size, cost in zip(sizes, costs, strict=True):
-                apart = abs(size - sizes[best]) * case.prices[0] * max(0.0, 1 - (cost - costs[best]) / enough)
+                apart = abs(size - sizes[best]) * case.price * max(0.0, 1 - (cost - costs[best]) / enough)
                 if apart:
                     found.append(Cut(float(apart), node, float(min(size, sizes[best]))))
-        for i, f in enumerate(case.left.origins):
-            tree = case.left.factors[i]
-            if f in self.priced.hiding and isinstance(tree, TreeFactor) and not all(tree.rigid):
-                of, slope = self.priced.slopes[f]
-                costs = tree.move_marginals(case.left.theta[i])[-1]
-                best = np.unravel_index(int(costs.argmin()), costs.shape)
-                differs = np.abs(slope - slope[best]) * case.prices[of]
-                differs = differs * np.maximum(0.0, 1 - (costs - costs[best]) / enough)
-                at = np.unravel_index(int(differs.argmax()), costs.shape)
-                if differs[at] > 0:
-                    most = 0.5 * float(slope[at] + slope[best])
-                    found.append(Cut(float(differs[at]), self.priced.hiding[f], most, f))
-        return max(found, key=lambda cut: cut.worth * (1 if cut.tree >= 0 else _ROOM_FIRST), default=None)
+        return max(found, key=lambda cut: cut.worth, default=None)
 
     def least_of(self, left: Remainder, variable: int) -> Floats:
         """What each choice of a variable costs at least above the bound, as one of the factors around it says."""
@@ -221,12 +188,7 @@ class Cases:
         for first in (True, False):
             theta = [list(costs) for costs in case.left.theta]
             copied = Remainder(list(case.left.factors), theta, list(case.left.values), list(case.left.origins))
-            each = Case(copied, case.moved, case.prices.copy(), case.bound)
-            if cut.tree >= 0:
-                low, high = case.moved.get(cut.tree, (-math.inf, math.inf))
-                each.moved = {**case.moved, cut.tree: (low, cut.most) if first else (cut.most, high)}
-                made.append(each)
-                continue
+            each = Case(copied, case.price, case.bound)
             keep = [np.ones(len(values), np.bool_) for values in copied.values]
             keep[cut.node.home] = (self.nbytes[cut.node.home][copied.values[cut.node.home]] <= cut.most) == first
             if keep[cut.node.home].any() and self.restrict(each, keep):

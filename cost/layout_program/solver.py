@@ -1,5 +1,5 @@
 """The layouts with the least predicted time under a chip's memory, by an integer program (`TimeSolver` has no rows of
-memory, and prices what a loop hides).
+memory).
 
 First what the bounds of message passing rule out against a program known already is left out; then HiGHS has the rest.
 """
@@ -19,11 +19,11 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.kernel_shares import Structure
-from shardwright.cost.layout_problem import LayoutProblem, Location, MadeTree, Node, Table, UsesTree
+from shardwright.cost.layout_problem import LayoutProblem, Node, UsesTree
 from shardwright.cost.layout_program.candidates import Candidates, narrowed
 from shardwright.cost.layout_program.cases import Case, Cases
 from shardwright.cost.layout_program.columns import Linear, Solved
-from shardwright.cost.layout_program.formulation import Formulation, Tree, costs_of
+from shardwright.cost.layout_program.formulation import Formulation, Tree
 from shardwright.cost.layout_program.memory_rows import MemoryRows
 from shardwright.cost.placement import Placement
 from shardwright.cost.time_placement import Floats, Prices, TimeSolver
@@ -159,8 +159,8 @@ class _ProgramSolver(TimeSolver):
                     unsolved, following = min(unsolved, case.bound), []
             if not ended and cut is not None:
                 following = [each for each in self.cases.apart(case, cut) if self.cases.bounded(each, upper)]
-                # Where all prices are nothing, there may well be a program at the bound.
-                free = [each for each in following if not each.prices.any() and each.bound < upper * (1 - _WORTH)]
+                # Where bytes cost nothing, there may well be a program at the bound.
+                free = [each for each in following if not each.price and each.bound < upper * (1 - _WORTH)]
                 dive = min(free or (following if best is None else []), key=lambda each: each.bound, default=None)
             for each in following:
                 count += 1
@@ -183,7 +183,6 @@ class _ProgramSolver(TimeSolver):
         if left.size > min(most, CANDIDATES_A_SECOND * seconds):
             return None, False
         made = Formulation(self.graph, left)
-        self.add_overlap(made)
         MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             self.exclude(made, each)
@@ -205,10 +204,10 @@ class _ProgramSolver(TimeSolver):
             mask[values] = True
             choices.append(mask)
         left: Candidates | None = replace(Candidates.all_of(self.graph), choices=choices)
-        for prices in (np.zeros_like(case.prices), case.prices):
+        for price in (0.0, case.price):
             if left is not None:
-                graph = self.cases.priced.graph(prices, case.moved)
-                left = narrowed(left, graph, upper, float(prices[0]) * self.chip.memory_bytes, self.out_of_time)
+                graph = self.cases.priced.graph(price)
+                left = narrowed(left, graph, upper, price * self.chip.memory_bytes, self.out_of_time)
         return left
 
     def read(self, made: Formulation, solved: Solved) -> Solution | None:
@@ -236,32 +235,6 @@ class _ProgramSolver(TimeSolver):
         if node in self.edges_of:
             return self.edges_of[node]
         return super().edges(node, costs, home, targets)
-
-    # ------------------------------------------------------------ what loops hide
-
-    def add_overlap(self, made: Formulation) -> None:
-        """For each body of a loop the time of what it hides that its kernels are too short for."""
-        shown: dict[Location, Linear] = {}
-        for f, (of, slope) in self.cases.priced.slopes.items():
-            entry = self.entries[f]
-            if of == 0 or not isinstance(entry, Table | UsesTree | MadeTree):
-                continue
-            if isinstance(entry, Table):
-                assert entry.statement is not None
-                numbers, columns = made.rows[f]
-                line = Linear([columns], [slope[numbers]])
-                body = entry.at[0], entry.at[1][:-1]
-            elif f in made.trees:
-                line = costs_of(made.trees[f], slope)
-                body = entry.node.body
-            else:
-                continue
-            _extend(shown.setdefault(body, Linear()), line)
-        for line in shown.values():
-            if any((each > 0).any() for each in line.coefficients):
-                exposed = made.program.columns(np.ones(1), integer=False, upper=math.inf)
-                line.add(exposed, -1.0)
-                made.program.row(line, -math.inf, 0.0)
 
     # ------------------------------------------------------------ what does not fit after all
 
@@ -307,8 +280,3 @@ class _ProgramSolver(TimeSolver):
                     at = np.flatnonzero((codes[arcs.source] == source) & (codes[arcs.target] == target))
                     line.add(arcs.columns[at], 1.0)
         made.program.row(line, -math.inf, len(each.choices) + len(each.moves) - 1.0)
-
-
-def _extend(line: Linear, other: Linear) -> None:
-    line.columns.extend(other.columns)
-    line.coefficients.extend(other.coefficients)

@@ -17,6 +17,7 @@ from shardwright.ir.ops.elementwise import (
 )
 from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update
 from shardwright.ir.ops.movements import (
+    Ahead,
     AllGather,
     AllReduce,
     AllToAll,
@@ -34,6 +35,7 @@ from shardwright.ir.ops.selection import Topk
 
 __all__ = [
     "Add",
+    "Ahead",
     "Alias",
     "AllGather",
     "AllReduce",

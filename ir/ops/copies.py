@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwright.ir.operation import Arg, AxisRow, Context
-from shardwright.ir.ops.indexing import wrap_static
-from shardwright.ir.ops.movements import Movement
-from shardwright.ir.ops.reductions import dims_static
-from shardwright.ir.syntax import OptionStatic, Static, WordStatic
+from shardwright.ir.ops.movements import Ahead, Movement
+from shardwright.ir.syntax import Static, WordStatic
 from shardwright.ir.types import ON_DEVICE, Placement, Shape, Tier
 
 
 @dataclass(frozen=True)
-class Fetch(Movement):
-    """`fetch(w)`: a value that lives in host or disk memory comes to the device.
-
-    Inside loops, `fetch[ahead=NM](k)` is not the slice of k that this trip sees but the one that the trip after it
-    does, M going round fastest: what comes next in `loop[N] { loop[M] { ... } }`. After the last trip of all there is
-    none, and zeros are the value, for which nothing moves; with `wrap=true` the first trip follows the last.
-    """
+class Fetch(Ahead):
+    """`fetch(w)`: a value that lives in host or disk memory comes to the device; with `fetch[ahead=N](w)` what a loop's
+    next trip takes of it."""
 
     keyword: ClassVar[str] = "fetch"
     takes_pairs: ClassVar[bool] = False
-    ahead: tuple[str, ...] = ()
-    wrap: bool = False
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        if not self.ahead:
-            return ()
-        return (OptionStatic("ahead", dims_static(self.ahead)), *wrap_static(self.wrap))
+        return self.ahead_statics
 
     @property
     def communicates(self) -> bool:
@@ -40,16 +30,6 @@ class Fetch(Movement):
 
     def placed(self, operand: Placement) -> Placement:
         return ON_DEVICE
-
-    def following(self, trips: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[dict[str, int], bool]:
-        """The indices of the trip after the one at these indices of loops; and whether its slice is zeros, since
-        there is no such trip."""
-        at = dict(trips)
-        for dim in reversed(self.ahead):
-            at[dim] = (at[dim] + 1) % sizes[dim]
-            if at[dim]:
-                return at, False
-        return at, bool(self.ahead) and not self.wrap
 
 
 @dataclass(frozen=True)

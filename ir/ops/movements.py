@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from shardwright.ir.operation import MAX, SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
-from shardwright.ir.ops.indexing import axes_static
+from shardwright.ir.ops.indexing import axes_static, wrap_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
 from shardwright.ir.types import Axes, DType, Placement, Shape, State
@@ -81,10 +81,40 @@ class Movement(Operation):
 
 
 @dataclass(frozen=True)
-class AllGather(Movement):
+class Ahead(Movement):
+    """A movement that loops may do for the trip that follows.
+
+    With `ahead=NM` it is not the slice of its operand that this trip sees but the one that the trip after it does, M
+    going round fastest: what comes next in `loop[N] { loop[M] { ... } }`. After the last trip of all there is none, and
+    zeros are the value, for which nothing moves; with `wrap=true` the first trip follows the last.
+    """
+
+    ahead: tuple[str, ...] = field(default=(), kw_only=True)
+    wrap: bool = field(default=False, kw_only=True)
+
+    @property
+    def ahead_statics(self) -> tuple[Static, ...]:
+        """`ahead=NM` and `wrap=true`, where they are so."""
+        return (OptionStatic("ahead", dims_static(self.ahead)), *wrap_static(self.wrap)) if self.ahead else ()
+
+    def following(self, trips: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[dict[str, int], bool]:
+        """The indices of the trip after the one at these indices of loops; and whether its slice is zeros, since
+        there is no such trip."""
+        at = dict(trips)
+        for dim in reversed(self.ahead):
+            at[dim] = (at[dim] + 1) % sizes[dim]
+            if at[dim]:
+                return at, False
+        return at, bool(self.ahead) and not self.wrap
+
+
+@dataclass(frozen=True)
+class AllGather(Ahead):
     """`all_gather[yz](x)`: splits over these axes are undone, on whichever dimensions they are.
 
     x: BLE_xyz  -->  all_gather[yz](x): BLE_x
+
+    With `all_gather[yz, ahead=N](w)` a loop gathers what its next trip takes of w.
     """
 
     keyword: ClassVar[str] = "all_gather"
@@ -93,7 +123,7 @@ class AllGather(Movement):
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return (axes_static(self.axes),)
+        return (axes_static(self.axes), *self.ahead_statics)
 
     @property
     def named_axes(self) -> tuple[str, ...]:

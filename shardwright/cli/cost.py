@@ -277,6 +277,7 @@ def cost_json(cost: Cost) -> dict[str, Any]:
         "memory_s": cost.memory_s,
         "communication_s": cost.communication_s,
         "exposed_communication_s": cost.exposed_communication_s,
+        "copy_s": cost.copy_s,
         "flops_per_chip": cost.flops_per_chip,
         "bytes_received_per_chip": cost.bytes_received_per_chip,
         "weight_bytes_per_chip": cost.memory.weights,
@@ -319,6 +320,7 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
         "compute_s": times.compute * work.trips,
         "memory_s": times.memory * work.trips,
         "communication_s": times.communication * work.trips,
+        "copy_s": times.copy * work.trips,
         "flops": work.flops * work.trips,
         "bytes_read": work.bytes_read * work.trips,
         "bytes_written": work.bytes_written * work.trips,
@@ -368,6 +370,7 @@ def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> 
             f"  memory       {duration_text(cost.memory_s)}",
             f"  links        {duration_text(cost.communication_s)},"
             f" {duration_text(cost.exposed_communication_s)} of it hidden by nothing",
+            *([f"  copies       {duration_text(cost.copy_s)} between memories"] if cost.copy_s else []),
             *_compiled_lines(compiled),
             *_pipeline_lines(cost),
             f"MFU            {100 * cost.mfu:.1f} %",
@@ -438,6 +441,8 @@ def _moved(kernel: KernelCost) -> str:
     from shardwright.cli.text_table import bytes_text
 
     work = kernel.work
+    if work.copied is not None:
+        return bytes_text(max(work.copied.link_bytes, work.copied.disk_bytes))
     return bytes_text(work.collective.received if work.collective else work.bytes_read + work.bytes_written)
 
 

@@ -20,7 +20,7 @@ from shardwright.pareto.configurations import Configuration, Group, Sweep
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline
 from shardwright.passes.place import Place
 from shardwright.prediction.phases import step_contexts
-from shardwright.prediction.programs import loaded
+from shardwright.prediction.programs import gathers_ahead, loaded
 
 _PACKED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
 _APART = {"bf16": "cleanup", "int8": "quantize-weights"}
@@ -184,7 +184,7 @@ def _priced(sweep: Sweep, chosen: Program, one: Configuration) -> Point:
     prefill = one.phase == "prefill"
     middle = sweep.prompt if prefill else step_contexts(sweep.prompt, 1)[0][1] - 1 + max(1, sweep.generated // 2)
     program = resized(chosen, {"B": one.batch})
-    program = _looped(program) if one.looped else program
+    program = _looped(program) if one.looped else gathers_ahead(program, one.deployment.layout)
     timed, whole = (resized(program, {"T": positions}) for positions in (middle, sweep.context))
     kernels = kernel_costs(timed, timed.func(one.phase), sweep.chip, sweep.constants)
     time_s = sum(kernel.total_s for kernel in kernels)

@@ -31,6 +31,8 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
         decode, prefill = (where.layout, other) if phase == "decode" else (other, where.layout)
     request = Request(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, sweep.context, prefill)
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
+    if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
+        lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")
     if where.weights == "int8":
         lines.append(f"# Weights are stored in int8: shardwright opt FILE --passes {passes_of(one)}")
         lines.append(

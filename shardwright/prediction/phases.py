@@ -11,10 +11,10 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants, Demand, times_of
 from shardwright.cost.demand import demand_of
-from shardwright.cost.overlap import exposed_shares
 from shardwright.cost.program_cost import Cost, cost_of
+from shardwright.cost.schedule import added_seconds
 from shardwright.cost.topology import topology_of
-from shardwright.cost.work import Work, work_of
+from shardwright.cost.work import Steps, steps_of, works_in
 from shardwright.prediction.programs import Deployment, Phase, Wanted, batch_axes, phase_program, wanted_program
 
 _POINTS = 3
@@ -146,19 +146,19 @@ def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:
 def _calls(
     deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int
 ) -> Iterator[tuple[float, Demand]]:
-    works, made = phase_kernels(deployment, chip, phase, batch, length, context)
-    times = [times_of(demand, constants) for demand in made]
-    for work, demand, exposed in zip(works, made, exposed_shares(works, times), strict=True):
-        if exposed:
-            yield work.trips * exposed, demand
+    steps, made = phase_kernels(deployment, chip, phase, batch, length, context)
+    once = [times_of(demand, constants).total for demand in made]
+    for demand, one, added in zip(made, once, added_seconds(steps, once), strict=True):
+        if added:
+            yield added / one, demand
 
 
 @lru_cache(maxsize=1024)
 def phase_kernels(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
-) -> tuple[Sequence[Work], Sequence[Demand]]:
-    """The kernels of one phase, and what each demands of the chip."""
+) -> tuple[Steps, Sequence[Demand]]:
+    """The steps of one phase, and what each of their kernels demands of the chip."""
     program = phase_program(deployment, phase, batch, length, context)
     topology = topology_of(chip, program.mesh)
-    works = work_of(program, program.func(phase))
-    return works, [demand_of(work, topology) for work in works]
+    steps = steps_of(program, program.func(phase))
+    return steps, [demand_of(work, topology) for work in works_in(steps)]

@@ -75,11 +75,20 @@ def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int,
     trouble: DiagnosticError | None = None
     for wanted in candidates(deployment, phase, batch):
         try:
-            return on_mesh(compiled(wanted.text, wanted.passes), deployment.mesh, sizes)
+            program = on_mesh(compiled(wanted.text, wanted.passes), deployment.mesh, sizes)
+            return gathers_ahead(program, deployment.layout)
         except DiagnosticError as error:  # layouts that were chosen for other sizes do not divide these
             trouble = trouble or error
     assert trouble is not None
     raise trouble
+
+
+def gathers_ahead(program: Program, layout: str) -> Program:
+    """The explicit program as a weight-gathered layout is run: each layer's weights on their way while the one before
+    computes (Wang et al. 2023)."""
+    from shardwright.passes.gather_ahead import GatherAhead
+
+    return GatherAhead().run(program) if layout.startswith("wg") else program
 
 
 def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:

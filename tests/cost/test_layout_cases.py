@@ -57,12 +57,12 @@ def solver_of(sizes: dict[str, int]) -> TimeSolver:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_priced_graph_is_the_graph_under_these_prices(seed: int) -> None:
+def test_a_priced_graph_is_the_graph_under_this_price(seed: int) -> None:
     rng = np.random.default_rng(seed)
     solver = solver_of({"B": 256, "E": 512, "F": 1024})
-    byte_ns, share = float(rng.random()), float(rng.random())
-    made = PricedGraph(solver).graph(np.array([byte_ns, share]), {})
-    wanted = solver.under(Prices(byte_ns=byte_ns, seen={"f": share})).graph
+    byte_ns = float(rng.random())
+    made = PricedGraph(solver).graph(byte_ns)
+    wanted = solver.under(Prices(byte_ns=byte_ns)).graph
     for ours, theirs in zip(made.factors, wanted.factors, strict=True):
         if isinstance(ours, TableFactor):
             assert isinstance(theirs, TableFactor)

@@ -34,6 +34,7 @@ from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.prediction.generation import generation_cost
 from shardwright.prediction.phases import phase_cost
+from shardwright.prediction.programs import gathers_ahead
 
 TPU = load_chip("tpu-v4")
 SMALL = Sweep(
@@ -98,9 +99,11 @@ def test_a_price_is_exactly_what_cost_gives_for_the_same_program() -> None:
         for one, found in list(zip(group.members, points, strict=True))[::3]:
             sizes = {"B": one.batch, "T": 192 + 32 if one.phase == "decode" else 192}
             sized = load(Source("<sized>", text), one.deployment.mesh, sizes)
+            sized = gathers_ahead(sized, one.deployment.layout)
             cost = cost_of(sized, sized.func(one.phase), TPU)
             assert found.latency_s == cost.time_s
             full = load(Source("<sized>", text), one.deployment.mesh, sizes | {"T": 256})
+            full = gathers_ahead(full, one.deployment.layout)
             memory = cost_of(full, full.func(one.phase), TPU).memory
             assert (found.weight_bytes, found.kv_cache_bytes) == (memory.weights, memory.state)
             assert found.peak_bytes == memory.peak
