@@ -94,7 +94,8 @@ class SplitCollectives(Pass):
             groups += [set(axes[max(0, end - self.axes) : end]) for end in range(len(axes), 0, -self.axes)]
         groups[0].update(axis for axis in operation.named_axes if mesh[axis] == 1)
         if isinstance(operation, AllGather):
-            return [AllGather(axis_set(group)) for group in groups]
+            first, *others = groups
+            return [replace(operation, axes=axis_set(first)), *(AllGather(axis_set(group)) for group in others)]
         return [
             ReduceScatter(tuple((axis_set(own), dim) for axes, dim in operation.targets if (own := group & set(axes))))
             for group in reversed(groups)
