@@ -10,7 +10,7 @@ from shardwright.cost.constants import Constants, Demand, Times, times_of
 from shardwright.cost.demand import demand_of
 from shardwright.cost.memory import Memory, memory_of
 from shardwright.cost.schedule import added_seconds
-from shardwright.cost.topology import topology_of
+from shardwright.cost.topology import TorusTopology, topology_of
 from shardwright.cost.work import Work, steps_of, works_in
 from shardwright.ir.program import Func, Program
 
@@ -110,7 +110,8 @@ def kernel_costs(
     works = list(works_in(steps))
     made = [demand_of(work, topology) for work in works]
     times = [times_of(demand, chosen) for demand in made]
-    return tuple(map(KernelCost, works, made, times, added_seconds(steps, [each.total for each in times])))
+    added = added_seconds(steps, [each.total for each in times], axes_apart=isinstance(topology, TorusTopology))
+    return tuple(map(KernelCost, works, made, times, added))
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A transfer is in flight where the text says so: begun by `start` or `prefetch`, or a `roll`, which passes on what a
 looped collective works on (Wang et al. 2023). It begins when its operand is there and the transfers before it on the
-same links have ended, and what reads its result waits for it. Everything else runs when its turn comes.
+same links have ended, and what reads its result waits for it. Everything else runs when its turn comes. In a torus the
+axes of the mesh have links of their own; behind switches all share a chip's.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _SAME = 1e-12
 """Of a trip's time: trips that leave everything as far ahead or behind as the trip before, within it, are alike."""
 
 
-def added_seconds(steps: Steps, seconds: Sequence[float]) -> list[float]:
+def added_seconds(steps: Steps, seconds: Sequence[float], *, axes_apart: bool = False) -> list[float]:
     """What each kernel or transfer adds to the time of one call, in all its trips: the call takes their sum.
 
     `seconds` is how long one execution of each takes, in the order of `works_in(steps)`. What is in flight adds what
-    is waited for it.
+    is waited for it. `axes_apart` says that each axis of the mesh has links of its own.
     """
-    course = _Course(list(seconds), [0.0] * len(seconds))
+    course = _Course(list(seconds), [0.0] * len(seconds), axes_apart)
     course.run(steps, 0)
     return course.added
 
@@ -34,6 +35,7 @@ class _Course:
 
     seconds: list[float]
     added: list[float]
+    axes_apart: bool
     now: float = 0.0
     free: dict[str, float] = field(default_factory=dict[str, float])
     landing: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
@@ -49,19 +51,29 @@ class _Course:
         return first
 
     def execute(self, work: Work, number: int) -> None:
-        for name, _ in work.reads:
-            if name in self.landing:
+        arriving = [name for name, _ in work.reads if name in self.landing]
+        for name in arriving:
+            if name not in work.late:
                 self.wait(*self.landing[name])
-        taken, links = self.seconds[number], _links(work)
-        begun = max(self.now, self.free.get(links, 0.0)) if links else self.now
-        ended = begun + taken
-        if links:
-            self.free[links] = ended
-        self.landing.pop(work.name, None)
+        links = self.links(work)
+        ended = max((self.free.get(link, 0.0) for link in links), default=0.0)
+        ended = max(self.now, ended) + self.seconds[number]
+        self.free.update((link, ended) for link in links)
         if work.in_flight:
             self.landing[work.name] = ended, number
-        else:
-            self.wait(ended, number)
+            return
+        self.wait(ended, number)
+        for name in arriving:
+            self.wait(*self.landing[name])
+        self.landing.pop(work.name, None)
+
+    def links(self, work: Work) -> tuple[str, ...]:
+        """What a transfer occupies, nothing for kernels."""
+        if work.collective is not None:
+            return work.collective.axes if self.axes_apart else ("links",)
+        if work.copied is not None:
+            return ("to device" if work.copied.inward else "from device",)
+        return ()
 
     def wait(self, until: float, number: int) -> None:
         """Until a kernel or transfer has ended."""
@@ -115,12 +127,3 @@ class _Course:
 
 def _alike(before: dict[str, float], after: dict[str, float], trip: float) -> bool:
     return before.keys() == after.keys() and all(abs(before[name] - after[name]) <= _SAME * trip for name in after)
-
-
-def _links(work: Work) -> str:
-    """What a transfer occupies, "" for kernels."""
-    if work.collective is not None:
-        return "links"
-    if work.copied is not None:
-        return "to device" if work.copied.inward else "from device"
-    return ""

@@ -12,6 +12,7 @@ from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Contract, Convert, Movement, Roll, Start
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
 from shardwright.ir.types import DType, Placement, TensorType, Tier
+from shardwright.ir.walk import operand_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Work:
     what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
     contractions, `copied` but for copies between memories.
     `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions of the loops
-    around it. What is `in_flight` goes on beside what follows, until its result is read.
+    around it. What is `in_flight` goes on beside what follows, until its result is read. `late` are the values that a
+    kernel reads after its contraction alone, and can wait for until that is done.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Work:
     result: TensorType
     widened: int = 0
     in_flight: bool = False
+    late: frozenset[str] = frozenset()
 
     @property
     def bytes_read(self) -> int:
@@ -132,7 +135,7 @@ class _Reader:
         for step in block.steps:
             match step:
                 case Kernel():
-                    made.append(self.work(step, block.types, loops))
+                    made.append(self.work(step, block, loops))
                 case Loop():
                     inner = fused(self.program, step.body, block.scope.inside(step), step.following)
                     carried = tuple(
@@ -144,8 +147,8 @@ class _Reader:
                     pass
         return tuple(made)
 
-    def work(self, kernel: Kernel, types: Mapping[str, TensorType], loops: tuple[Loop, ...]) -> Work:
-        mesh, root = self.mesh, kernel.root
+    def work(self, kernel: Kernel, block: Block, loops: tuple[Loop, ...]) -> Work:
+        mesh, root, types = self.mesh, kernel.root, block.types
         operation = root.operation
         collective: Collective | None = None
         copied: Copied | None = None
@@ -170,7 +173,22 @@ class _Reader:
             types[root.results[0].name],
             sum(_widened(statement, types, mesh) for statement in kernel.statements),
             in_flight=isinstance(operation, Start | Roll),
+            late=_late(kernel, block),
         )
+
+
+def _late(kernel: Kernel, block: Block) -> frozenset[str]:
+    inlined = {value.name: statement for statement in kernel.inlined for value in statement.results}
+    early: set[str] = set()
+    left = [kernel.heavy]
+    while left:
+        for name in operand_names(left.pop().operands):
+            source = block.source(name)
+            if source in inlined:
+                left.append(inlined[source])
+            else:
+                early.add(source)
+    return frozenset(read.name for read in kernel.reads) - early
 
 
 def copied_bytes(operand: TensorType, target: Placement, mesh: Mapping[str, int]) -> Copied:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.calibration import Sample, predicted_s
-from shardwright.cost.chips import Chip
+from shardwright.cost.chips import Chip, Torus
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants, Demand, times_of
 from shardwright.cost.demand import demand_of
@@ -148,9 +148,10 @@ def _calls(
 ) -> Iterator[tuple[float, Demand]]:
     steps, made = phase_kernels(deployment, chip, phase, batch, length, context)
     once = [times_of(demand, constants).total for demand in made]
-    for demand, one, added in zip(made, once, added_seconds(steps, once), strict=True):
-        if added:
-            yield added / one, demand
+    added = added_seconds(steps, once, axes_apart=isinstance(chip.interconnect, Torus))
+    for demand, one, added_s in zip(made, once, added, strict=True):
+        if added_s:
+            yield added_s / one, demand
 
 
 @lru_cache(maxsize=1024)

@@ -54,6 +54,22 @@ def test_transfers_on_the_same_links_wait_for_each_other_and_others_do_not() -> 
     assert added_seconds((first, copy, product), [5.0, 7.0, 1.0]) == [5.0, 2.0, 1.0]
 
 
+def test_in_a_torus_axes_have_links_of_their_own() -> None:
+    collective = GATHER.collective
+    assert collective is not None
+    other = replace(GATHER, collective=replace(collective, axes=("y",)))
+    steps = (work("g", GATHER, ("w",), in_flight=True), work("h", other, ("v",)))
+    assert added_seconds(steps, [5.0, 1.0]) == [0.0, 6.0]
+    assert added_seconds(steps, [5.0, 1.0], axes_apart=True) == [0.0, 1.0]
+
+
+def test_what_is_added_to_a_product_is_waited_for_after_it() -> None:
+    product = replace(work("p", PRODUCT, ("x", "g")), late=frozenset({"g"}))
+    steps = (work("g", GATHER, ("w",), in_flight=True), product)
+    assert added_seconds(steps, [5.0, 3.0]) == [2.0, 3.0]
+    assert added_seconds(steps, [2.0, 3.0]) == [0.0, 3.0]
+
+
 def test_a_loop_that_gathers_ahead_takes_the_longer_of_the_two() -> None:
     body = (work("next", GATHER, ("w",), in_flight=True), work("p", PRODUCT, ("h", "now")))
     loop = Repeat(1000, body, (Carried("begun", "now", "next", "rest"), Carried("x", "h", "p", "y")))
