@@ -26,7 +26,7 @@ def demand_of(work: Work, topology: Topology) -> Demand:
     if work.copied is not None:
         return Demand(copy_s=copy_s(work.copied, topology), kernels=0)
     memory_s = (work.bytes_read + work.bytes_written) / chip.memory_bytes_per_s
-    product_s = 0.0 if work.matmul is None else compute_s(work.matmul, chip)
+    product_s = sum(compute_s(product, chip) for product in work.products)
     return Demand(compute_s=product_s, vector_s=vector_s(work.widened, chip), memory_s=memory_s)
 
 

@@ -8,7 +8,8 @@ The rule, a small part of what XLA does (`XLA: Operation Fusion`), the same on e
   would read more bytes for it than the result has. Widening int8 weights is so part of the contraction.
 - A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader, up to
   a slice over chips: a chip writes what it has multiplied, and reads its slice of it.
-- A reduction takes the pointwise operations before it; its result goes to memory.
+- A reduction takes the pointwise operations before it; its result goes to memory. So does that of attention, and its
+  scores do not; with a window it reads the keys and values that queries see.
 - Everything else, collectives among them, is a kernel of its own.
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from shardwright.ir.ops import (
     Alias,
     AsPartial,
+    Attend,
     Concat,
     Contract,
     Elementwise,
@@ -250,6 +252,13 @@ class _Fuser:
                 found[name] = Read(name, self.types[name], most)
         return list(found.values())
 
+    def _positions_read(self, statement: Let, operand: str) -> int:
+        """Elements of keys or values of which attention reads the positions in a window."""
+        operation = statement.operation
+        assert isinstance(operation, Attend)
+        q, k = (self.types[str(name)].shape for name in statement.operands[:2])
+        return -(-self.elements[operand] * operation.read(q, k) // k.size(operation.along))
+
     def _leaves(self, statement: Let, inline: set[str], limit: float = math.inf) -> Iterator[tuple[str, int]]:
         own = self.elements[statement.results[0].name]
         if not pointwise(statement):
@@ -261,6 +270,8 @@ class _Fuser:
                 continue  # written in place, never read
             partly = isinstance(statement.operation, _PARTLY_READ) and position == 0
             most = min(limit, own) if partly else limit
+            if isinstance(statement.operation, Attend) and position in (1, 2):
+                most = self._positions_read(statement, operand)
             name = self.source(operand)
             if name in inline:
                 yield from self._leaves(self.lets[name], inline, most)

@@ -29,9 +29,9 @@ from shardwright.cost.layouts import Codes, Links, local_elements, moving_second
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
-from shardwright.cost.work import copied_bytes
+from shardwright.cost.work import Side, copied_bytes, products_of
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.ops import Alias, AllGather, Contract, Movement, Roll, Start, Wait
+from shardwright.ir.ops import Alias, AllGather, Movement, Roll, Start, Wait
 from shardwright.ir.program import Let, Loop, SetState
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 from shardwright.ir.walk import defined, positions
@@ -279,7 +279,7 @@ class TimeSolver(Solver):
         nothing = np.zeros(n)
         memory_s = sum(map(on_a_chip, shares.traffic), nothing) / self.chip.memory_bytes_per_s
         widening_s = sum(map(on_a_chip, shares.widened), nothing) * vector_s(1, self.chip)
-        compute_s = self._compute_s(entry, statement) if isinstance(statement.operation, Contract) else nothing
+        compute_s = self._compute_s(entry, statement)
         memory, compute = memory_s / constants.memory_efficiency, compute_s / constants.compute_efficiency
         vector = widening_s / constants.compute_efficiency
         longest = np.maximum(np.maximum(memory, compute), vector)
@@ -295,26 +295,29 @@ class TimeSolver(Solver):
         return np.where(np.isin(digits, numbers), sizes[None, :], 1.0).prod(axis=1)
 
     def _compute_s(self, entry: Table, statement: Let) -> Floats:
-        operation = statement.operation
-        assert isinstance(operation, Contract)
-        left, right = (entry.nodes[entry.operands[i]] for i in (0, 1))
-        codes = [entry.codes[entry.operands[i]] for i in (0, 1)]
-        ours, theirs = set(left.shape.names), set(right.shape.names)
-
-        def local(slot: int, names: set[str]) -> Floats:
-            shape = (left, right)[slot].shape
-            size = math.prod(dim.size for dim in shape.dims if dim.name in names)
-            return size / self.chips_over(codes[slot], names)
-
-        m, n, k = local(0, ours - theirs), local(1, theirs - ours), local(0, set(operation.dims))
-        count = local(0, (ours & theirs) - set(operation.dims))
+        """Seconds of the products of each row."""
+        slots = [entry.nodes[slot].shape if slot >= 0 else None for slot in entry.operands]
+        total = np.zeros(len(entry.codes[0]))
         tile_m, tile_n, tile_k = self.chip.matmul_tile
+
+        def local(side: Side) -> Floats:
+            slot, names = entry.operands[side[0]], set(side[1])
+            size = math.prod(dim.size for dim in entry.nodes[slot].shape.dims if dim.name in names)
+            return size / self.chips_over(entry.codes[slot], names)
 
         def up(size: Floats, tile: int) -> Floats:
             return np.ceil(size / tile - 1e-9) * tile
 
-        most = np.minimum(up(m, tile_m) * up(n, tile_n), up(n, tile_m) * up(m, tile_n)) * up(k, tile_k)
-        return 2 * count * most / self.chip.rate(str(left.shape.dtype))
+        for product in products_of(statement, slots):
+            count, m, n, k = map(local, (product.count, product.m, product.n, product.k))
+            share, whole = product.seen
+            n, k = (
+                np.ceil(side * share / whole - 1e-9) if product.positions == name else side
+                for name, side in (("n", n), ("k", k))
+            )
+            most = np.minimum(up(m, tile_m) * up(n, tile_n), up(n, tile_m) * up(m, tile_n)) * up(k, tile_k)
+            total += 2 * count * most / self.chip.rate(str(product.dtype))
+        return total
 
     def _copy(self, entry: Table, statement: Let) -> Floats:
         """Seconds of a copy between memories that the author wrote, or that types ask for."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.cost.fusion import Block, Kernel, Read, fused
 from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Contract, Convert, Movement, Roll, Start
+from shardwright.ir.ops import Attend, Contract, Convert, Movement, Roll, Start
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
-from shardwright.ir.types import DType, Placement, TensorType, Tier
+from shardwright.ir.types import DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
 
 
@@ -46,8 +47,8 @@ class Work:
     """One kernel: what it computes, reads, writes and sends in one execution, and how often it is executed.
 
     `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
-    what it reads of each value, in bytes. `collective` is None but for movements between chips, `matmul` but for
-    contractions, `copied` but for copies between memories.
+    what it reads of each value, in bytes. `collective` is None but for movements between chips, `copied` but for copies
+    between memories. `products` are the one of a contraction, the two of attention.
     `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions of the loops
     around it. What is `in_flight` goes on beside what follows, until its result is read. `late` are the values that a
     kernel reads after its contraction alone, and can wait for until that is done.
@@ -58,7 +59,7 @@ class Work:
     statement: Let
     loops: tuple[str, ...]
     trips: int
-    matmul: Matmul | None
+    products: tuple[Matmul, ...]
     collective: Collective | None
     copied: Copied | None
     reads: tuple[tuple[str, int], ...]
@@ -74,7 +75,12 @@ class Work:
 
     @property
     def flops(self) -> int:
-        return self.matmul.flops if self.matmul else 0
+        return sum(product.flops for product in self.products)
+
+    @property
+    def matmul(self) -> Matmul | None:
+        """The first product."""
+        return self.products[0] if self.products else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +164,17 @@ class _Reader:
                 collective = collective_of(operation, operand, mesh, self.orders)
             elif operand.placement != types[root.result.name].placement:
                 copied = copied_bytes(operand, types[root.result.name].placement, mesh)
-        matmul = _matmul(kernel.heavy, types, mesh) if isinstance(kernel.heavy.operation, Contract) else None
+        heavy = kernel.heavy
+        kinds = [types[operand] if isinstance(operand, str) else None for operand in heavy.operands]
+        extents = [dict(zip(k.names, k.local_shape(mesh), strict=True)) if k is not None else {} for k in kinds]
+        products = products_of(heavy, [kind and kind.shape for kind in kinds])
         return Work(
             root.results[0].name,
-            kernel.heavy.operation.keyword,
-            kernel.heavy,
+            heavy.operation.keyword,
+            heavy,
             tuple(loop.dim for loop in loops),
             math.prod(self.sizes[loop.dim] for loop in loops),
-            matmul,
+            tuple(product.on_a_chip(extents) for product in products),
             collective,
             copied,
             tuple((read.name, _read_bytes(read)) for read in kernel.reads),
@@ -223,14 +232,55 @@ def _written(kernel: Kernel, kind: TensorType, mesh: Mapping[str, int]) -> int:
     return kind.local_bytes(mesh)
 
 
-def _matmul(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> Matmul:
-    """m of what the left operand has alone, n the right, k what is summed; shared dimensions that stay are batched."""
-    left, right = (types[str(operand)] for operand in statement.operands)
+Side = tuple[int, tuple[str, ...]]
+"""A side of a product: an operand by its number, and dimensions of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`count` products of [m, k] and [k, n]. `seen` is the share of positions that attention computes with, of what are
+    `positions` here, the n or the k."""
+
+    count: Side
+    m: Side
+    n: Side
+    k: Side
+    dtype: DType
+    positions: Literal["", "n", "k"] = ""
+    seen: tuple[int, int] = (1, 1)
+
+    def on_a_chip(self, sizes: Sequence[Mapping[str, int]]) -> Matmul:
+        """With these extents of the operands."""
+        count, m, n, k = (
+            math.prod(sizes[slot][name] for name in names) for slot, names in (self.count, self.m, self.n, self.k)
+        )
+        share, whole = self.seen
+        n, k = (-(-side * share // whole) if self.positions == name else side for name, side in (("n", n), ("k", k)))
+        return Matmul(count, m, n, k, self.dtype)
+
+
+def products_of(statement: Let, shapes: Sequence[Shape | None]) -> tuple[Product, ...]:
+    """The products of a contraction or of attention, whose operands have these shapes. m is what the left side has
+    alone, n the right, k what is summed; shared dimensions that stay are batched."""
     operation = statement.operation
-    assert isinstance(operation, Contract)
-    sizes = [dict(zip(kind.names, kind.local_shape(mesh), strict=True)) for kind in (left, right)]
-    m = math.prod(size for name, size in sizes[0].items() if name not in sizes[1])
-    n = math.prod(size for name, size in sizes[1].items() if name not in sizes[0])
-    k = math.prod(sizes[0][name] for name in operation.dims)
-    count = math.prod(size for name, size in sizes[0].items() if name in sizes[1] and name not in operation.dims)
-    return Matmul(count, m, n, k, left.dtype)
+    if isinstance(operation, Contract):
+        left, right = _shape(shapes[0]), _shape(shapes[1])
+        m, n = (tuple(x for x in a.names if x not in b) for a, b in ((left, right), (right, left)))
+        count = tuple(name for name in left.names if name in right and name not in operation.dims)
+        return (Product((0, count), (0, m), (1, n), (0, operation.dims), left.dtype),)
+    if isinstance(operation, Attend):
+        q, k, v = map(_shape, shapes[:3])
+        T, rows, seen = operation.along, operation.rows(q).names, operation.seen(q, k)
+        width = tuple(name for name in v.names if name != T and name not in rows)
+        shared = [tuple(name for name in rows if name in of) for of in (k, v)]
+        own = [tuple(name for name in rows if name not in of) for of in (k, v)]
+        return (
+            Product((0, shared[0]), (0, own[0]), (1, (T,)), (0, (operation.contracted,)), q.dtype, "n", seen),
+            Product((0, shared[1]), (0, own[1]), (2, width), (2, (T,)), q.dtype, "k", seen),
+        )
+    return ()
+
+
+def _shape(shape: Shape | None) -> Shape:
+    assert shape is not None
+    return shape

@@ -124,7 +124,7 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
     attention, feedforward = _layer_parts(inside, weights, loop.dim, heads)
     embedding, unembedding = _end_parts([work for work in works if not work.loops], weights)
     cached = {value.name for value in caches}
-    products = [work.matmul for work in inside if work.matmul and cached & {name for name, _ in work.reads}]
+    products = [p for work in inside if cached & {name for name, _ in work.reads} for p in work.products]
     return Sizes(
         layers,
         attention,

@@ -65,6 +65,22 @@ class Attend(Operation):
         """One number for each query: the log-sum-exp."""
         return Shape(DType.F32, tuple(dim for dim in q.dims if dim.name != self.contracted))
 
+    def seen(self, q: Shape, k: Shape) -> tuple[int, int]:
+        """Twice the positions that a query sees on average, and twice those that there are, where the queries are the
+        last of the positions: half of them where there are as many queries, all of them for one query."""
+        positions = k.size(self.along)
+        if self.causal is None:
+            return 2 * positions, 2 * positions
+        on_average = max(2 * positions - q.size(self.causal) + 1, positions + 1)
+        return min(on_average, 2 * self.window or on_average), 2 * positions
+
+    def read(self, q: Shape, k: Shape) -> int:
+        """Positions of keys and values that are read: with a window those that a query sees."""
+        positions = k.size(self.along)
+        if not self.window or self.causal is None:
+            return positions
+        return min(positions, self.window + q.size(self.causal) - 1)
+
     def width(self, args: Sequence[Arg]) -> str:
         """The dimension of v that is the result's last."""
         return next(name for name in args[2].names if name != self.along and name not in self._kept(args))
