@@ -30,6 +30,8 @@ class CollectiveReport:
 
     `lower_bound_bytes` is what its movement can do with: what its statements ask for, where there are any. `statements`
     are the values whose movements it makes, none where nothing asked for it. `source` is FILE:LINE of what asked.
+    `beside` are the kernels that run between its start and its end, none where the chip waits for it; `beside_s` their
+    seconds in one trip as the compiler estimates them, None where it estimates none.
     """
 
     op: str
@@ -39,10 +41,13 @@ class CollectiveReport:
     lower_bound_bytes: int
     statements: tuple[str, ...]
     source: str | None
+    beside: tuple[str, ...] = ()
+    beside_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
-        return {**self.__dict__, "axes": list(self.axes), "statements": list(self.statements)}
+        lists = {"axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside)}
+        return {**self.__dict__, **lists}
 
 
 @dataclass(frozen=True)
@@ -270,7 +275,9 @@ def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveRepo
     """Collectives of a module of which only the text is known."""
     from shardwright.backends.hlo.collectives import collectives_of
     from shardwright.backends.hlo.gathered_parts import with_needed_bytes
+    from shardwright.backends.hlo.overlap import kernels_beside
 
+    beside = kernels_beside(module)
     return tuple(
         CollectiveReport(
             c.op,
@@ -280,6 +287,7 @@ def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveRepo
             c.lower_bound,
             (),
             f"{c.stack[0].file}:{c.stack[0].line}" if c.stack else None,
+            beside.get(c.name, ()),
         )
         for c in with_needed_bytes(module, collectives_of(module))
     )
@@ -362,7 +370,7 @@ def _report(
     asked = matched(compiled, statements, _FILE, names, devices)
     made = {id(statement) for each in asked for statement in each}
     return replace(
-        _report_of(func, module, _reports(compiled, asked, mesh, names), target, names),
+        _report_of(func, module, _reports(module, compiled, asked, mesh, names), target, names),
         written_bytes_received=sum(statement.collective.bytes for statement in statements),
         unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
     )
@@ -375,10 +383,14 @@ def _report_of(
     target: Target | None,
     names: Mapping[int, str],
 ) -> FunctionReport:
-    """Memory and kernels beside a function's collectives."""
+    """Memory and kernels of a function, and how long those take that run beside each of its collectives."""
     from shardwright.backends.hlo.kernels import kernels_of
 
     kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
+    seconds = {kernel.name: kernel.estimated_s for kernel in kernels if kernel.estimated_s is not None}
+    if seconds:
+        busy = [sum(seconds.get(name, 0.0) for name in each.beside) for each in collectives]
+        collectives = tuple(replace(each, beside_s=s) for each, s in zip(collectives, busy, strict=True))
     memory: Memory | None = func.memory
     return FunctionReport(
         func.name,
@@ -405,13 +417,16 @@ def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, st
 
 
 def _reports(
+    module: HloModule,
     compiled: Sequence[Collective],
     asked: Sequence[Sequence[Statement]],
     mesh: Mapping[str, int],
     names: Mapping[int, str],
 ) -> tuple[CollectiveReport, ...]:
+    from shardwright.backends.hlo.overlap import kernels_beside
     from shardwright.backends.hlo.statements import statement_of
 
+    beside = kernels_beside(module)
     reports: list[CollectiveReport] = []
     given: set[int] = set()
     for collective, statements in zip(compiled, asked, strict=True):
@@ -431,6 +446,7 @@ def _reports(
                 bound,
                 tuple(dict.fromkeys(statement.name for statement in statements if statement.name)),
                 f"{_FILE}:{place[1]}" if place else None,
+                beside.get(collective.name, ()),
             )
         )
     return tuple(reports)

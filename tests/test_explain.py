@@ -138,6 +138,8 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                         "lower_bound_bytes": 64,
                         "statements": [],
                         "source": "a.py:3",
+                        "beside": [],
+                        "beside_s": None,
                     },
                     {
                         "op": "all_reduce",
@@ -147,6 +149,8 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                         "lower_bound_bytes": 64,
                         "statements": [],
                         "source": None,
+                        "beside": [],
+                        "beside_s": None,
                     },
                 ],
                 "bytes_received": 128,

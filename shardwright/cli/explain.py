@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.explaining import Explanation, FunctionReport
+    from shardwright.explaining import CollectiveReport, Explanation, FunctionReport
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -83,6 +83,17 @@ def refuse(explained: Explanation) -> None:
         raise DiagnosticError(found, explained.errors[0].source)
 
 
+def _beside(collective: CollectiveReport) -> str:
+    """What hides a collective: the time of the kernels beside it, or how many there are."""
+    from shardwright.cost.movements import duration_text
+
+    if not collective.beside:
+        return ""
+    if collective.beside_s is None:
+        return f"{len(collective.beside)} kernel{'s'[: len(collective.beside) > 1]}"
+    return duration_text(collective.beside_s)
+
+
 def as_text(func: FunctionReport, target: str | None) -> str:
     """A function's report as lines of text."""
     from shardwright.cli.text_table import bytes_text, text_table
@@ -100,13 +111,14 @@ def as_text(func: FunctionReport, target: str | None) -> str:
                 "?" if c.trips is None else str(c.trips),
                 bytes_text(c.bytes_received),
                 bytes_text(c.lower_bound_bytes),
+                _beside(c),
                 ", ".join(c.statements) or ("" if target is None else "no statement"),
                 c.source or "",
             )
             for c in func.collectives
         ]
-        columns = ("collective", "axes", "trips", "received", "least", "asked for by", "source")
-        lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrll"))
+        columns = ("collective", "axes", "trips", "received", "least", "beside", "asked for by", "source")
+        lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrrll"))
     if func.unmade:
         lines.append(f"  made without a collective: {', '.join(func.unmade)}")
     if func.argument_bytes is not None and func.temporary_bytes is not None and func.output_bytes is not None:

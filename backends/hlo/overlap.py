@@ -1,0 +1,78 @@
+"""Which kernels of a scheduled module run while a collective is under way: those between its start and its end.
+
+The text of a scheduled module is in the order of execution. A collective that the compiler does not part into start and
+end has the chip to itself; so has one that is marked synchronous, as the GPU's compiler marks those that it parts and
+finds nothing to run beside. The TPU's compiler also writes the start and the end of a gather as fusions, with others in
+between that carry it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.backends.hlo.collectives import WORDS
+from shardwright.backends.hlo.module import Computation, HloModule, Instruction
+
+_WORKS = {"fusion", "dot", "convolution", "custom-call", "reduce", "copy", "scatter", "sort"}
+"""Opcodes of kernels where the compiler says no cycles."""
+
+_FUSED_START, _FUSED_END = '"AsyncCollectiveStart"', '"AsyncCollectiveDone"'
+
+
+def kernels_beside(module: HloModule) -> dict[str, tuple[str, ...]]:
+    """For each collective by its name, the names of the kernels between its start and its end; none where it waits."""
+    return {name: beside for each in module.computations.values() for name, beside in _beside(module, each)}
+
+
+def _beside(module: HloModule, computation: Computation) -> Iterator[tuple[str, tuple[str, ...]]]:
+    order = list(computation.instructions.values())
+    places = {instruction.name: place for place, instruction in enumerate(order)}
+    estimated = any('"estimated_cycles"' in instruction.attributes for instruction in order)
+    for place, start in enumerate(order):
+        names = _starts(module, start)
+        end = _end(module, computation, start) if names else None
+        if end is None or '"is_sync":true' in start.attributes:
+            continue
+        between = order[place + 1 : places[end.name]]
+        kernels = tuple(each.name for each in between if _is_kernel(each, estimated))
+        yield from ((name, kernels) for name in names)
+
+
+def _is_kernel(instruction: Instruction, estimated: bool) -> bool:
+    if estimated:
+        return '"estimated_cycles"' in instruction.attributes
+    return instruction.opcode in _WORKS
+
+
+def _starts(module: HloModule, instruction: Instruction) -> list[str]:
+    """The collectives that an instruction starts: itself, or those in what it calls."""
+    if instruction.opcode.removesuffix("-start") in WORDS:
+        return [instruction.name] if instruction.opcode.endswith("-start") else []
+    inside = [each for each in _called(module, instruction) if each.opcode in WORDS]
+    is_start = instruction.opcode == "async-start" or _has(module, instruction, _FUSED_START)
+    return [each.name for each in inside] if is_start else []
+
+
+def _end(module: HloModule, computation: Computation, start: Instruction) -> Instruction | None:
+    """What takes a started collective up, through the values that carry it on."""
+    seen: set[str] = set()
+    stack = [start]
+    while stack:
+        for user in computation.users(stack.pop().name):
+            if user.opcode.endswith("-done") or _has(module, user, _FUSED_END):
+                return user
+            carries = start.opcode == "fusion" or user.opcode == "async-update"
+            if carries and user.name not in seen:
+                seen.add(user.name)
+                stack.append(user)
+    return None
+
+
+def _has(module: HloModule, instruction: Instruction, target: str) -> bool:
+    return instruction.opcode == "fusion" and any(target in each.attributes for each in _called(module, instruction))
+
+
+def _called(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
+    for callee in instruction.called:
+        if callee in module.computations:
+            yield from module.computations[callee].instructions.values()
