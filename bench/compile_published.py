@@ -15,8 +15,11 @@ from pathlib import Path
 
 from shardwright.prediction import palm_frontiers, phases, programs
 from shardwright.prediction.figures import FIGURES
-from shardwright.prediction.programs import SHIPPED, Deployment, Phase, Wanted, heading
+from shardwright.prediction.programs import Deployment, Phase, Wanted, heading, read_shipped, write_shipped
 from shardwright.prediction.reproduction import reproduce
+
+EXAMPLES = Path(__file__).parents[1] / "examples/published"
+"""A few of them to read."""
 
 
 @contextmanager
@@ -48,29 +51,24 @@ def asked_for() -> dict[str, Wanted]:
     return asked
 
 
-def write(file: Path, wanted: Wanted) -> None:
+def made(wanted: Wanted) -> str:
     """The program as the compiler makes it, with what it was made of in its first line."""
-    made = programs.compile_text(wanted.text, wanted.passes)
-    file.write_text(heading(wanted.text, wanted.passes) + made, encoding="utf-8")
+    return heading(wanted.text, wanted.passes) + programs.compile_text(wanted.text, wanted.passes)
 
 
 def main() -> int:
     """Writes what is asked for, removes the rest; 0."""
-    SHIPPED.mkdir(exist_ok=True)
-    if "--missing" not in sys.argv:
-        for file in SHIPPED.glob("*.shard"):
-            file.unlink()
-        programs.shipped.cache_clear()
+    known = read_shipped() if "--missing" in sys.argv else {}
     asked = asked_for()
-    for file in SHIPPED.glob("*.shard"):
-        if file.name not in asked:
-            file.unlink()
+    texts: dict[str, str] = {}
     for number, (name, wanted) in enumerate(sorted(asked.items()), 1):
-        file = SHIPPED / name
-        first = heading(wanted.text, wanted.passes)
-        if not file.exists() or not file.read_text(encoding="utf-8").startswith(first):
+        texts[name] = known.get(name, "")
+        if not texts[name].startswith(heading(wanted.text, wanted.passes)):
             print(f"{number}/{len(asked)} {name}", flush=True)
-            write(file, wanted)
+            texts[name] = made(wanted)
+    write_shipped(texts)
+    for example in EXAMPLES.glob("*.shard"):
+        example.write_text(texts[example.name], encoding="utf-8")
     return 0
 
 

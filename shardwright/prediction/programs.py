@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, Literal
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from shardwright.cost.resizing import on_mesh
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -41,7 +42,7 @@ rather than into B and L."""
 _STANDARD: Mapping[int, Sequence[int]] = {1: (8,), 2: (4, 4), 3: (4, 4, 4)}
 """Sizes of the axes that layouts are chosen for, by how many axes there are."""
 
-SHIPPED: Final = Path(__file__).parent / "compiled"
+SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 """Explicit programs of published rows and figures; `bench/compile_published.py` writes them."""
 
 _PACKED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
@@ -179,14 +180,28 @@ def heading(text: str, passes: str) -> str:
     return f"# source {digest(text, passes)}, passes {passes}\n"
 
 
+def read_shipped() -> dict[str, str]:
+    """The programs that come with the package, by their names; none where there is no file of them."""
+    if not SHIPPED.exists():
+        return {}
+    with ZipFile(SHIPPED) as archive:
+        return {name: archive.read(name).decode("utf-8") for name in archive.namelist()}
+
+
+def write_shipped(texts: Mapping[str, str]) -> None:
+    """Writes them, in one step and the same bytes for the same programs."""
+    beside = SHIPPED.with_suffix(".part")
+    with ZipFile(beside, "w", ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, text in sorted(texts.items()):
+            archive.writestr(ZipInfo(name), text.encode("utf-8"), ZIP_DEFLATED)
+    beside.replace(SHIPPED)
+    shipped.cache_clear()
+
+
 @cache
-def shipped() -> Mapping[str, Path]:
+def shipped() -> Mapping[str, str]:
     """The programs that come with the package, by the digest in their first line."""
-    found: dict[str, Path] = {}
-    for file in sorted(SHIPPED.glob("*.shard")):
-        with file.open(encoding="utf-8") as lines:
-            found[lines.readline().removeprefix("# source ").partition(",")[0]] = file
-    return found
+    return {text.removeprefix("# source ").partition(",")[0]: text for text in read_shipped().values()}
 
 
 def is_compiled(wanted: Wanted) -> bool:
@@ -206,11 +221,10 @@ def compiled_text(text: str, passes: str) -> str:
     """`compiled` as a text."""
     made_of = digest(text, passes)
     own = own_folder() / f"{made_of}.shard"
-    known = shipped().get(made_of)
-    for file in (known, own):
-        with suppress(OSError):
-            if file is not None:
-                return file.read_text(encoding="utf-8")
+    if made_of in shipped():
+        return shipped()[made_of]
+    with suppress(OSError):
+        return own.read_text(encoding="utf-8")
     made = compile_text(text, passes, axiswise=True)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
