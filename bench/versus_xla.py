@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from global_arrays import global_function
 from jax.sharding import NamedSharding, PartitionSpec
+from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small
 
 from shardwright.backends.hlo.counts import Counts, count
@@ -38,8 +39,7 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.placing import placed_shape, sharding_of
 from shardwright.backends.random_inputs import Inputs, random_inputs
 from shardwright.cost.traffic import bytes_received
-from shardwright.ir import ops
-from shardwright.ir.program import Carry, Let, Loop, Marking, Program, Statement, Value
+from shardwright.ir.program import Program
 from shardwright.ir.types import OpenType, ValueType
 from shardwright.passes.pipelines import explicit
 
@@ -87,30 +87,6 @@ class Compiled:
 
 
 # ---------------------------------------------------------------- the three ways
-
-
-def opened(program: Program) -> Program:
-    """The program with only its edges typed: interior demands and movements are taken out."""
-
-    def free(value: Value) -> Value:
-        return replace(value, type=OpenType.anything(value.shape), marking=Marking.UNWRITTEN)
-
-    def visit(statement: Statement) -> Statement:
-        match statement:
-            case Let(operation=operation):
-                kept = ops.Alias() if operation.is_movement else operation
-                return replace(statement, operation=kept, results=tuple(map(free, statement.results)))
-            case Loop():
-                return replace(
-                    statement,
-                    results=tuple(map(free, statement.results)),
-                    carries=tuple(Carry(free(carry.value), carry.initial) for carry in statement.carries),
-                    body=tuple(map(visit, statement.body)),
-                )
-            case _:
-                return statement
-
-    return replace(program, funcs=tuple(replace(f, body=tuple(map(visit, f.body))) for f in program.funcs))
 
 
 def compile_ours(program: Program, func_name: str, inputs: Inputs, *, in_digits: bool = False) -> Compiled:

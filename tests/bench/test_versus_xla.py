@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from global_arrays import global_function
+from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small
-from versus_xla import measure, opened
+from versus_xla import measure
 
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
