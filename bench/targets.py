@@ -48,12 +48,13 @@ class Row:
 def measure(name: str, targets: Sequence[str]) -> list[Row]:
     """A row for each function of an example on each target."""
     program = load(str(EXAMPLES / f"{name}.shard"))
-    return [row for target in targets for row in _on_target(name, explicit(program, target=target), target)]
+    return [row for target in targets for row in rows_of(name, program, target)]
 
 
-def _on_target(name: str, program: Program, target: str) -> list[Row]:
+def rows_of(name: str, program: Program, target: str) -> list[Row]:
+    """A row for each function of a program on a target, and for each that its compiler refuses."""
     try:
-        explained = explain_program(program, target)
+        explained = explain_program(explicit(program, target=target), target)
     except DiagnosticError as error:
         return [Row(name, "", target, refused=error.diagnostics[0].message)]
     rows = [_row(name, target, func) for func in explained.functions]
@@ -61,7 +62,8 @@ def _on_target(name: str, program: Program, target: str) -> list[Row]:
 
 
 def _row(name: str, target: str, func: FunctionReport) -> Row:
-    changed = Counter(
+    changed = Counter({f"no collective for {name}": 1 for name in func.unmade})
+    changed.update(
         f"{c.op} of {', '.join(c.statements) or 'nothing'}"
         for c in func.collectives
         if c.bytes_received > c.lower_bound_bytes or not c.statements

@@ -162,6 +162,12 @@ def _alike_jvp(axes, primals, tangents):
     first = lax.axis_index(axes) == 0
     return alike(*primals, axes), lax.psum(jnp.where(first, tangents[0], 0), axes)
 ''',
+    "halves_gathered": '''
+def halves_gathered(x, axes):
+    """The integers of all chips along these axes, gathered as pairs of halves."""
+    halves = lax.bitcast_convert_type(x.reshape(-1), jnp.int16)
+    return lax.bitcast_convert_type(lax.all_gather(halves, axes, to='invarying').reshape(-1, 2), x.dtype)
+''',
     "joined": '''
 def joined(units, axes, shared):
     """The first so many units [n, elements] of all chips along these axes, and behind them the rest, which they have
@@ -234,11 +240,11 @@ def rotary(x, positions, frequencies, axis, style):
     return jnp.moveaxis(jnp.concatenate((turned, v[..., 2 * n:]), -1), -1, axis).astype(x.dtype)
 ''',
     "scattered_in_front": '''
-def scattered_in_front(x, axes, at):
-    """The reduce-scatter of x along a dimension, as rows that lie one after the other in memory."""
+def scattered_in_front(x, axes, at, shape, order):
+    """The reduce-scatter of x along a dimension, which is first in this shape; the layout is in order of dimensions."""
     front = jnp.moveaxis(x, at, 0)
-    rows = with_layout_constraint(front.reshape(front.shape[0], -1), Layout((0, 1)))
-    scattered = lax.psum_scatter(rows, axes, tiled=True)
+    tiled = with_layout_constraint(front.reshape(shape), Layout(order))
+    scattered = lax.psum_scatter(tiled, axes, tiled=True)
     return jnp.moveaxis(scattered.reshape(-1, *front.shape[1:]), 0, at)
 ''',
     "topk": '''

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -11,6 +10,7 @@ import numpy as np
 from shardwright.backends.digit_factors import Digits, Factor, leads
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering
+from shardwright.backends.jax.tiled_forms import Exchange, Front, gather_form, scatter_form
 from shardwright.cost.exchange import Table, exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -31,7 +31,7 @@ def lower_movement(operation: Movement, code: str, before: TensorType, after: Te
         case ops.AllReduce():
             return _all_reduce(operation, code, before, lowering)
         case ops.AllGather():
-            return _Plan(digits, before, after).all_gather(code, operation.axes)
+            return _Plan(digits, before, after).all_gather(code, operation.axes, lowering)
         case ops.ReduceScatter():
             return _Plan(digits, before, after).reduce_scatter(code, operation.named_axes, lowering)
         case ops.AllToAll():
@@ -196,11 +196,19 @@ class _Plan:
 
     # ------------------------------------------------------------ collectives
 
-    def all_gather(self, code: str, named: Sequence[str]) -> str:
+    def all_gather(self, code: str, named: Sequence[str], lowering: Lowering) -> str:
         axes = self.axes(named)
         at = self.only()
         if at is not None and leads(self.rows[at], "arrives"):
-            return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
+            tile = lowering.forms.tile
+            rows = None if tile is None else gather_form(self.local, self.before.dtype, tile)
+            if rows == (0, 0):
+                lowering.use_helper("halves_gathered")
+                return f"halves_gathered({code}, {axes_text(axes)}).reshape{tuple_text([*map(str, self.result)])}"
+            if rows is None:
+                return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
+            gathered = f"lax.all_gather({code}.reshape{rows}, {axes_text(axes)}, to='invarying')"
+            return f"{gathered}.reshape{tuple_text([*map(str, self.result)])}"
         stays = [factor.size for factor in self.flat if factor.fate == "stays"]
         gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
         return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
@@ -209,24 +217,42 @@ class _Plan:
         axes = self.axes(named)
         partial = self.before.partial
         if partial is not None and partial.kind is Reduction.MAX:
-            return _through_integers(self.before.dtype, code, lambda c: self._max_scatter(c, axes))
+            return _through_integers(self.before.dtype, code, lambda c: self._exchanged(c, axes, "jnp.max"))
         return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, lowering))
 
     def _sum_scatter(self, code: str, axes: Sequence[str], lowering: Lowering) -> str:
         at = self.only()
         if at is not None and leads(self.rows[at], "leaves"):
-            if 1 < math.prod(self.local) // self.local[at] <= lowering.forms.scatter_in_front:
-                lowering.use_helper("scattered_in_front")
-                return f"scattered_in_front({code}, {axes_text(axes)}, {at})"
+            if (tile := lowering.forms.tile) is not None:
+                form = scatter_form(self.local, at, self.mesh.product(axes), tile)
+                if isinstance(form, Exchange):
+                    return self._exchanged(code, axes, "jnp.sum")
+                if form is not None:
+                    lowering.use_helper("scattered_in_front")
+                    return self._in_front(code, axes, at, form)
+                several = [n for i, n in enumerate(self.local) if n > 1 or i == at]
+                call = f"{axes_text(axes)}, scatter_dimension={sum(n > 1 for n in self.local[:at])}, tiled=True"
+                scattered = f"lax.psum_scatter({reshaped(code, self.local, several)}, {call})"
+                return (
+                    scattered if several == self.local else f"{scattered}.reshape{tuple_text([*map(str, self.result)])}"
+                )
             return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
         front, shape = self.to_front(code, axes)
         return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)
 
-    def _max_scatter(self, code: str, axes: Sequence[str]) -> str:
-        """Each chip gets everyone's maximands of its own part, and takes their maximum."""
+    def _in_front(self, code: str, axes: Sequence[str], at: int, form: Front) -> str:
+        cut = [*self.local[:at], self.mesh.product(axes), *self.result[at:]] if form.blocks else self.local
+        call = f"{axes_text(axes)}, {at}, {form.shape}, {form.order}"
+        if form.blocks:
+            code = f"lax.optimization_barrier({code})"
+        scattered = f"scattered_in_front({reshaped(code, self.local, cut)}, {call})"
+        return f"{scattered}.reshape({', '.join(map(str, self.result))})" if form.blocks else scattered
+
+    def _exchanged(self, code: str, axes: Sequence[str], combine: str) -> str:
+        """Each chip gets everyone's part of its own, and combines them."""
         front, shape = self.to_front(code, axes)
         exchanged = f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)"
-        return reshaped(f"jnp.max({exchanged}, axis=0)", shape[1:], self.result)
+        return reshaped(f"{combine}({exchanged}, axis=0)", shape[1:], self.result)
 
     def all_to_all(self, code: str, named: Sequence[str]) -> str:
         axes = self.axes(named)

@@ -32,12 +32,11 @@ UseHelper = Callable[[str], None]
 class Forms:
     """How things that can be written in several ways are written, for the sake of a target's compiler."""
 
-    scatter_in_front: int = 0
-    """A reduce-scatter along the rows of an array that is transposed before and after, and made two-dimensional, where
-    a row has at most so many elements."""
     finished_products: bool = False
     """What is computed elementwise of a product is made once before another product reads it, behind an optimization
     barrier, and not within that one again for each of its blocks."""
+    tile: tuple[int, int] | None = None
+    """The rows and lanes of a tile, of which each chip's part in a collective is made (`tiled_forms`)."""
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

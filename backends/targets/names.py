@@ -73,7 +73,9 @@ class Target:
     @property
     def forms(self) -> Forms:
         """The forms that its compiler keeps."""
-        return Forms(**_tpus()["forms"].get(self.name.partition(":")[0], {}))
+        forms: dict[str, Any] = _tpus()["forms"].get(self.name.partition(":")[0], {})
+        tile: list[int] | None = forms.get("tile")
+        return Forms(forms.get("finished_products", False), (tile[0], tile[1]) if tile else None)
 
     @property
     def passes(self) -> str:

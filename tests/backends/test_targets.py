@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.jax_agreement import explicit
@@ -16,6 +18,7 @@ from oracles.jax_agreement import explicit
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.tiled_forms import Exchange, Front, gather_form, scatter_form
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
@@ -25,6 +28,7 @@ from shardwright.cost.chips import chip_names as priced_chips
 from shardwright.cost.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllGather, ReduceScatter
+from shardwright.ir.types import DType
 from shardwright.ir.walk import lets_in
 from shardwright.passes.pipelines import run_passes
 
@@ -56,25 +60,93 @@ def test_names_that_are_none(name: str, said: str) -> None:
     assert caught.value.diagnostics[0].notes
 
 
+FORMS = [
+    ((512, 1, 2048), 2, 4, None),  # 4 times 128 lanes each
+    ((4, 2048, 18432), 2, 4, None),
+    ((512, 1, 4608), 2, 4, Front((4608, 512), (0, 1))),  # 9 times
+    ((4, 2048, 4608), 2, 4, Front((4608, 4, 2048), (1, 0, 2))),
+    ((8, 16, 4608), 2, 4, Front((4608, 128), (0, 1))),
+    ((64, 4608), 1, 4, Front((4, 64, 1152), (0, 1, 2), blocks=True)),
+    ((8, 4608), 1, 4, Exchange()),  # 9 tiles
+    ((4, 8192), 1, 4, Exchange()),  # less than a tile's rows
+    ((4, 1024, 4, 256), 2, 4, Front((4, 4096, 256), (0, 1, 2))),  # one head each
+    ((4, 1024, 256), 1, 16, Front((1024, 4, 256), (1, 0, 2))),
+    ((64, 1, 256), 0, 4, Front((64, 256), (0, 1))),
+    ((64, 2048), 0, 16, Front((64, 16, 128), (0, 1, 2))),
+    ((64, 256), 0, 16, Exchange()),  # one tile
+    ((64,), 0, 4, Exchange()),
+]
+
+
+@pytest.mark.parametrize(("shape", "at", "chips", "form"), FORMS)
+def test_the_form_of_a_reduce_scatter(
+    shape: tuple[int, ...], at: int, chips: int, form: Front | Exchange | None
+) -> None:
+    """As tried on the compilers of TPU v4, v5e, v5p and v6e (`backends/targets/tpus.toml`)."""
+    assert scatter_form(shape, at, chips, (8, 128)) == form
+
+
 @pytest.mark.parametrize(
-    ("target", "in_front"), [("tpu-v4:2x2x1", True), ("tpu-v5p:2x2x1", True), ("tpu-v5e:2x2", False), ("cpu", False)]
+    ("shape", "dtype", "form"),
+    [
+        ((288,), DType.F32, (8, 36)),
+        ((1, 64), DType.BF16, (8, 8)),
+        ((512,), DType.F32, None),
+        ((100,), DType.F32, None),
+        ((8, 1), DType.INT32, (0, 0)),
+        ((1, 1), DType.INT32, (0, 0)),
+        ((8, 36), DType.F32, None),
+        ((), DType.F32, None),
+    ],
 )
-def test_a_reduce_scatter_is_along_the_dimension_that_the_compiler_keeps(target: str, in_front: bool) -> None:
+def test_the_form_of_a_gather(shape: tuple[int, ...], dtype: DType, form: tuple[int, int] | None) -> None:
+    assert gather_form(shape, dtype, (8, 128)) == form
+
+
+def test_vectors_are_gathered_in_the_form_that_the_compiler_keeps() -> None:
     program = explicit("""
     mesh x=2 y=2
-    dim B=4 E=8 F=8
-    func f(x: f32 BE_xy, w: f32 E_xyF) -> f32 BF_xy {
-      h = x @[E] w
-      y = reduce_scatter[xy -> F](h)
-      return y
+    dim B=4 L=1 E=96
+    func f(ids: int32 B_xyL, scale: f32 E_xy) -> (int32 BL, f32 E) {
+      i = all_gather[xy](ids)
+      s = all_gather[xy](scale)
+      return i, s
     }
     """)
-    text = emit(program, forms=parse_target(target).forms)
-    assert ("y = scattered_in_front(h, ('x', 'y'), 1)" in text) == in_front
+    text = emit(program, forms=parse_target("tpu-v5e:2x2").forms)
+    assert "halves_gathered(ids, ('x', 'y')).reshape(4, 1)" in text
+    assert "lax.all_gather(scale.reshape(8, 3), ('x', 'y'), to='invarying').reshape(96,)" in text
     module = load_module(text)
-    x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
-    made = module.build_f(module.make_mesh(arrange_devices(4).devices))(x[:4], w)
-    assert np.abs(np.asarray(made) - x[:4] @ w).max() < 1e-5
+    ids, scale = np.arange(-2, 2, dtype=np.int32)[:, None] * 70_000, np.linspace(-1, 1, 96, dtype=np.float32)
+    made = module.build_f(module.make_mesh(arrange_devices(4).devices))(ids, scale)
+    assert np.array_equal(made[0], ids)
+    assert np.array_equal(made[1], scale)
+
+
+@pytest.mark.parametrize(("target", "tiled"), [("tpu-v4:2x2x1", True), ("tpu-v6e:2x2", True), ("h100:4", False)])
+def test_a_reduce_scatter_in_the_form_that_the_compiler_keeps(target: str, tiled: bool) -> None:
+    shapes = [shape for shape, _, chips, _ in FORMS if chips == 4 and np.prod(shape) < 3_000_000]
+    forms = Counter(type(form).__name__ for shape, _, chips, form in FORMS if chips == 4 and np.prod(shape) < 3_000_000)
+    dims, funcs = [], []
+    for i, (shape, at) in enumerate((shape, at) for shape, at, chips, _ in FORMS if chips == 4 and shape in shapes):
+        names = [f"{letter}{i + 1}" for letter in "ABCD"[: len(shape)]]
+        dims += [f"{name}={size}" for name, size in zip(names, shape, strict=True)]
+        layout = "".join(names)
+        scattered = "".join(f"{name}_xy" if k == at else name for k, name in enumerate(names))
+        funcs.append(
+            f"func f{i}(x: {layout}(partialsum-xy)) -> {scattered} {{"
+            f" y = reduce_scatter[xy -> {names[at]}](x)\n return y }}"
+        )
+    program = explicit("mesh x=2 y=2\ndim " + " ".join(dims) + "\n" + "\n".join(funcs))
+    text = emit(program, forms=parse_target(target).forms)
+    assert text.count("= scattered_in_front(") == (forms["Front"] if tiled else 0)
+    assert text.count("lax.all_to_all(") == (forms["Exchange"] if tiled else 0)
+    module = load_module(text)
+    mesh = module.make_mesh(arrange_devices(4).devices)
+    for i, shape in enumerate(shapes):
+        addends = np.random.default_rng(i).integers(-4, 5, (2, 2, *shape)).astype(np.float32)
+        made = getattr(module, f"build_f{i}")(mesh)(jnp.asarray(addends, jnp.bfloat16))
+        assert np.array_equal(np.asarray(made, np.float32), addends.sum((0, 1)))
 
 
 def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
@@ -96,7 +168,6 @@ def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
     assert [len(m.named_axes) for m in moves if isinstance(m, AllGather | ReduceScatter)] == [2, 1, 2, 1, 1, 2]
     text = emit(program, forms=parse_target("tpu-v4:2x2x2").forms)
     assert text.count("lax.all_gather(") == 4
-    assert text.count("= scattered_in_front(") == 2
     module = load_module(text)
     x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
     made = module.build_f(module.make_mesh(arrange_devices(8).devices))(x[:4], w)
