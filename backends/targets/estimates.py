@@ -34,16 +34,17 @@ _WORD_BYTES = 4
 class Rates:
     """What a TPU's compiler assumes of a chip, by its estimates of kernels.
 
-    `compute` and `memory` are shares of the chip's rates; memory on the chip is `on_chip` times as fast for products.
-    `kernel_cycles` is the least that any kernel takes, `block_cycles` the most that the first block of operands and the
-    last of results do, beside which nothing runs. `vector_cycles` is an instruction on 1024 elements. `alone` are the
-    passes over its elements that a kernel takes which is no fusion.
+    `compute` and `memory` are shares of the chip's rates; memory on the chip is `on_chip` times as fast for products,
+    `on_chip_vectors` times for all else. `kernel_cycles` is the least that any kernel takes, `block_cycles` the most that
+    the first block of operands and the last of results do, beside which nothing runs. `vector_cycles` is an instruction
+    on 1024 elements. `alone` are the passes over its elements that a kernel takes which is no fusion.
     """
 
     clock_hz: float
     compute: float
     memory: float
     on_chip: float
+    on_chip_vectors: float
     kernel_cycles: float
     block_cycles: float
     vector_cycles: float
@@ -75,7 +76,7 @@ def estimated_s(kernel: Kernel, chip: Chip, rates: Rates) -> float | None:
 def _memory_s(kernel: Kernel, chip: Chip, rates: Rates) -> float:
     """Results are made as words of 32 bits, and so are the elements that a reduction reads: a kernel that writes
     narrower ones, or fewer, passes over the words once more."""
-    fast = rates.on_chip if kernel.products else 1.0
+    fast = rates.on_chip if kernel.products else rates.on_chip_vectors
     traffic = sum(each.nbytes / (fast if each.on_chip else 1.0) for each in (*kernel.reads, *kernel.writes))
     words = _WORD_BYTES * max([kernel.reduced, *(each.elements for each in kernel.writes)])
     if kernel.reduced or any(each.bits < 8 * _WORD_BYTES for each in kernel.writes):

@@ -60,7 +60,7 @@ def test_a_product_with_a_slice_of_a_stacked_weight_and_what_follows() -> None:
     assert made.instructions == {"dynamic-slice": 4608 * 4608, "tanh": 512 * 4608, "convert": 512 * 4608}
 
     chip = load_chip("tpu-v4")
-    rates = Rates(1e9, 0.5, 0.25, 8.0, kernel_cycles=1000, block_cycles=2000, vector_cycles=0.5, alone=9.0)
+    rates = Rates(1e9, 0.5, 0.25, 8.0, 1.0, kernel_cycles=1000, block_cycles=2000, vector_cycles=0.5, alone=9.0)
     matrix = 2 * 512 * 4608 * 4608 / 2.75e14 / 0.5
     vector = (4608 * 4608 + (8 + 1) * 512 * 4608) / 1024 * 0.5 / 1e9
     assert estimated_s(made, chip, rates) == pytest.approx(matrix + vector + 2e-6 + 1e-6)
@@ -127,7 +127,7 @@ def test_a_reduction_passes_over_what_it_reads() -> None:
         + CYCLES,
     )
     assert (made.reduced, made.alone) == (512 * 4608, True)
-    rates = Rates(1e9, 1.0, 1.0, 8.0, kernel_cycles=0, block_cycles=0, vector_cycles=0, alone=0.5)
+    rates = Rates(1e9, 1.0, 1.0, 8.0, 1.0, kernel_cycles=0, block_cycles=0, vector_cycles=0, alone=0.5)
     nbytes = 512 * 4608 * 2 + 512 * 4 + 1.5 * 4 * 512 * 4608
     assert estimated_s(made, load_chip("tpu-v4"), rates) == pytest.approx(nbytes / 1.2e12)
 
