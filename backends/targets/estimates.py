@@ -35,9 +35,9 @@ class Rates:
     """What a TPU's compiler assumes of a chip, by its estimates of kernels.
 
     `compute` and `memory` are shares of the chip's rates; memory on the chip is `on_chip` times as fast for products,
-    `on_chip_vectors` times for all else. `kernel_cycles` is the least that any kernel takes, `block_cycles` the most that
-    the first block of operands and the last of results do, beside which nothing runs. `vector_cycles` is an instruction
-    on 1024 elements. `alone` are the passes over its elements that a kernel takes which is no fusion.
+    `on_chip_vectors` times for all else. `kernel_cycles` is the least that any kernel takes, `block_cycles` the most
+    that the first block of operands and the last of results do, beside which nothing runs. `vector_cycles` is an
+    instruction on 1024 elements. `alone` are the passes over its elements that a kernel takes which is no fusion.
     """
 
     clock_hz: float
