@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.cost.movements import type_after
-from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digit_orders import orders_in, strided_dims
 from shardwright.ir.digits import Order, blocks_order
 from shardwright.ir.mesh import Mesh
@@ -29,7 +28,7 @@ class SplitCollectives(Pass):
         g: BE = all_gather[xyz](a)
         y: BE_xyz = reduce_scatter[xyz -> E](h)
 
-    becomes with `split-collectives{axes=2}`
+    becomes with `split-collectives{gathers=2,scatters=2}`
 
         g_gathered :~ BE_x = all_gather[yz](a)
         g: BE = all_gather[x](g_gathered)
@@ -38,19 +37,19 @@ class SplitCollectives(Pass):
 
     Each is on one dimension. A gather begins with the least significant digits, a scatter with the most significant,
     so that what lies between is contiguous blocks too. What a chip receives in all is the same. What is strided stays
-    as it is, and axes of a single chip count for nothing. Takes explicit programs, after everything else; `--target`
-    runs it where the target's compiler makes something dearer of such collectives (docs/targets.md).
+    as it is, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit programs, after
+    everything else; `--target` runs it where the target's compiler makes something dearer of such collectives
+    (docs/targets.md).
     """
 
     name: ClassVar[str] = "split-collectives"
     takes: ClassVar[Level] = Level.EXPLICIT
     leaves: ClassVar[Level] = Level.EXPLICIT
 
-    axes: int = 2
+    gathers: int = 2
+    scatters: int = 2
 
     def run(self, program: Program) -> Program:
-        if not self.axes:
-            raise fault("bad-option", "split-collectives: axes is at least 1", NOWHERE)
         return replace(program, funcs=tuple(self._split(program, func) for func in program.funcs))
 
     def _split(self, program: Program, func: Func) -> Func:
@@ -84,14 +83,15 @@ class SplitCollectives(Pass):
         mesh: Mesh,
     ) -> list[AllGather | ReduceScatter]:
         """The movement as those that come one after the other; itself alone where it has few axes or is strided."""
-        split = before if isinstance(operation, AllGather) else after
+        gathers = isinstance(operation, AllGather)
+        most, split = (self.gathers, before) if gathers else (self.scatters, after)
         named = {axis for axis in operation.named_axes if mesh[axis] > 1}
-        if len(named) <= self.axes or strided_dims(split, orders, mesh):
+        if len(named) <= (most or len(named)) or strided_dims(split, orders, mesh):
             return [operation]
         groups: list[set[str]] = []
         for dim, own in reversed(list(zip(split.names, split.splits, strict=True))):
             axes = [axis for axis in blocks_order(orders.get(dim, ()), own, mesh) if axis in named]
-            groups += [set(axes[max(0, end - self.axes) : end]) for end in range(len(axes), 0, -self.axes)]
+            groups += [set(axes[max(0, end - most) : end]) for end in range(len(axes), 0, -most)]
         groups[0].update(axis for axis in operation.named_axes if mesh[axis] == 1)
         if isinstance(operation, AllGather):
             first, *others = groups

@@ -162,7 +162,7 @@ def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
       return y
     }
     """)
-    assert passes_of("tpu-v5e:2x4") == passes_of("h100:8") == ()
+    assert passes_of("tpu-v6e:2x4") == passes_of("h100:8") == ()
     program = run_passes(written, passes_of("tpu-v4:2x2x2"))
     moves = [let.operation for let in lets_in(program.funcs[0].body)]
     assert [len(m.named_axes) for m in moves if isinstance(m, AllGather | ReduceScatter)] == [2, 1, 2, 1, 1, 2]

@@ -24,7 +24,7 @@ OPTIONS = {
     "loop-collectives": ["", "{ways=2}", "{shuffle=true}"],
     "quantize-weights": ["", "{bits=4}"],
     "fuse-parallel-block": ["", "{by=none}"],
-    "split-collectives": ["", "{axes=1}"],
+    "split-collectives": ["", "{gathers=1,scatters=1}"],
     "schedule-blocks": ["", "{order=diagonal}"],
 }
 

@@ -13,7 +13,6 @@ from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
 from shardwright.cost.traffic import bytes_received
-from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.passes.pipelines import explicit, run_passes
 from shardwright.passes.split_collectives import SplitCollectives
 
@@ -47,14 +46,14 @@ func few(a: BE_xz) -> BE {
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_before_and_after(axes: int, golden: Callable[[str, str], None]) -> None:
-    made = explicit(program(WHOLE_TORUS), then=[SplitCollectives(axes=axes)])
+    made = explicit(program(WHOLE_TORUS), then=[SplitCollectives(axes, axes)])
     golden(f"passes/split_collectives_{axes}.shard", printed(made))
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_the_same_bytes_and_results(axes: int) -> None:
     before = program(WHOLE_TORUS)
-    whole, split = explicit(before), explicit(before, then=[SplitCollectives(axes=axes)])
+    whole, split = explicit(before), explicit(before, then=[SplitCollectives(axes, axes)])
     assert (whole == split) == (axes == 3)
     for func in before.funcs:
         given = random_inputs(before, func, 0)
@@ -69,17 +68,19 @@ def test_the_same_bytes_and_results(axes: int) -> None:
 def test_axes_of_one_chip_count_for_nothing() -> None:
     text = "mesh x=2 y=1 z=2\ndim B=4 E=16\nfunc f(a: BE_xyz) -> BE { g: BE = all_gather[xyz](a)\n return g }"
     whole = explicit(program(text))
-    assert run_passes(whole, [SplitCollectives(axes=2)]) == whole
-    assert "all_gather[yz](a)" in printed(run_passes(whole, [SplitCollectives(axes=1)]))
+    assert run_passes(whole, [SplitCollectives(2, 2)]) == whole
+    assert "all_gather[yz](a)" in printed(run_passes(whole, [SplitCollectives(1, 1)]))
 
 
 def test_strided_dimensions_stay() -> None:
     """What is gathered of a parameter comes in blocks, which a part of its axes alone would not."""
     text = "mesh w=2 x=2 y=2\ndim B=4 E=16 order w x y\nfunc f(a: BE_xy) -> BE { return a }"
     whole = explicit(program(text))
-    assert run_passes(whole, [SplitCollectives(axes=1)]) == whole
+    assert run_passes(whole, [SplitCollectives(1, 1)]) == whole
 
 
-def test_no_axes_at_all() -> None:
-    with pytest.raises(DiagnosticError, match="split-collectives: axes is at least 1"):
-        run_passes(program(WHOLE_TORUS), [SplitCollectives(axes=0)])
+def test_gathers_and_scatters_apart() -> None:
+    whole = explicit(program(WHOLE_TORUS))
+    made = printed(run_passes(whole, [SplitCollectives(gathers=0, scatters=1)]))
+    assert "all_gather[xyz](a)" in made
+    assert "reduce_scatter[xyz -> F](h)" not in made

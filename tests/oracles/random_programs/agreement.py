@@ -283,7 +283,13 @@ def pipeline(seed: int, *, axes: bool = True) -> str:
     choose = random.Random(f"passes {seed}")
     first = choose.sample([name for name in _SURFACE_PASSES if axes or "=x" not in name], choose.randint(0, 3))
     last = choose.sample(
-        ("cleanup", "loop-collectives", "loop-collectives{ways=2}", "insert-moves", "split-collectives{axes=1}"),
+        (
+            "cleanup",
+            "loop-collectives",
+            "loop-collectives{ways=2}",
+            "insert-moves",
+            "split-collectives{gathers=1,scatters=1}",
+        ),
         choose.randint(0, 2),
     )
     return ",".join([*first, _TO_EXPLICIT, *last])
