@@ -1,10 +1,10 @@
-"""What attention looks like in a program: two contractions of activations, joined by what happens to the scores."""
+"""Attention in a program: the operation, or two contractions of activations joined by what happens to the scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.ir.ops import Alias, Contract, Split
+from shardwright.ir.ops import Alias, Attend, Contract, Split
 from shardwright.ir.program import Let, Loop, Marking
 from shardwright.ir.types import TensorType
 from shardwright.passes.projections import Dataflow, is_numeric
@@ -12,7 +12,8 @@ from shardwright.passes.projections import Dataflow, is_numeric
 
 @dataclass(frozen=True)
 class Attention:
-    """`scores = query @ keys`, something along the keys' positions, `out = weights @ values`.
+    """`scores = query @ keys`, something along the keys' positions, `out = weights @ values`; both are one statement
+    where that is `attend`.
 
     `query`, `keys`, `weights` and `values` are numbers of operands. `interior` names what lies between the two
     contractions, with the scores and without `out`; `cached` names keys and values back to their projections,
@@ -45,7 +46,7 @@ class Attention:
 
 
 def attentions(flow: Dataflow) -> tuple[Attention, ...]:
-    """Every attention of a function, softmax whole or decomposed."""
+    """Every attention of a function: `attend`, or products with a softmax that is whole or decomposed."""
     products = [
         statement
         for statement, _ in flow.func.walk()
@@ -53,7 +54,13 @@ def attentions(flow: Dataflow) -> tuple[Attention, ...]:
         and isinstance(statement.operation, Contract)
         and all(flow.is_activation(str(operand)) for operand in statement.operands)
     ]
-    found: list[Attention] = []
+    found = [
+        _of_operation(flow, statement)
+        for statement, _ in flow.func.walk()
+        if isinstance(statement, Let)
+        and isinstance(statement.operation, Attend)
+        and all(flow.is_activation(str(operand)) for operand in statement.operands[:3])
+    ]
     for scores in products:
         for query in range(2):
             made = _attention(flow, scores, query, products)
@@ -61,6 +68,17 @@ def attentions(flow: Dataflow) -> tuple[Attention, ...]:
                 found.append(made)
                 break
     return tuple(found)
+
+
+def _of_operation(flow: Dataflow, let: Let) -> Attention:
+    operation = let.operation
+    assert isinstance(operation, Attend)
+    q, k, v = map(str, let.operands[:3])
+    taken = {flow.batch, operation.contracted, operation.causal}
+    own = [n for n in flow.values[q].type.names if n not in taken and _numbers_heads(flow, n)]
+    kv = tuple(n for n in own if n in flow.values[k].type.names)
+    heads = (*kv, *(n for n in own if n not in kv))
+    return Attention(let, let, 0, 1, 0, 2, frozenset(), _cached(flow, k, v, {let}), heads, kv)
 
 
 def _attention(flow: Dataflow, scores: Let, query: int, products: list[Let]) -> Attention | None:

@@ -12,6 +12,7 @@ from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import (
     Argmax,
+    Attend,
     Contract,
     Iota,
     Layernorm,
@@ -184,6 +185,8 @@ def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
                 found.add(statement.dim)
             case Let(operation=Contract() | Sum() | Max() | Layernorm() | Rmsnorm() as operation):
                 found.update(operation.dims)
+            case Let(operation=Attend() as operation):
+                found.update((operation.along, operation.contracted, operation.causal or ""))
             case Let(operation=Softmax() as operation):
                 found.update((*operation.dims, operation.causal or ""))
             case Let(operation=Rotary() as operation):

@@ -1,6 +1,6 @@
 """A function of a program as stages: what comes before its loop over layers, each trip of it, and what comes after.
 
-In a layer's body the attention over a KV cache is found by its pattern and becomes one statement, `Attend`, because the
+In a layer's body attention over a KV cache becomes one statement with the updates of the cache, `Attend`, because the
 runtime keeps the cache in pieces that no statement sees.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.operation import Number
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
 from shardwright.ir.walk import names_used
@@ -153,10 +152,9 @@ def _weights(names: Sequence[str], body: Sequence[Statement]) -> tuple[str, ...]
 
 
 def fused_attention(body: Sequence[Statement], program: Program) -> tuple[Statement | Attend, ...]:
-    """The body with the attention over cached state as one statement. Raises where state is used in another way."""
+    """The body with attention over cached state as one statement. Raises where state is used in another way."""
     lets = {v.name: s for s in body if isinstance(s, Let) for v in s.results}
     sets = {s.state: s for s in body if isinstance(s, SetState)}
-    states = program.state_names
 
     def root(name: str) -> str:
         """The value behind fetches, stores and other names for it."""
@@ -164,29 +162,23 @@ def fused_attention(body: Sequence[Statement], program: Program) -> tuple[Statem
             name = str(lets[name].operands[0])
         return name
 
-    attend: Attend | None = None
-    last: Statement | None = None
-    replaced: set[Statement] = set()
-    for out in body:
-        found = _matched(out, lets, sets, program, root) if isinstance(out, Let) else None
-        if found is not None:
-            attend, gone = found
-            replaced = set(gone)
-            last = out
-    if attend is None:
-        if states & names_used(body) - {n for n in states if not _layered(program, n)}:
-            raise _unmatched()
+    layered = {name for name in program.state_names if len(program.globals[name].shape.dims) > 1}
+    over = [s for s in body if isinstance(s, Let) and isinstance(s.operation, ops.Attend)]
+    over = [s for s in over if layered & {root(str(operand)) for operand in s.operands[1:3]}]
+    if not over:
+        if layered & names_used(body):
+            raise _unknown()
         return tuple(body)
-    hidden = {v.name for s in body if s in replaced and isinstance(s, Let) for v in s.results} - {attend.result.name}
-    gone = hidden | {attend.keys, attend.values}
+    attend, updates = _over_cache(over[-1], lets, sets, program, root)
+    gone = {v.name for let in updates for v in let.results} | {attend.keys, attend.values}
     made: list[Statement | Attend] = []
     for statement in body:
-        if statement is last:
+        if statement is over[-1]:
             made.append(attend)
-        elif statement not in replaced and not _moves(statement, gone, root):
+        elif statement not in (*updates, sets[attend.keys], sets[attend.values]) and not _moves(statement, gone, root):
             made.append(statement)
     if names_used(s for s in made if not isinstance(s, Attend)) & gone:
-        raise _unmatched()
+        raise _unknown()
     return tuple(made)
 
 
@@ -197,73 +189,45 @@ def _moves(statement: Statement, names: set[str], root: Callable[[str], str]) ->
     return root(str(statement.operands[0])) in names
 
 
-def _layered(program: Program, name: str) -> bool:
-    return len(program.globals[name].shape.dims) > 1
-
-
-def _unmatched() -> Exception:
+def _unknown() -> Exception:
     return fault(
         "unknown-attention",
-        "a layer uses its cache in a way that is not the known one: keys and values updated at the position, scores,"
-        " a causal softmax, and the product with the values",
+        "a layer uses its cache in a way that is not the known one: keys and values updated at the position, then"
+        " attend[T, D, causal=L](q, k, v, pos=position)",
     )
 
 
-def _matched(
-    out: Let,
+def _over_cache(
+    let: Let,
     lets: Mapping[str, Let],
     sets: Mapping[str, SetState],
     program: Program,
     root: Callable[[str], str],
-) -> tuple[Attend, list[Statement]] | None:
-    """Attention that ends in this statement, with the statements that it takes the place of."""
-    states = program.state_names
-    if not isinstance(out.operation, ops.Contract) or len(out.operands) != 2:
-        return None
-    p_name, values = (root(str(o)) for o in out.operands)
-    if values not in states:
-        p_name, values = values, p_name
-    if values not in states or p_name not in lets or values not in sets:
-        return None
-    gone: list[Statement] = [out]
-    p = lets[p_name]
-    if isinstance(p.operation, ops.Convert):
-        gone.append(p)
-        p = lets[root(str(p.operands[0]))]
-    if not isinstance(p.operation, ops.Softmax) or p.operation.causal is None or len(p.operands) < 2:
-        return None
-    gone.append(p)
-    position = str(p.operands[1])
-    scores = lets[root(str(p.operands[0]))]
-    scale = 1.0
-    if isinstance(scores.operation, ops.Mul) and any(isinstance(o, Number) for o in scores.operands):
-        gone.append(scores)
-        number = next(o for o in scores.operands if isinstance(o, Number))
-        scale = float(number.value)
-        scores = lets[root(str(next(o for o in scores.operands if not isinstance(o, Number))))]
-    if not isinstance(scores.operation, ops.Contract):
-        return None
-    gone.append(scores)
-    q, keys = (str(o) for o in scores.operands)
-    if root(keys) not in states:
-        q, keys = keys, q
-    keys = root(keys)
-    if keys not in states or keys not in sets or position not in states:
-        return None
-    new: list[str] = []
-    for state in (keys, values):
-        update = lets.get(root(sets[state].operand))
+) -> tuple[Attend, list[Let]]:
+    """Attention over state that is updated at the position, and these updates; raises where it is another."""
+    operation, states = let.operation, program.state_names
+    assert isinstance(operation, ops.Attend)
+    keys, values = (root(str(operand)) for operand in let.operands[1:3])
+    position = str(let.operands[3]) if operation.given == ("pos",) else ""
+    cached = {keys, values} <= states & set(sets) and position in states
+    if not cached or operation.causal is None or operation.softcap or operation.lse:
+        raise _unknown()
+    updates = [lets.get(root(sets[state].operand)) for state in (keys, values)]
+    known: list[Let] = []
+    for state, update in zip((keys, values), updates, strict=True):
         if update is None or not isinstance(update.operation, ops.Update) or root(str(update.operands[0])) != state:
-            return None
+            raise _unknown()
         if str(update.operands[2]) != position or update.operation.wrap:
-            return None
-        gone += [sets[state], update]
-        new.append(str(update.operands[1]))
-    window = int(p.operation.window or 0)
+            raise _unknown()
+        known.append(update)
     (batch,) = program.globals[position].shape.names
-    (size,) = scores.operation.dims
-    layout = program.globals[keys].shape.names
-    heads = tuple(name for name in layout[1:] if name not in (batch, p.operation.dims[0], size))
-    return Attend(
-        out.result, q, new[0], new[1], position, keys, values, scale, window, batch, p.operation.causal, heads, size
-    ), gone
+    size, layout = operation.contracted, program.globals[keys].shape.names
+    if size not in program.globals[values].shape.names:
+        raise _unknown()
+    heads = tuple(name for name in layout[1:] if name not in (batch, operation.along, size))
+    new = [str(update.operands[1]) for update in known]
+    made = Attend(
+        let.result, str(let.operands[0]), new[0], new[1], position, keys, values, operation.scale, operation.window,
+        batch, operation.causal, heads, size,
+    )  # fmt: skip
+    return made, known

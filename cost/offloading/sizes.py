@@ -15,7 +15,7 @@ from shardwright.cost.memory import memory_of
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.work import Matmul, Work, work_of
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.ops import Alias, Contract, Merge, Movement, Rename, Split, Take, Update
+from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
 
 _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
@@ -156,7 +156,7 @@ def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: st
         if not loops or not isinstance(statement, Let) or isinstance(statement.operation, _MOVES):
             continue
         operands = [values[o] for o in statement.operands if isinstance(o, str) and o in values]
-        if isinstance(statement.operation, Contract):
+        if isinstance(statement.operation, Contract | Attend):
             continue
         kinds = [value.concrete for value in (*operands, *statement.results)]
         if any(positions in kind.names for kind in kinds):

@@ -33,6 +33,7 @@ class Request:
     `forward`. `attention` is over heads or batch, left to the compiler where None; with a cache None means heads.
     `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
     experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
+    `decomposed` writes attention as products and a softmax.
     """
 
     layout: str
@@ -47,6 +48,7 @@ class Request:
     prompts: int | None = None
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
+    decomposed: bool = False
 
 
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
@@ -124,7 +126,9 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
         lines += ["", "state {", *(line for own in caches.values() for line in _state(own)), "}"]
     for name in ("forward", "prefill", "score", "decode"):
         if name in types:
-            layer = Layer(model, types[name], weights, cached=cached, padded=name in FILLING)
+            layer = Layer(
+                model, types[name], weights, cached=cached, padded=name in FILLING, decomposed=request.decomposed
+            )
             function = _Function(name, model, types[name], layer, sizes)
             lines += ["", *(function.cached() if cached else function.plain())]
     if "restart" in request.phases:

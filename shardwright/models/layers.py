@@ -16,7 +16,8 @@ from shardwright.models.weights import Weight
 class Layer:
     """Writes the body of the loop over layers.
 
-    `cached` says that keys and values go to a cache, `padded` that rows may end in padding.
+    `cached` says that keys and values go to a cache, `padded` that rows may end in padding, `decomposed` that attention
+    is written as products and a softmax.
     """
 
     model: Model
@@ -24,6 +25,7 @@ class Layer:
     weights: dict[str, Weight]
     cached: bool
     padded: bool = False
+    decomposed: bool = False
 
     @property
     def tells_padding(self) -> bool:
@@ -120,16 +122,20 @@ class Layer:
             else:
                 kind = types.attention("T", attention.key_dims)
                 lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
-        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {cache['k']}")
         window = f", window={attention.window}" if attention.window else ""
+        attended = f"    attended = o @[{heads}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else "")
+        if not self.decomposed:
+            scale = "" if attention.scale == 1.0 else f", scale={number(attention.scale)}"
+            pos = f", pos={rows.position}" if self.cached else ""
+            call = f"attend[T, D, causal=L{window}{scale}](q, {cache['k']}, {cache['v']}{pos})"
+            return [*lines, f"    o = {call}", attended]
+        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {cache['k']}")
         scaled = "s" if attention.scale == 1.0 else f"s * {number(attention.scale)}"
         probabilities = f"softmax[T, causal=L{window}]({scaled}{f', {rows.position}' if self.cached else ''})"
         if types.dtype is not DType.F32:
             probabilities = f"convert[{types.dtype}]({probabilities})"
         lines.append(f"    p = {probabilities}")
-        lines.append(f"    o = p @[T] {cache['v']}")
-        lines.append(f"    attended = o @[{heads}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else ""))
-        return lines
+        return [*lines, f"    o = p @[T] {cache['v']}", attended]
 
     def turned(self, value: str) -> str:
         """The rotary embedding of a value, where there is one."""

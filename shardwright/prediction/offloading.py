@@ -53,7 +53,7 @@ def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    request = Request("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated)
+    request = Request("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated, decomposed=True)
     text, _ = model_text(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 

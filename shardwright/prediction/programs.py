@@ -144,7 +144,10 @@ def _alike(one: Layout, other: Layout) -> bool:
 def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -> Wanted:
     model, mesh = deployment.model, deployment.mesh
     length = 1 if phase == "decode" else _PROMPT
-    request = Request(deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,))
+    request = Request(
+        deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
+        decomposed=True,
+    )  # fmt: skip
     passes = (_PACKED if packed else _APART)[deployment.weights]
     shape = "x".join(str(size) for size in mesh.values())
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]

@@ -75,7 +75,8 @@ def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
     (found,) = swept.points
     one = groups_of(replace(SMALL, batches=(8,)))[0].sample
     cost = phase_cost(one.deployment, TPU, "decode", 8, 1, 192 + 32)
-    assert found.latency_s == pytest.approx(cost.time_s, rel=0.02)  # whose layouts were chosen for another cache
+    # Published rows have scores in memory; and these layouts were chosen for another cache.
+    assert 0.9 * cost.time_s < found.latency_s < cost.time_s
     assert found.chip_seconds_per_token == pytest.approx(8 * found.latency_s / 8)
     assert found.kv_cache_bytes == 2 * 32 * 8 * 256 * 256 * 2 + 8 * 4  # keys and values on every chip; positions
     assert found.fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -74,6 +75,16 @@ func decode(x: BLE_xyz) -> BLE_xyz {
 """
 
 
+MULTIQUERY_ATTEND, GROUPED_ATTEND = (
+    re.sub(
+        r"  scores: .*\n  p = .*\n  o: (\S+) = .*\n",
+        r"  o: \1 = attend[T, D, causal=L, scale=0.25](q, k, v, pos=pos)\n",
+        text,
+    )
+    for text in (MULTIQUERY, GROUPED)
+)
+
+
 def over_batch(source: Program, axes: str = "all") -> Program:
     return run_passes(source, [AttentionOverBatch(axes=axes)])
 
@@ -130,6 +141,22 @@ def test_a_softmax_in_its_parts_is_attention_too() -> None:
     source = run_passes(program(MULTIQUERY), [Decompose()])
     assert state_types(over_batch(source)) == {"k": "bf16 B_xyzTD", "v": "bf16 B_xyzTD", "pos": "int32"}
     assert all_to_alls(over_batch(source)) == ["bf16 B_xyzLHD", "bf16 BLH_xyzD"]
+
+
+@pytest.mark.parametrize("axes", ["none", "x", "yz", "xyz"])
+@pytest.mark.parametrize(
+    ("operation", "products"),
+    [(MULTIQUERY_ATTEND, MULTIQUERY), (GROUPED_ATTEND, GROUPED)],
+    ids=["multiquery", "grouped"],
+)
+def test_the_operation_is_laid_as_its_products(operation: str, products: str, axes: str) -> None:
+    made, other = over_batch(program(operation), axes), over_batch(program(products), axes)
+    assert state_types(made) == state_types(other)
+    assert all_to_alls(made) == all_to_alls(other)
+    totals = [bytes_received(of, of.func("decode")).bytes for of in map(explicit, (made, other))]
+    assert totals[0] == totals[1]
+    assert largest_error(program(operation), made, unchanged) == 0.0
+    assert over_batch(made, axes) == made
 
 
 def test_what_is_not_attention_stays() -> None:

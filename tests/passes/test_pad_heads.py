@@ -73,7 +73,17 @@ func attention(x: BLE_xyz, wq: E_xH_yD, wk: E_xK_yD, wv: E_xK_yD, wo: H_yDE_x) -
 }
 """
 
-KINDS = {"multihead": (MULTIHEAD, "block"), "multiquery": (MULTIQUERY, "attention"), "grouped": (GROUPED, "attention")}
+MULTIHEAD_ATTEND = MULTIHEAD.replace(
+    "  p = softmax[T, causal=L](q @[D] k, pos)\n  o = p @[T] v\n",
+    "  o = attend[T, D, causal=L](q, k, v, pos=pos)\n",
+)
+
+KINDS = {
+    "multihead": (MULTIHEAD, "block"),
+    "multihead as one operation": (MULTIHEAD_ATTEND, "block"),
+    "multiquery": (MULTIQUERY, "attention"),
+    "grouped": (GROUPED, "attention"),
+}
 
 PALM = """
 mesh x=4 y=4 z=4
