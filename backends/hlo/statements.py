@@ -3,7 +3,7 @@
 The module as XLA is given it has a collective for each movement, with the line of the emitted source that it comes
 from. Compilers merge collectives, write them otherwise, and may lose their places on the way. So a compiled collective
 takes the statements of its own line first, and for its other arrays, those left that join the same devices as often and
-are of the same size.
+are of the same size, one by one or together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from shardwright.backends.hlo.collectives import Collective, collectives_of
 from shardwright.backends.hlo.groups import connected
@@ -19,6 +20,9 @@ from shardwright.backends.jax.source_text import RESERVED
 
 _MOST_PADDING = 1.5
 """A compiled array is up to this many times as large as what was written."""
+
+_MOST_MERGED = 3
+"""Statements that one array is looked for: queries, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,26 @@ def matched(
             for size in _open_sizes(collective, found[at]):
                 alike = [s for s in left if _joins_same(s, collective, devices) and _fits(s, size, padding)]
                 _take(found[at], left, alike)
+    for at, collective in enumerate(compiled):
+        room = sum(_sizes(collective)) - sum(sum(_sizes(statement.collective)) for statement in found[at])
+        alike = [s for s in left if _joins_same(s, collective, devices)]
+        for statement in _filling(room, alike) if collective.op != "all_to_all" else ():
+            _take(found[at], left, [statement])
     by_name = {statement.name: statement for statement in statements}
     for at, place in enumerate(placed):
         if not found[at] and place is not None and place[0] in by_name:
             found[at].append(by_name[place[0]])
     return found
+
+
+def _filling(room: int, candidates: Sequence[Statement]) -> Sequence[Statement]:
+    """The fewest statements that are exactly of this size together: compilers make one product, and one array, of those
+    with an operand in common."""
+    for count in range(1, _MOST_MERGED + 1):
+        for several in combinations(candidates, count):
+            if sum(sum(_sizes(statement.collective)) for statement in several) == room:
+                return several
+    return ()
 
 
 def _take(taken: list[Statement], left: list[Statement], candidates: list[Statement]) -> None:
