@@ -14,9 +14,10 @@ from pathlib import Path
 
 from shardwright.compiling import explicit, load
 from shardwright.cost.chips import load_chip
+from shardwright.cost.objective import Objective
 from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import Source
-from shardwright.searching import search
+from shardwright.passes.choosing import search
 
 PALM = Path(__file__).parent.parent / "examples" / "search" / "palm.shard"
 STORED = {
@@ -63,7 +64,7 @@ def main() -> None:
         hand = explicit(load(Source(name, by_hand(residual, attention, gathered)), dims=dims))
         cost = cost_of(hand, hand.funcs[0], chip)
         fits = "" if cost.memory.peak <= chip.memory_bytes else f" ({cost.memory.peak / 1e9:.3g} GB: does not fit)"
-        found = search(load(str(PALM), dims=dims), chip)
+        found = search(load(str(PALM), dims=dims), Objective.on(chip))
         print(
             f"| {name} | {1e3 * cost.time_s:.4g} ms{fits} | {1e3 * found.objective_s:.4g} ms |"
             f" {1e3 * found.bound_s:.4g} ms | {found.status} | {found.seconds:.0f} |",

@@ -36,7 +36,8 @@ from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
 from shardwright.passes.loop_collectives import LoopCollectives, shuffling
-from shardwright.passes.pipelines import EXPLICIT, run_passes
+from shardwright.passes.pipelines import explicit_passes, run_passes
+from shardwright.passes.place import Place
 from shardwright.passes.shuffling import shuffle
 
 jax = cast(Any, importlib.import_module("jax"))
@@ -129,7 +130,9 @@ def compiled(plain: Program, options: LoopCollectives | None) -> Compiled:
 
 def measure(name: str, steps: int, dims: Mapping[str, int] | None = None) -> list[Row]:
     """A row for each way, timed in turns; `dims` in place of the sizes above."""
-    plain = run_passes(elaborate(parse(Source(name, PROGRAMS[name])), dims=dims), EXPLICIT)
+    plain = run_passes(
+        elaborate(parse(Source(name, PROGRAMS[name])), dims=dims), explicit_passes(Place(objective="bytes"))
+    )
     made = {way: compiled(plain, options) for way, options in WAYS.items()}
     taken: dict[str, list[float]] = {way: [] for way in made}
     for _ in range(steps + 1):

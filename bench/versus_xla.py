@@ -148,7 +148,7 @@ def explicit_type(kind: ValueType) -> Any:
 def measure(name: str, steps: int) -> list[Row]:
     """A row for each function of an example."""
     surface = in_format(load(name, small(name)), "f16")
-    demanded, free = explicit(surface), explicit(opened(surface))
+    demanded, free = (explicit(each, objective="bytes") for each in (surface, opened(surface)))
     rows: list[Row] = []
     for func in surface.funcs:
         inputs = random_inputs(surface, func, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -13,6 +14,7 @@ from typing import TypeVar
 from shardwright.cost.constants import DATASHEET, NAMES, Constants
 from shardwright.cost.toml_files import Table, read_toml
 from shardwright.ir.diagnostics import NOWHERE, Span, did_you_mean, fault, located
+from shardwright.ir.types import DType
 
 _HERE = Path(__file__).parent
 _DTYPES = ("f32", "bf16", "f16", "int8", "int4")
@@ -203,6 +205,20 @@ class Machine:
     runtimes: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]], hash=False)
 
 
+REFERENCE = Chip(
+    "reference",
+    memory_bytes=math.inf,
+    memory_bytes_per_s=1.2e12,
+    flops_per_s={str(dtype): 5.5e14 if dtype.bits <= 8 else 2.75e14 for dtype in DType},
+    interconnect=Switched((Level("all chips", None, 1e11, 0.0, "direct"),)),
+    host_link=HostLink(3.2e10, 3.2e10),
+    disk=Disk(math.inf, 3e9, 3e9),
+)
+"""The chip that layouts are chosen for where none is named: 275 Tflop/s, twice that in 8 bits, 1.2 TB/s of memory, 100
+GB/s from other chips in all, no latencies, no limit of memory. Under `DATASHEET` traffic to memory is added to compute.
+The link to the host has 32 GB/s each way, the disk 3 GB/s."""
+
+
 def chip_names() -> tuple[str, ...]:
     """The chips that come with the package, sorted."""
     return _names("chips")
@@ -221,6 +237,8 @@ def load_chip(name_or_path: str) -> Chip:
     """
     if name_or_path in chip_names():
         return _built_in_chip(name_or_path)
+    if name_or_path == REFERENCE.name:
+        return REFERENCE
     return _read(_own_file(name_or_path, "chip", chip_names()), name_or_path, _chip)
 
 

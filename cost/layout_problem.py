@@ -144,6 +144,8 @@ class PlacementOptions:
     """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
     whole_reshapes: frozenset[tuple[str, str]] = frozenset()
     """(function, result) of renames, splits and merges whose own dimensions stay whole, where digits conflict."""
+    calls: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How often functions are called; once where they are not named."""
 
 
 @dataclass(eq=False)

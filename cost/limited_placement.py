@@ -45,15 +45,28 @@ class PlacementProof:
     def proved(self) -> bool:
         return self.bound_bytes >= self.bytes_received
 
-    def as_json(self) -> dict[str, int | bool]:
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Nothing: bytes are counted alike on every chip."""
+        return ()
+
+    def beyond(self, other: PlacementProof) -> str:
+        """What these layouts cost more than others."""
+        more = self.bytes_received - other.bytes_received
+        return f"{more:,} bytes more" if more > 0 else "as many bytes, and more steps or repeated work"
+
+    def as_json(self) -> dict[str, int | bool | str]:
         """The same for `--json`."""
-        return {"bytes_received": self.bytes_received, "bound_bytes": self.bound_bytes, "proved": self.proved}
+        return {
+            "objective": "bytes", "bytes_received": self.bytes_received, "bound_bytes": self.bound_bytes,
+            "proved": self.proved,
+        }  # fmt: skip
 
     def __str__(self) -> str:
+        said = f"layouts for the fewest bytes, {self.bytes_received:,} received per chip"
         if self.proved:
-            return "proved least"
-        above = self.bytes_received - self.bound_bytes
-        return f"not proved least: at most {above:,} above the least"
+            return f"{said}, proved least"
+        return f"{said}, not proved least: at most {self.bytes_received - self.bound_bytes:,} above it"
 
 
 class LimitedPlacement:

@@ -131,13 +131,13 @@ class _Builder:
         top = _Frame(None, {}, states_set(func.body), (func.name, ()))
         self.frames = [top]
         for name, node in self.globals.items():
-            local = self.node(name, node.type, 1.0)
+            local = self.node(name, node.type, self.weight())
             local.group.join(node.group)
             local.home = node.home
             self.problem.entries.append(UsesTree(local))
             top.names[name] = local
         for value in func.params:
-            node = self.node(value.name, value.type, 1.0)
+            node = self.node(value.name, value.type, self.weight())
             self.problem.defined[top.at, value.name] = node
             node.home = self.variable(node)
             self.restrict(node, node.home, value.type)
@@ -259,11 +259,16 @@ class _Builder:
     # ------------------------------------------------------------ names, values, uses
 
     def weight(self) -> float:
-        weight = 1.0
+        weight = self.calls
         for frame in self.frames:
             if frame.loop is not None:
                 weight *= self.trips(frame.loop)
         return weight
+
+    @property
+    def calls(self) -> float:
+        """How often the function is called."""
+        return self.options.calls.get(self.func.name, 1.0)
 
     def trips(self, loop: Loop) -> int:
         return self.program.sizes(self.func)[loop.dim]
@@ -301,7 +306,7 @@ class _Builder:
         kind = outer.type.without_dim(loop.dim) if sliced else outer.type
         # Every loop around counts, also those that the value is the same in: the slice is of their innermost trip.
         loops = tuple(frame.loop for frame in self.frames[: level + 1] if frame.loop is not None)
-        weight = float(math.prod(self.trips(around) for around in loops))
+        weight = self.calls * math.prod(self.trips(around) for around in loops)
         view = self.node(name, kind, weight, loops, frame.at)
         if sliced:
             view.home = self.variable(view)

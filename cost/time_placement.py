@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -22,7 +22,7 @@ from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
 from shardwright.cost.demand import copy_s, vector_s
 from shardwright.cost.factor_graph import Solution
-from shardwright.cost.factors import TableFactor
+from shardwright.cost.factors import FORBIDDEN, TableFactor
 from shardwright.cost.kernel_shares import Structure, Traffic
 from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
@@ -30,6 +30,7 @@ from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.cost.work import Side, copied_bytes, products_of
+from shardwright.cost.work_limit import WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import Alias, AllGather, Movement, Roll, Start, Wait
 from shardwright.ir.program import Let, Loop, SetState
@@ -46,9 +47,6 @@ _HELD = 1e-9
 
 _ENOUGH = 2e-4
 """Of the time of all kernels: within it layouts are proved best."""
-
-NEVER = 1e20
-"""What a movement costs that may not be."""
 
 _STEP = 1e-3
 """Nanoseconds for each communicating step: what decides between equal times."""
@@ -74,8 +72,9 @@ class TimeSolver(Solver):
         structure: Structure,
         prices: Prices,
         end: float = math.inf,
+        limit: WorkLimit | None = None,
     ) -> None:
-        super().__init__(problem)
+        super().__init__(problem, limit)
         self.chip, self.constants, self.structure, self.prices = chip, constants, structure, prices
         self.end = end
         self.topology = topology_of(chip, problem.program.mesh)
@@ -90,6 +89,20 @@ class TimeSolver(Solver):
         made.moves = self.moves
         made.build()
         return made
+
+    def solve(self) -> Placement:
+        """As `Solver.solve`; the bound is one of the time alone, without what decides between equal times."""
+        placement = super().solve()
+        solution = placement.solution
+        return replace(placement, solution=replace(solution, bound=solution.bound - self.most_ties()))
+
+    def most_ties(self) -> float:
+        """Nanoseconds that what decides between equal times comes to at most, whatever the layouts."""
+        program = self.problem.program
+        held = (*program.weights, *program.state, *(value for func in program.funcs for value in func.params))
+        whole = sum(value.shape.elements * value.shape.dtype.bits / 8 for value in held)
+        moves = sum(1 + len(node.uses) for node in self.problem.nodes)
+        return _HELD * whole + _STEP * 4 * moves
 
     # ------------------------------------------------------------ what Solver asks
 
@@ -112,7 +125,7 @@ class TimeSolver(Solver):
         return None
 
     def unfound(self) -> Exception:
-        return self.infeasible()
+        return self.infeasible() if self.out_of_time() else super().unfound()
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
@@ -174,7 +187,7 @@ class TimeSolver(Solver):
             sliced = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
             costs = costs + np.where(sliced, made, 0.0)
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
-        return np.where(finite, costs, NEVER)
+        return np.where(finite, costs, FORBIDDEN)
 
     # ------------------------------------------------------------ axes that are as good as each other
 
@@ -403,7 +416,8 @@ class TimeSolve:
     prices: Prices
     end: float = math.inf
     """In seconds of the monotonic clock, when the best found so far has to do."""
+    limit: WorkLimit | None = None
 
     def __call__(self, problem: LayoutProblem) -> Placement:
-        """Chooses the layouts."""
-        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices, self.end).solve()
+        """Chooses the layouts. Raises an `OutOfWorkError` where the limit allows none to be found."""
+        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices, self.end, self.limit).solve()

@@ -42,9 +42,10 @@ class Declarations:
     """What is wrong with the weights and the state."""
     faulty: frozenset[str] = frozenset()
     """Their names, about whose uses nothing more is said."""
+    chip: str = ""
 
     def program(self, funcs: tuple[Func, ...]) -> Program:
-        return Program(self.mesh, self.dims, self.weights, self.state, funcs)
+        return Program(self.mesh, self.dims, self.weights, self.state, funcs, self.chip)
 
     def sizes(self) -> dict[str, int]:
         return {dim.name: dim.size for dim in self.dims}
@@ -264,7 +265,7 @@ def resolve_declarations(
                 except DiagnosticError as error:
                     faults.extend(error.diagnostics)
                     faulty.add(decl.name)
-    return Declarations(mesh, dims, tuple(weights), tuple(state), tuple(faults), frozenset(faulty))
+    return Declarations(mesh, dims, tuple(weights), tuple(state), tuple(faults), frozenset(faulty), _chip(module))
 
 
 def unknown_dimension(name: str, known: Sequence[str], span: Span) -> DiagnosticError:
@@ -276,6 +277,17 @@ def unknown_dimension(name: str, known: Sequence[str], span: Span) -> Diagnostic
         span,
         f"did you mean {near}?" if near else f"give its size: dim {name}=...",
     )
+
+
+def _chip(module: syntax.Module) -> str:
+    first: syntax.ChipItem | None = None
+    for item in module.items:
+        if isinstance(item, syntax.ChipItem):
+            if first is not None:
+                note = Note("the first is here", first.span)
+                raise fault("redefinition", "the chip is given twice", item.span, note)
+            first = item
+    return first.name if first else ""
 
 
 def _mesh(module: syntax.Module, overrides: Mapping[str, int]) -> Mesh:

@@ -246,6 +246,8 @@ class _Printer:
         match item:
             case ast.MeshItem():
                 self._line(item, " ".join(["mesh", *(f"{a.name}={a.size}" for a in item.axes)]), pad)
+            case ast.ChipItem():
+                self._line(item, f"chip {item.name}", pad)
             case ast.DimItem():
                 self._line(item, " ".join(["dim", *(dim_text(d) for d in item.dims)]), pad)
             case ast.WeightsItem():

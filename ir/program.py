@@ -159,6 +159,8 @@ class Program:
     weights: tuple[Value, ...]
     state: tuple[Value, ...]
     funcs: tuple[Func, ...]
+    chip: str = ""
+    """The chip that the text names, for the choice of layouts; "" where it names none."""
 
     def dim(self, name: str) -> DimInfo:
         """The declared dimension; KeyError if there is none."""

@@ -292,6 +292,13 @@ class MeshAxis(Node):
 
 
 @dataclass(frozen=True)
+class ChipItem(Item):
+    """`chip h100`: the chip that layouts are chosen for, where no command names another."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class SizeExpr(Node):
     """The size of a dimension: a sum of products, `G*K + 2*H` is `((G, K), (2, H))`."""
 

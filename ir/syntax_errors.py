@@ -66,7 +66,7 @@ def _shown(token: Token) -> str:
 
 def _expected(accepts: Accepts) -> str:
     """The terminals that could stand here, grouped into things that a reader of the language knows."""
-    left = set(accepts) - {"$END", "FLIGHT"}
+    left = set(accepts) - {"$END", "FLIGHT", "CHIP"}
     if left >= _EXPRESSION:
         left.discard("LOOP")
     phrases: list[str] = []

@@ -163,6 +163,9 @@ class TreeBuilder:
     def mesh(self, children: Children) -> ast.MeshItem:
         return ast.MeshItem(_of(children, ast.MeshAxis), span=_across(children))
 
+    def chip(self, children: Children) -> ast.ChipItem:
+        return ast.ChipItem(str(children[0]).split()[1], span=_across(children))
+
     def axis(self, children: Children) -> ast.MeshAxis:
         return ast.MeshAxis(str(children[0]), _whole(children[2]), span=_across(children))
 

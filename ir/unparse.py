@@ -16,6 +16,8 @@ def unparse(program: Program) -> syntax.Module:
     items: list[syntax.Item] = []
     if len(program.mesh):
         items.append(syntax.MeshItem(tuple(syntax.MeshAxis(name, size) for name, size in program.mesh.sizes)))
+    if program.chip:
+        items.append(syntax.ChipItem(program.chip))
     if program.dims:
         items.append(syntax.DimItem(tuple(_dim(dim) for dim in program.dims)))
     if program.weights:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
-from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level
 from shardwright.ir.weight_source import WeightSource
+
+
+class Proof(Protocol):
+    """How far the layouts that a pass chose are from the best at most; its text says so."""
+
+    @property
+    def proved(self) -> bool: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def as_json(self) -> Mapping[str, Any]: ...
+
+    def beyond(self, other: Any) -> str:
+        """What these layouts cost more than others of the same objective."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,7 @@ class Pass(ABC):
     def run(self, program: Program) -> Program:
         """The rewritten program. Raises a `DiagnosticError` where the program does not allow it."""
 
-    def run_with_proof(self, program: Program) -> tuple[Program, PlacementProof | None]:
+    def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
         """The rewritten program, and of a pass that chooses layouts how far these are from the best at most."""
         return self.run(program), None
 

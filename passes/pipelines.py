@@ -6,10 +6,9 @@ import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from shardwright.cost.limited_placement import PlacementProof
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, did_you_mean, fault
 from shardwright.ir.digit_orders import typed_values
@@ -19,7 +18,7 @@ from shardwright.ir.types import OpenType
 from shardwright.ir.verifier import Level, verify
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.attention_over_batch import AttentionOverBatch
-from shardwright.passes.base import Pass
+from shardwright.passes.base import Pass, Proof
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
@@ -70,11 +69,31 @@ MOVEMENTS: tuple[Pass, ...] = (
 )
 """From a program whose layouts are chosen to one in which every movement is a statement."""
 
-EXPLICIT: tuple[Pass, ...] = (Decompose(), Cleanup(), Place(), *MOVEMENTS)
-"""From a surface program to one in which every movement is a statement."""
-
 Edges = Literal["global", "digits"]
 """How functions take and return strided arrays: as global ones, or with a dimension for each digit."""
+
+
+def explicit_passes(place: Place, edges: Edges = "global") -> tuple[Pass, ...]:
+    """From a surface program to one in which every movement is a statement, layouts as `place` chooses them."""
+    moves = MOVEMENTS if edges == "global" else tuple(p for p in MOVEMENTS if not isinstance(p, EdgeBlocks))
+    return (Decompose(), Cleanup(), place, *moves)
+
+
+def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
+    """The passes, with what they leave open of how layouts are chosen as in `place`."""
+
+    def filled(each: Place) -> Place:
+        return replace(
+            each,
+            objective=each.objective if each.objective != Place.objective else place.objective,
+            chip=each.chip or place.chip,
+            calls=each.calls or place.calls,
+        )
+
+    return tuple(filled(applied) if isinstance(applied, Place) else applied for applied in passes)
+
+
+EXPLICIT = explicit_passes(Place())
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,7 @@ class Trace:
     program: Program
     seconds: float
     before: Program
-    proof: PlacementProof | None = None
+    proof: Proof | None = None
 
 
 def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
@@ -117,7 +136,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
     return program
 
 
-def proof_of(traces: Sequence[Trace]) -> PlacementProof | None:
+def proof_of(traces: Sequence[Trace]) -> Proof | None:
     """How far the layouts that passes chose are from the least bytes at most; None where none were chosen."""
     return next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
 
@@ -193,15 +212,16 @@ def explicit(
     *,
     edges: Edges = "global",
     then: Sequence[Pass] = (),
+    place: Place | None = None,
 ) -> Program:
-    """The program with every layout chosen and every movement a statement, cheapest in bytes received per chip.
+    """The program with every layout chosen, as `place` says, and every movement a statement.
 
     Where values live on host or disk, `offload` comes first: copies between memories are movements too. With `edges`
     "digits" strided parameters and results keep their digits, and nothing is moved to make blocks of them. `then` are
     passes that follow, as those of a target.
     """
-    passes = EXPLICIT if edges == "global" else tuple(p for p in EXPLICIT if not isinstance(p, EdgeBlocks))
-    return run_passes(program, (*((Offload(),) if off_device(program) else ()), *passes, *then), observe)
+    passes = (*explicit_passes(place or Place(), edges), *then)
+    return run_passes(program, (Offload(), *passes) if off_device(program) else passes, observe)
 
 
 def describe(made: type[Pass]) -> str:

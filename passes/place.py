@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
+from shardwright.cost.chips import REFERENCE, load_chip
 from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
+from shardwright.cost.objective import Objective
 from shardwright.cost.placement import OUT_OF_TIME, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
-from shardwright.cost.work_limit import OutOfWorkError
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verifier import Level, verify
-from shardwright.ir.walk import open_values, values_in
-from shardwright.passes.base import Pass
+from shardwright.ir.walk import values_in
+from shardwright.passes.base import Pass, Proof
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
+
+OBJECTIVES = ("time", "bytes")
 
 ROOMY_TRIES = 24
 """How often layouts are chosen anew, each time with one more dimension left whole, for all digits to have room."""
@@ -29,7 +32,7 @@ ROOMY_TRIES = 24
 
 @dataclass(frozen=True)
 class Place(Pass):
-    """Fills the holes so that the fewest bytes are received per chip, then the fewest collectives are run.
+    """Fills the holes so that the predicted time is least, on a chip under its memory.
 
         x: bf16 BLE_xyz, w_in: bf16 E_xF_yz
         h: bf16 BLF? = x @[E] w_in
@@ -39,28 +42,105 @@ class Place(Pass):
         x_gathered :~ bf16 BLE_x = x
         h :~ bf16 BLF_yz(partialsum-x) = x_gathered @[E] w_in
 
-    The choice is exact (`cost.placement`); where that is beyond the limit of work, one axis after the other chooses,
-    and a bound is found (`cost.limited_placement`). A change of layout is left as a statement that gives a value a
-    second name with another type; `insert-moves` writes the collectives for it. A layout that several uses
-    need is named once, before the first of them; inside a loop only where the value differs from trip to trip.
-    In an explicit program nothing is left to choose, and it stays as it is.
+    The chip is `chip`, else the one that the program names, else the reference chip (`cost.objective`); functions count
+    once each, or as often as `calls=prefill:1+decode:256` says. With `objective=bytes` the fewest bytes are received
+    per chip, then the fewest collectives run. The choice is exact (`passes.choosing`, `cost.placement`); where that is
+    beyond the limit of work one axis after the other chooses, and a bound is found (`cost.limited_placement`). A change
+    of layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
+    collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
+    where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
 
-    With `axiswise=true` one axis after the other takes what is best for it (`cost.axis_descent`): the same in nearly
+    With `axiswise=true` one axis after the other takes what is best in bytes (`cost.axis_descent`): the same in nearly
     all programs, several times as fast, and not proved.
     """
 
     name: ClassVar[str] = "place"
+    objective: str = "time"
+    chip: str = ""
+    calls: str = ""
     axiswise: bool = False
+
+    @classmethod
+    def of(cls, objective: str = "time", chip: str = "", calls: Mapping[str, float] | None = None) -> Place:
+        """The pass with these options."""
+        return cls(
+            objective, chip, "+".join(f"{func}:{count:.15g}".replace("+", "") for func, count in (calls or {}).items())
+        )
 
     def run(self, program: Program) -> Program:
         return self.run_with_proof(program)[0]
 
-    def run_with_proof(self, program: Program) -> tuple[Program, PlacementProof | None]:
+    def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
+        if self.objective not in OBJECTIVES:
+            raise fault("bad-option", f"place: objective is {' or '.join(OBJECTIVES)}, not {self.objective}", NOWHERE)
         if _is_explicit(program):
             return program, None
-        choose = LimitedPlacement(program, axiswise=self.axiswise)
-        placed, placement = place(program, PlacementOptions(), choose=choose)
-        return placed, None if self.axiswise else choose.proof(placement)
+        chosen = self.chosen(program)
+        return chosen.placed, None if self.axiswise else chosen.proof
+
+    def chosen(self, program: Program, excluded: Excluded = frozenset()) -> Choice:
+        """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
+        options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
+        if self.objective == "bytes" or self.axiswise:
+            choose = LimitedPlacement(program, axiswise=self.axiswise)
+            placed, placement = place(program, options, choose=choose)
+            return Chosen(placed, placement, choose.proof(placement))
+        from shardwright.passes.choosing import choose as choose_by_time
+
+        return choose_by_time(program, self.wanted(program), options=options)
+
+    def wanted(self, program: Program) -> Objective:
+        """The chip and the calls. Raises where there is no such chip or function."""
+        named = self.chip or program.chip
+        if not named or named == REFERENCE.name:
+            return Objective(calls=self.calls_in(program))
+        chip = load_chip(named)
+        return Objective(chip, chip.constants, self.calls_in(program))
+
+    def calls_in(self, program: Program) -> dict[str, float]:
+        """How often each function is called, of those that are named."""
+        made: dict[str, float] = {}
+        for item in filter(None, self.calls.split("+")):
+            name, _, count = item.partition(":")
+            known = [func.name for func in program.funcs]
+            if name not in known:
+                near = did_you_mean(name, known)
+                hint = f"did you mean {near}?" if near else f"the functions are {', '.join(known)}"
+                raise fault("bad-option", f"calls: there is no function {name}", NOWHERE, hint)
+            try:
+                made[name] = float(count)
+            except ValueError:
+                made[name] = 0.0
+            if not 0 < made[name] < 1e12:
+                said = f"calls: {count!r} is not how often {name} is called"
+                raise fault("bad-option", said, NOWHERE, "give a number above 0")
+        return made
+
+
+Excluded = frozenset[tuple[str | None, str, str]]
+"""(function, value, layout) that may not be chosen."""
+
+
+class Choice(Protocol):
+    """A program with its layouts chosen, how they were found, and how far they are from the best at most."""
+
+    @property
+    def placed(self) -> Program: ...
+
+    @property
+    def placement(self) -> Placement: ...
+
+    @property
+    def proof(self) -> Proof: ...
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A choice by bytes."""
+
+    placed: Program
+    placement: Placement
+    proof: PlacementProof
 
 
 def _is_explicit(program: Program) -> bool:
@@ -273,43 +353,3 @@ def change_word(source: TensorType, target: TensorType) -> str:
 
 def _freed(source: TensorType, target: TensorType) -> set[str]:
     return {axis for axis in source.partial_axes if axis not in target.split_axes and axis not in target.partial_axes}
-
-
-def explain(program: Program) -> list[str]:
-    """Why `place` chose each layout that was left open: the choice, the next best, and what that would cost more.
-
-    The next best is found by placing the whole program anew with the chosen layout forbidden.
-    """
-    from shardwright.passes.decompose import Decompose
-
-    decomposed = Decompose().run(program)
-    choose = LimitedPlacement(decomposed)
-    best = choose(decomposed, PlacementOptions())
-    total = best.bytes_received
-    named = {(func.name, value.name) for func in program.funcs for value in open_values(func)}
-    lines = [f"place: {total:,.0f} bytes received per chip in all, {choose.proof(best)}"]
-    for node in best.nodes:
-        if node.home < 0 or (node.func, node.name) not in named:
-            continue
-        named.discard((node.func or "", node.name))
-        kind = best.kinds[node.home]
-        excluded = frozenset({(node.func, node.name, kind.layout_text)})
-        try:
-            other = place_layouts(decomposed, PlacementOptions(excluded=excluded), limit=choose.limit)
-        except OutOfWorkError:
-            lines.append(
-                f"{node.func}.{node.name}: {kind.layout_text}; the limit of work left no room to find the next best"
-            )
-            continue
-        except DiagnosticError:
-            lines.append(f"{node.func}.{node.name}: {kind.layout_text}, the only layout that its demands allow")
-            continue
-        second = next(n for n in other.nodes if n.func == node.func and n.name == node.name and n.home >= 0)
-        more = other.bytes_received - total
-        what = f"{more:,.0f} bytes more" if more >= 0.5 else "as many bytes, and more steps or repeated work"
-        text = other.kinds[second.home].layout_text
-        if text == kind.layout_text:
-            lines.append(f"{node.func}.{node.name}: {text}, as the values that it is carried with")
-            continue
-        lines.append(f"{node.func}.{node.name}: {kind.layout_text}; next best {text}, {what}")
-    return lines

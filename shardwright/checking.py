@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from shardwright.ir.digit_orders import orders_in, strided_dims
@@ -10,7 +11,8 @@ from shardwright.ir.types import TensorType
 from shardwright.ir.walk import defined, statements, values_in
 
 if TYPE_CHECKING:
-    from shardwright.cost.limited_placement import PlacementProof
+    from shardwright.passes.base import Proof
+    from shardwright.passes.place import Place
 
 
 class CheckedValue(TypedDict):
@@ -34,19 +36,29 @@ class CheckedFunction(TypedDict):
     values: list[CheckedValue]
 
 
-def check(program: Program, *, explicit: bool = False) -> list[CheckedFunction]:
-    """The types of all values that the author named. Raises a `DiagnosticError` with every fault."""
-    return check_with_proof(program, explicit=explicit)[0]
+def check(
+    program: Program,
+    *,
+    explicit: bool = False,
+    objective: str = "time",
+    chip: str = "",
+    calls: Mapping[str, float] | None = None,
+) -> list[CheckedFunction]:
+    """The types of all values that the author named, layouts chosen as `explicit` chooses them. Raises a
+    `DiagnosticError` with every fault."""
+    from shardwright.passes.place import Place
+
+    return check_with_proof(program, explicit=explicit, place=Place.of(objective, chip, calls))[0]
 
 
 def check_with_proof(
-    program: Program, *, explicit: bool = False
-) -> tuple[list[CheckedFunction], PlacementProof | None]:
-    """The types of all values, and how far the layouts are from the least bytes at most, where any were chosen."""
+    program: Program, *, explicit: bool = False, place: Place | None = None
+) -> tuple[list[CheckedFunction], Proof | None]:
+    """The types of all values, and how far the layouts are from the best at most, where any were chosen."""
     from shardwright.ir.completion import complete
     from shardwright.ir.verifier import Level, verify
 
-    proof: PlacementProof | None = None
+    proof: Proof | None = None
     if explicit:
         typed = complete(program)
         verify(typed, Level.EXPLICIT)
@@ -54,10 +66,10 @@ def check_with_proof(
         from shardwright.passes.choose_digit_order import ChooseDigitOrder
         from shardwright.passes.decompose import Decompose
         from shardwright.passes.pipelines import Trace, proof_of, run_passes
-        from shardwright.passes.place import Place
+        from shardwright.passes.place import Place as AnyPlace
 
         traces: list[Trace] = []
-        typed = run_passes(program, (Decompose(), Place(), ChooseDigitOrder()), traces.append)
+        typed = run_passes(program, (Decompose(), place or AnyPlace(), ChooseDigitOrder()), traces.append)
         proof = proof_of(traces)
     return [_function(program, typed, func) for func in program.funcs], proof
 
@@ -90,8 +102,8 @@ _STORED = "its array has a dimension for each digit"
 _EXCHANGED = "chips may have to exchange blocks at the edge (see edge-blocks)"
 
 
-def listing(functions: list[CheckedFunction], proof: PlacementProof | None = None) -> str:
-    """The types as lines for people; a last one where the layouts are not proved to move the least bytes."""
+def listing(functions: list[CheckedFunction], proof: Proof | None = None) -> str:
+    """The types as lines for people; a last one on the layouts, where any were chosen."""
     lines: list[str] = []
     for function in functions:
         lines.append(f"func {function['name']}")
@@ -102,6 +114,6 @@ def listing(functions: list[CheckedFunction], proof: PlacementProof | None = Non
             why = _STORED if value["op"] in ("weight", "state") else _EXCHANGED
             remark = f"  strided: {why}" if value["strided"] else ""
             lines.append(f"  {value['name']:<{width}} {mark} {value['type']:<{kinds}}  {value['op']}{remark}".rstrip())
-    if proof is not None and not proof.proved:
-        lines.append(f"{proof.bytes_received:,} bytes received per chip, {proof}")
+    if proof is not None:
+        lines.append(str(proof))
     return "\n".join(lines)

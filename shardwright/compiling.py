@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from shardwright.backends.jax.session import Arrays
     from shardwright.backends.validation import Validation
-    from shardwright.cost.limited_placement import PlacementProof
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.program import Program
     from shardwright.ir.syntax import Module
-    from shardwright.passes.base import Pass
+    from shardwright.passes.base import Pass, Proof
     from shardwright.passes.pipelines import Edges
+    from shardwright.passes.place import Place
 
 
 def load(
@@ -78,12 +78,33 @@ def _with_way_out(
     return DiagnosticError([*others, replace(last, notes=(*last.notes, note))])
 
 
-def explicit(program: Program, edges: Edges = "global", target: str | None = None) -> Program:
-    """The program with every layout chosen and every movement a statement (see `passes.pipelines`), these as the
-    compiler of `target` keeps them where one is given."""
+def explicit(
+    program: Program,
+    edges: Edges = "global",
+    target: str | None = None,
+    *,
+    objective: str = "time",
+    chip: str = "",
+    calls: Mapping[str, float] | None = None,
+) -> Program:
+    """The program with every layout chosen and every movement a statement, as `target`'s compiler keeps it where one is
+    given.
+
+    Layouts take the least predicted time on `chip` (a name, or a chip file's path), else the target's chip, else the
+    one that the program names, else the reference chip; functions count once, or as often as `calls` says. With
+    `objective` "bytes" they receive the fewest bytes. Raises a `DiagnosticError` where demands cannot be met together.
+    """
     from shardwright.passes.pipelines import explicit as run
 
-    return run(program, edges=edges, then=passes_of(target))
+    return run(program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target))
+
+
+def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None) -> Place:
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.passes.place import Place
+
+    implied = parse_target(target).chip if target is not None and not chip else None
+    return Place.of(objective, chip or (implied.name if implied else ""), calls)
 
 
 def passes_of(target: str | None) -> tuple[Pass, ...]:
@@ -110,17 +131,25 @@ class Compiled:
     text: str
     program: Program
     validation: Validation | None
-    layouts: PlacementProof | None = None
-    """How far the chosen layouts are from the least bytes at most; None where the program left nothing to choose."""
+    layouts: Proof | None = None
+    """How far the chosen layouts are from the best at most; None where the program left nothing to choose."""
 
 
 def compile_program(
-    program: Program, *, validate: bool = True, edges: Edges = "global", target: str | None = None
+    program: Program,
+    *,
+    validate: bool = True,
+    edges: Edges = "global",
+    target: str | None = None,
+    objective: str = "time",
+    chip: str = "",
+    calls: Mapping[str, float] | None = None,
 ) -> Compiled:
     """A stand-alone JAX module for a program.
 
     Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
     has a dimension for each digit instead. It is written as the compiler of `target` keeps it, where one is given.
+    Layouts are chosen as `explicit` says.
 
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
@@ -132,12 +161,13 @@ def compile_program(
     from shardwright.passes.pipelines import explicit as run
 
     traces: list[Trace] = []
-    made = run(program, traces.append, edges=edges, then=passes_of(target))
+    place = _place(objective, chip, calls, target)
+    made = run(program, traces.append, edges=edges, then=passes_of(target), place=place)
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     if layouts is not None and not layouts.proved:
-        header.append(f"bytes received per chip are {layouts}")
+        header.append(str(layouts))
     forms = parse_target(target).forms if target is not None else None
     return Compiled(emit(made, header, in_digits=edges == "digits", forms=forms), made, proof, layouts)
 

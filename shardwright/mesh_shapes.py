@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.searching import ENOUGH, Found, search
+from shardwright.passes.choosing import ENOUGH, Found, search
 
 if TYPE_CHECKING:
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.constants import Constants
+    from shardwright.cost.objective import Objective
     from shardwright.ir.program import Program
 
 Minimize = Literal["latency", "cost"]
@@ -22,8 +21,7 @@ Minimize = Literal["latency", "cost"]
 def search_shapes(
     program: Program,
     load: Callable[[Mapping[str, int]], Program],
-    chip: Chip,
-    constants: Constants,
+    objective: Objective,
     seconds: float,
     minimize: Minimize,
 ) -> Found:
@@ -42,7 +40,7 @@ def search_shapes(
             complete = False
             break
         try:
-            found.append(search(load(shape), chip, constants, max(left, 1.0)))
+            found.append(search(load(shape), objective, max(left, 1.0)))
         except DiagnosticError as error:
             first = first or error
     if not found:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError, Source, located
 from shardwright.mesh_shapes import Minimize, best_of, search_shapes
-from shardwright.searching import Found, search
+from shardwright.passes.choosing import Found, search
 
 if TYPE_CHECKING:
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.constants import Constants
+    from shardwright.cost.objective import Objective
     from shardwright.ir.program import Func, Program
 
 AUTO = "auto"
@@ -49,8 +48,7 @@ class Searched:
 def search_rewrites(
     load: Callable[[Mapping[str, int]], Program],
     rewrites: Sequence[str],
-    chip: Chip,
-    constants: Constants,
+    objective: Objective,
     seconds: float,
     minimize: Minimize = "latency",
     *,
@@ -77,9 +75,9 @@ def search_rewrites(
         try:
             program = rewritten({})
             found = (
-                search_shapes(program, rewritten, chip, constants, share, minimize)
+                search_shapes(program, rewritten, objective, share, minimize)
                 if shapes
-                else search(program, chip, constants, share)
+                else search(program, objective, share)
             )
             tried.append(Tried(text, found))
         except DiagnosticError as error:
@@ -91,10 +89,10 @@ def search_rewrites(
         assert tried[0].error is not None
         raise tried[0].error
     best = best_of(results, minimize, complete=len(results) == len(tried))
-    rewrite = next(t.rewrite for t in tried if t.found is not None and t.found.program is best.program)
+    rewrite = next(t.rewrite for t in tried if t.found is not None and t.found.placed is best.placed)
     program = _after(load, rewrite)(dict(best.program.mesh) if shapes else {})
     if AUTO in rewrites:
-        best, loops = with_loops(best, chip, constants)
+        best, loops = with_loops(best)
         if loops:
             rewrite = ", then ".join(filter(None, (rewrite, loops)))
             tried.append(Tried(rewrite, best))
@@ -138,7 +136,7 @@ def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(tuple(axes), count)
 
 
-def with_loops(found: Found, chip: Chip, constants: Constants) -> tuple[Found, str]:
+def with_loops(found: Found) -> tuple[Found, str]:
     """What was found with loops in place of collectives, where that lowers its time and still fits, and the passes.
 
     Sites are tried in the order of the program, one way round and two; no text where none pays.
@@ -147,8 +145,8 @@ def with_loops(found: Found, chip: Chip, constants: Constants) -> tuple[Found, s
     from shardwright.passes.loop_collectives import LoopCollectives
 
     def price(program: Program, func: Func) -> float:
-        cost = cost_of(program, func, chip, constants)
-        return cost.time_s if cost.memory.peak <= chip.memory_bytes else math.inf
+        cost = cost_of(program, func, found.objective.chip, found.objective.constants)
+        return cost.time_s if cost.memory.peak <= found.objective.chip.memory_bytes else math.inf
 
     made, texts = found.program, list[str]()
     for func in found.program.funcs:
@@ -166,6 +164,5 @@ def with_loops(found: Found, chip: Chip, constants: Constants) -> tuple[Found, s
         texts += filter(None, [best[1]])
     if not texts:
         return found, ""
-    costs = tuple(cost_of(made, func, chip, constants) for func in made.funcs)
-    bound = min(found.bound_s / 2, sum(cost.time_s for cost in costs))
-    return replace(found, status="feasible", program=made, costs=costs, bound_s=bound), ",".join(texts)
+    looped = replace(found, status="feasible", rewritten=made)
+    return replace(looped, bound_s=min(found.bound_s / 2, looped.objective_s)), ",".join(texts)

@@ -6,8 +6,15 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.passes.pipelines import explicit
+from shardwright.passes.place import Place
 
 
 def program(text: str) -> Program:
     """The program that a text means."""
     return elaborate(parse(Source("test.shard", text)))
+
+
+def by_bytes(made: Program) -> Program:
+    """The explicit program whose layouts receive the fewest bytes: for tests that count them."""
+    return explicit(made, place=Place(objective="bytes"))

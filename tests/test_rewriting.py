@@ -11,12 +11,13 @@ from program_text import program as surface
 
 from shardwright.compiling import compile_program, load
 from shardwright.cost.chips import load_chip
+from shardwright.cost.objective import Objective
 from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, verify
+from shardwright.passes.choosing import search
 from shardwright.rewriting import Searched, fusings, search_rewrites
-from shardwright.searching import search
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CHIP = load_chip("tpu-v4")
@@ -43,7 +44,7 @@ def searched(text: str, *rewrites: str, memory: float | None = None) -> Searched
     def loaded(mesh: Mapping[str, int]) -> Program:
         return load(Source("p", text), mesh)
 
-    return search_rewrites(loaded, rewrites, chip, chip.constants, 60.0)
+    return search_rewrites(loaded, rewrites, Objective.on(chip), 60.0)
 
 
 def test_ways_to_pack_projections() -> None:
@@ -109,4 +110,4 @@ def test_a_rewrite_may_fit_where_the_program_does_not() -> None:
 
 def test_given_alone_it_is_the_search() -> None:
     program = surface(BLOCK)
-    assert searched(BLOCK).best.program == search(program, CHIP).program
+    assert searched(BLOCK).best.program == search(program, Objective.on(CHIP)).program

@@ -13,13 +13,14 @@ from search_fillings import products
 
 from shardwright.compiling import compile_program, load, print_program
 from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.objective import Objective
 from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import AllGather
 from shardwright.ir.program import Let
 from shardwright.mesh_shapes import mesh_shapes
+from shardwright.passes.choosing import Found, search
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.searching import Found, search
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -32,7 +33,7 @@ def chip(memory: float | None = None) -> Chip:
 
 
 def found(text: str, limit: float | None = None) -> Found:
-    return search(load(Source("program", text)), chip(limit))
+    return search(load(Source("program", text)), Objective.on(chip(limit)))
 
 
 # ---------------------------------------------------------------- every filling
@@ -107,14 +108,14 @@ def test_equal_to_every_filling(mesh: str, sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("name", ["02_feedforward_2d_weight_stationary", "06_multihead_attention_over_heads"])
 def test_counted_as_the_finished_program_is_priced(name: str) -> None:
     """Exactly where no movement parts a kernel otherwise than is assumed; within 2 % in the examples."""
-    made = search(load(str(EXAMPLES / f"{name}.shard")), chip())
+    made = search(load(str(EXAMPLES / f"{name}.shard")), Objective.on(chip()))
     assert made.model_s == pytest.approx(made.objective_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["07_multiquery_attention_over_heads", "10_palm_parallel_block"])
 def test_counted_nearly_as_the_finished_program_is_priced(name: str) -> None:
     """What a kernel beside a movement rereads is not known before the movements are."""
-    made = search(load(str(EXAMPLES / f"{name}.shard")), chip())
+    made = search(load(str(EXAMPLES / f"{name}.shard")), Objective.on(chip()))
     assert made.model_s == pytest.approx(made.objective_s, rel=0.01)
     assert made.bound_s <= made.objective_s
 
@@ -125,7 +126,7 @@ def test_counted_nearly_as_the_finished_program_is_priced(name: str) -> None:
 def gathered(length: int) -> list[str]:
     """The axes over which the feedforward layer's first weight is gathered."""
     program = load(str(EXAMPLES / "search" / "feedforward.shard"), dims={"L": length})
-    made = search(program, chip())
+    made = search(program, Objective.on(chip()))
     assert made.status == "optimal"
     return [
         "".join(statement.operation.named_axes)
@@ -142,7 +143,7 @@ def test_weights_are_gathered_over_more_axes_as_the_batch_grows() -> None:
 def test_prefill_gathers_and_decode_does_not_over_one_set_of_weights() -> None:
     """Hidden behind kernels in a loop, gathering is free as long as the kernels last."""
     sizes = {"N": 4, "E": 4096, "F": 16384, "H": 16, "B": 64, "L": 1024, "V": 32768}
-    made = search(load(str(EXAMPLES / "13_palm_model.shard"), {"x": 2, "y": 2, "z": 2}, sizes), chip())
+    made = search(load(str(EXAMPLES / "13_palm_model.shard"), {"x": 2, "y": 2, "z": 2}, sizes), Objective.on(chip()))
     assert made.status == "optimal"
     moved = {
         func.name: {
@@ -200,7 +201,7 @@ def test_nothing_fits() -> None:
 
 def test_the_program_compiles_and_means_the_same() -> None:
     program = load(Source("program", LAYERS.replace("E=4096 F=8192", "E=16 F=32")))
-    text = print_program(search(program, chip()).program)
+    text = print_program(search(program, Objective.on(chip())).program)
     again = load(Source("found", text))
     assert print_program(again) == text
     compiled = compile_program(again)
@@ -209,7 +210,7 @@ def test_the_program_compiles_and_means_the_same() -> None:
 
 
 def test_demands_are_kept_and_findings_marked() -> None:
-    text = print_program(search(load(str(EXAMPLES / "search" / "feedforward.shard")), chip()).program)
+    text = print_program(search(load(str(EXAMPLES / "search" / "feedforward.shard")), Objective.on(chip())).program)
     assert "  y: bf16 BLE_xyz = reduce_scatter[yz -> E](y_partial)\n" in text
     assert "  h :~ bf16 BLF_yz(partialsum-x) = x_gathered @[E] w_in\n" in text
 

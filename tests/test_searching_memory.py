@@ -15,8 +15,9 @@ from search_fillings import Filling, every_filling, homes, layout, least, limits
 
 from shardwright.compiling import load
 from shardwright.cost.chips import Chip, Torus, load_chip
+from shardwright.cost.objective import Objective
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.searching import Found, search
+from shardwright.passes.choosing import Found, search
 
 
 @lru_cache
@@ -184,7 +185,7 @@ def compared(program: tuple[str, str, Choices], slower: float) -> tuple[str, lis
 
 def assert_least(text: str, fillings: list[Filling], limit: int, slower: float, within: float = 1e-6) -> Found:
     """What is found fits, and is the least of the fillings that do, and its bound no more than that."""
-    made = search(load(Source("program", text)), chip(slower, float(limit)))
+    made = search(load(Source("program", text)), Objective.on(chip(slower, float(limit))))
     wanted = least(fillings, limit)
     assert made.peak <= limit
     assert made.objective_s == pytest.approx(wanted, rel=within)
@@ -251,5 +252,5 @@ def test_nothing_fits_whatever_the_layouts() -> None:
     text, fillings, _ = compared(of_products(values), 100.0)
     limit = min(each.peak for each in fillings) - 1
     with pytest.raises(DiagnosticError) as caught:
-        search(load(Source("program", text)), chip(100.0, float(limit)))
+        search(load(Source("program", text)), Objective.on(chip(100.0, float(limit))))
     assert caught.value.diagnostics[0].code == "does-not-fit"

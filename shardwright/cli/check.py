@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_file, add_json, add_sizes
+from shardwright.cli.options import add_choice, add_file, add_json, add_sizes, place_of, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--level surface|explicit] [--mesh] [--dim] [--json]."""
+    """FILE [--level surface|explicit] [--chip] [--objective] [--calls] [--mesh] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "check",
         description="Type a program and print the type of every value; types that the compiler finds are marked :~.",
@@ -25,6 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default="surface",
         help="explicit: every movement must be a statement, and nothing is inserted or chosen (default: surface)",
     )
+    add_choice(parser)
     add_sizes(parser)
     add_json(parser)
 
@@ -39,13 +40,15 @@ def execute(args: argparse.Namespace) -> int:
     try:
         source = read_program(args.file)
         with located(source):
-            checked, proof = check_with_proof(load(source, args.mesh, args.dim), explicit=args.level == "explicit")
+            program = load(source, args.mesh, args.dim)
+            checked, proof = check_with_proof(program, explicit=args.level == "explicit", place=place_of(args))
     except DiagnosticError as error:
         if not args.json:
             raise
         found = [diagnostic.as_json() for diagnostic in error.diagnostics]
         print_json({"ok": False, "functions": [], "diagnostics": found})
         return 1
+    warn(proof)
     if args.json:
         placement = proof.as_json() if proof else None
         print_json({"ok": True, "functions": checked, "diagnostics": [], "placement": placement})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.cli.explain import add_target
-from shardwright.cli.options import add_file, add_json, add_output, add_sizes, json_needs_output
+from shardwright.cli.options import add_choice, add_file, add_json, add_output, add_sizes, json_needs_output, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--no-validate", dest="validate", action="store_false", help="write without that proof")
     add_target(parser, "compile the module also with the target's own compiler, and say what became of it")
+    add_choice(parser)
     add_sizes(parser)
     add_output(parser, "OUT.py")
     add_json(parser)
@@ -50,8 +51,15 @@ def execute(args: argparse.Namespace) -> int:
     source = read_program(args.file)
     with located(source):
         compiled = compile_program(
-            load(source, args.mesh, args.dim), validate=args.validate, edges=args.edges, target=args.target
+            load(source, args.mesh, args.dim),
+            validate=args.validate,
+            edges=args.edges,
+            target=args.target,
+            objective=args.objective,
+            chip=args.chip or "",
+            calls=args.calls,
         )
+    warn(compiled.layouts)
     explained = None if args.target is None else _explained(args, compiled.program)
     write_output(args.output, compiled.text)
     proof = compiled.validation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.explain import add_target
-from shardwright.cli.options import add_json, add_sizes, positive
+from shardwright.cli.options import add_choice, add_json, add_sizes, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_chip(parser, required=False)
     add_target(parser, "also what this target's own compiler makes of a program, beside each prediction")
+    add_choice(parser, chip=False)
     parser.add_argument("--func", metavar="NAME", help="this function alone")
     parser.add_argument(
         "--generate", metavar="N", type=positive, help="also N tokens: one prefill, then decode as the cache grows"
@@ -268,6 +269,8 @@ def _as_json(
 
 def cost_json(cost: Cost) -> dict[str, Any]:
     """One function's cost with the keys of the contract."""
+    import math
+
     return {
         "func": cost.func,
         "chip": cost.chip.name,
@@ -283,7 +286,7 @@ def cost_json(cost: Cost) -> dict[str, Any]:
         "weight_bytes_per_chip": cost.memory.weights,
         "kv_cache_bytes_per_chip": cost.memory.state,
         "peak_bytes_per_chip": cost.memory.peak,
-        "memory_bytes_per_chip": cost.chip.memory_bytes,
+        "memory_bytes_per_chip": cost.chip.memory_bytes if cost.chip.memory_bytes < math.inf else None,
         "fits": cost.memory.peak <= cost.chip.memory_bytes,
         "mfu": cost.mfu,
         "tokens": cost.tokens,
@@ -334,6 +337,8 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
 
 
 def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> str:
+    import math
+
     from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.movements import duration_text
 
@@ -357,6 +362,7 @@ def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> 
         head, aligned = (*head[:5], "compiled", "time", "compiled", *head[6:]), "llrlrrrrrl"
     memory, room = cost.memory, cost.chip.memory_bytes
     fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
+    fits = f"; {fits} in {bytes_text(room)}" if math.isfinite(room) else ""
     rates = "calibrated" if constants == cost.chip.calibrated else "datasheet"
     mesh = f"{cost.n_chips} {cost.chip.name} ({rates})"
     return "\n".join(
@@ -377,7 +383,7 @@ def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> 
             f"chip-seconds   {cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens",
             f"memory         {bytes_text(memory.peak)} a chip at {memory.at or 'the start'}:"
             f" weights {bytes_text(memory.weights)}, state {bytes_text(memory.state)},"
-            f" values {bytes_text(memory.activations)}; {fits} in {bytes_text(room)}",
+            f" values {bytes_text(memory.activations)}{fits}",
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.cli.cost import add_chip
-from shardwright.cli.options import add_file, add_output, add_sizes, one_of, time_window
+from shardwright.cli.options import add_choice, add_file, add_output, add_sizes, one_of, place_of, time_window
 
 if TYPE_CHECKING:
     import argparse
@@ -43,8 +43,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--cost", action="store_true", help="colour operations by their share of the predicted time on --chip"
     )
     add_chip(parser, required=False)
+    add_choice(parser, chip=False)
     parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
-    parser.check(lambda args: "--chip needs --cost" if args.chip and not args.cost else None)
     add_sizes(parser)
     parser.check(_fits_the_file)
 
@@ -131,12 +131,12 @@ def load_program(
         program = elaborate(module or parse(source), args.mesh, args.dim)
     if args.passes is None:
         with located(source):
-            return explicit(program, target=target)
+            return explicit(program, target=target, objective=args.objective, chip=args.chip or "", calls=args.calls)
     if not args.passes.strip():
         return program
-    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import chosen_as, options_from, parse_pipeline, run_passes
 
     with located(SourceText("--passes", args.passes)):
-        passes = parse_pipeline(args.passes)
+        passes = chosen_as(parse_pipeline(args.passes), place_of(args))
     with located(source), options_from("--passes", args.passes):
         return run_passes(program, passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output, add_sizes
+from shardwright.cli.options import add_choice, add_json, add_output, add_sizes, place_of, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--explain", action="store_true", help="print why place chose each layout, and the next best, on standard error"
     )
     parser.add_argument("--timing", action="store_true", help="print the time that each pass took on standard error")
+    add_choice(parser)
     add_sizes(parser)
     add_output(parser, "OUT.shard")
     add_json(parser)
@@ -39,7 +40,15 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.passes.pipelines import PASSES, Trace, describe, options_from, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import (
+        PASSES,
+        Trace,
+        chosen_as,
+        describe,
+        options_from,
+        parse_pipeline,
+        run_passes,
+    )
 
     if args.list_passes:
         if args.json:
@@ -48,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
             print("\n".join(f"{name:<20} {describe(made)}" for name, made in PASSES.items()))
         return 0
     with located(Source("--passes", args.passes)):
-        passes = parse_pipeline(args.passes)
+        passes = chosen_as(parse_pipeline(args.passes), place_of(args))
     source = read_program(args.file)
     steps: list[dict[str, object]] = []
 
@@ -58,14 +67,15 @@ def execute(args: argparse.Namespace) -> int:
             "seconds": trace.seconds,
             "program": print_program(trace.program),
         }
+        warn(trace.proof)
         steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
     with located(source), options_from("--passes", args.passes):
         program = load(source, args.mesh, args.dim, passes)
         if args.explain:
-            from shardwright.passes.place import explain
+            from shardwright.next_best import explain
 
-            print("\n".join(explain(program)), file=sys.stderr)
+            print("\n".join(explain(program, place_of(args))), file=sys.stderr)
         program = run_passes(program, passes, observe)
     text = print_program(program)
     if args.timing:

@@ -6,7 +6,11 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from shardwright.passes.base import Proof
+    from shardwright.passes.place import Place
 
 _AXIS = re.compile(r"[a-z][a-z0-9_]*")
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
@@ -203,6 +207,69 @@ def add_experts(parser: Parser) -> None:
 def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
     given = args.expert_capacity is not None and args.experts == "replicated"
     return "--expert-capacity needs --experts all-to-all" if given else None
+
+
+class _Calls(argparse.Action):
+    """Collects `prefill=1,decode=256` into a dict from function to count."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        counts: dict[str, float] = {}
+        for part in re.split(r"[,\s]+", str(values).strip()):
+            name, _, count = part.partition("=")
+            try:
+                counts[name] = float(count)
+            except ValueError:
+                counts[name] = math.nan
+            if not _AXIS.fullmatch(name) or not 0 < counts[name] < 1e12:
+                raise argparse.ArgumentError(self, f"{part!r} is not FUNCTION=COUNT, a number above 0")
+        setattr(namespace, self.dest, counts)
+
+
+def add_choice(parser: Parser, *, chip: bool = True) -> None:
+    """How layouts are chosen: --chip NAME (unless the command has it already), --objective and --calls."""
+    if chip:
+        parser.add_argument(
+            "--chip", metavar="NAME", help="the chip that layouts are chosen for, under its memory, by name or by the "
+            "path of a chip file (default: the program's own, else a reference chip)",
+        )  # fmt: skip
+    parser.add_argument(
+        "--objective",
+        choices=("time", "bytes"),
+        default="time",
+        help="time: the least predicted time; bytes: the fewest bytes received per chip (default: time)",
+    )
+    parser.add_argument(
+        "--calls",
+        metavar="prefill=1,decode=256",
+        action=_Calls,
+        default={},
+        help="how often functions are called, once where they are not named; layouts of weights count for all",
+    )
+
+
+def place_of(args: argparse.Namespace) -> Place:
+    """The pass that chooses layouts so."""
+    from shardwright.passes.place import Place
+
+    if args.chip:
+        from shardwright.cli.cost import load_named_chip
+
+        load_named_chip(args.chip)  # where there is none, it is this option's fault
+    return Place.of(args.objective, args.chip or "", args.calls)
+
+
+def warn(proof: Proof | None) -> None:
+    """Says on standard error what is to be said of chosen layouts."""
+    import sys
+
+    for warning in proof.warnings if proof is not None else ():
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:

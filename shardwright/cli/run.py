@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.cli.options import add_file, add_json, add_sizes, natural
+from shardwright.cli.options import add_choice, add_file, add_json, add_sizes, natural, place_of
 from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.ir.program import Func, Program, Value
     from shardwright.passes.base import Pass
+    from shardwright.passes.place import Place
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -46,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "this command starts on this machine, and values live where their types say",
     )
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
+    add_choice(parser)
     add_sizes(parser)
     add_json(parser)
     add_processes(parser)
@@ -118,10 +120,10 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse
-    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import chosen_as, options_from, parse_pipeline, run_passes
 
     with located(Source("--passes", args.passes or "")):
-        passes = parse_pipeline(args.passes) if args.passes else ()
+        passes = chosen_as(parse_pipeline(args.passes), place_of(args)) if args.passes else ()
     source = read_program(args.file)
     with located(source), options_from("--passes", args.passes or ""):
         written = elaborate(parse(source), args.mesh, args.dim)
@@ -135,7 +137,8 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
         from shardwright.backends.random_inputs import random_inputs
         from shardwright.backends.reference import evaluate
 
-        runner = _on_devices(program) if world is None else _on_chips(program, world)
+        place = place_of(args)
+        runner = _on_devices(program, place) if world is None else _on_chips(program, world, place)
 
     def say(text: str) -> None:
         if writes and not args.json:
@@ -204,7 +207,7 @@ class Runner(NamedTuple):
     virtual: bool
 
 
-def _on_devices(program: Program) -> Runner:
+def _on_devices(program: Program, place: Place) -> Runner:
     """Those of JAX."""
     from functools import partial
 
@@ -212,12 +215,12 @@ def _on_devices(program: Program) -> Runner:
     from shardwright.backends.jax.session import run_program
     from shardwright.passes.pipelines import explicit
 
-    compiled = explicit(program)
+    compiled = explicit(program, place=place)
     devices = arrange_devices(program.mesh.n_chips)
     return Runner(partial(run_program, compiled), str(devices), len(devices.devices), devices.virtual)
 
 
-def _on_chips(program: Program, world: World) -> Runner:
+def _on_chips(program: Program, world: World, place: Place) -> Runner:
     """The processes of PyTorch."""
     from functools import partial
 
@@ -225,7 +228,7 @@ def _on_chips(program: Program, world: World) -> Runner:
     from shardwright.passes.offload import Offload
     from shardwright.passes.pipelines import explicit, run_passes
 
-    compiled = explicit(run_passes(program, [Offload()]))
+    compiled = explicit(run_passes(program, [Offload()]), place=place)
     where = f"{world.count} process{'' if world.count == 1 else 'es'} of PyTorch"
     return Runner(partial(run_program, compiled, world=world), where, world.count, False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.cost import add_chip
-from shardwright.cli.options import add_json, add_output, add_sizes, number
+from shardwright.cli.options import add_choice, add_json, add_output, add_sizes, number, place_of
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     what.add_argument("--diff", metavar="FILE", nargs=2, help="what two programs cost, beside each other")
     add_chip(parser, required=False)
+    add_choice(parser, chip=False)
     parser.add_argument(
         "--minimize",
         choices=("latency", "cost"),
@@ -68,7 +69,9 @@ def add_parser(subparsers: Subparsers) -> None:
     add_sizes(parser)
     add_output(parser, "OUT")
     add_json(parser)
-    parser.check(lambda args: "FILE needs --chip" if (args.file or args.diff) and not args.chip else None)
+    parser.check(lambda args: "--diff needs --chip" if args.diff and not args.chip else None)
+    parser.check(lambda args: "search minimises time; check, opt and compile take --objective bytes"
+                 if args.objective == "bytes" else None)  # fmt: skip
     parser.check(lambda args: "--problem takes no --chip" if args.problem and args.chip else None)
     parser.check(lambda args: "--explain needs FILE" if args.explain and not args.file else None)
 
@@ -86,32 +89,33 @@ def execute(args: argparse.Namespace) -> int:
 def _search_program(args: argparse.Namespace) -> int:
     """The filled program on standard output or in OUT; what was found on standard error, or output where free."""
     import sys
+    from dataclasses import replace
 
-    from shardwright.cli.cost import chip_and_constants
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
+    from shardwright.cost.constants import DATASHEET
     from shardwright.ir.diagnostics import located
     from shardwright.next_best import explain
     from shardwright.rewriting import search_rewrites
 
-    chip, constants = chip_and_constants(args)
     source = read_program(args.file)
 
     def loaded(mesh: Mapping[str, int]) -> Program:
         return load(source, {**args.mesh, **mesh}, args.dim)
 
     with located(source):
+        wanted = place_of(args).wanted(loaded({}))
+        objective = replace(wanted, constants=DATASHEET) if args.datasheet else wanted
         searched = search_rewrites(
             loaded,
             args.rewrite,
-            chip,
-            constants,
+            objective,
             args.time_limit,
             args.minimize,
             shapes=args.mesh_shape == "search",
         )
         found = searched.best
-        lines = explain(searched.program, chip, constants, found, args.time_limit) if args.explain else []
+        lines = explain(searched.program, place_of(args), args.time_limit) if args.explain else []
     if lines:
         print("\n".join(lines), file=sys.stderr)
     text = print_program(found.program)
@@ -151,14 +155,23 @@ def _found_json(searched: Searched, text: str) -> dict[str, Any]:
         "chip_seconds_per_token": found.chip_seconds_per_token,
         "mesh": dict(found.program.mesh),
         "peak_bytes_per_chip": found.peak,
-        "memory_bytes_per_chip": found.costs[0].chip.memory_bytes,
+        "memory_bytes_per_chip": _finite(found.costs[0].chip.memory_bytes),
         "functions": [
-            {"name": cost.func, "time_s": cost.time_s, "peak_bytes_per_chip": cost.memory.peak} for cost in found.costs
+            {
+                "name": cost.func,
+                "calls": found.objective.count(cost.func),
+                "time_s": cost.time_s,
+                "bound_s": bound,
+                "peak_bytes_per_chip": cost.memory.peak,
+            }
+            for cost, bound in zip(found.costs, found.bounds_s, strict=True)
         ],
     }
 
 
 def _found_text(searched: Searched) -> str:
+    import math
+
     from shardwright.cli.text_table import bytes_text
     from shardwright.cost.movements import duration_text
 
@@ -171,10 +184,10 @@ def _found_text(searched: Searched) -> str:
         proof = f"at most {100 * found.gap:.3g} % above the least"
     else:
         proof = "not proved, since a rewrite was not searched to its end"
+    room = f" of {bytes_text(cost.chip.memory_bytes)}" if math.isfinite(cost.chip.memory_bytes) else ""
     lines = [
         f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}",
-        f"{bytes_text(found.peak)} of {bytes_text(cost.chip.memory_bytes)} on each chip,"
-        f" {found.chip_seconds_per_token:.4g} chip-seconds per token",
+        f"{bytes_text(found.peak)}{room} on each chip, {found.chip_seconds_per_token:.4g} chip-seconds per token",
     ]
     lines.append(f"bound {duration_text(found.bound_s)}, counted {duration_text(found.model_s)}, {found.seconds:.2f} s")
     if searched.rewrite:

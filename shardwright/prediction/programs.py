@@ -166,10 +166,10 @@ def compile_text(text: str, passes: str, *, axiswise: bool = False) -> str:
     """
     from shardwright.ir.format import format_module
     from shardwright.ir.unparse import unparse
-    from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
     from shardwright.passes.place import Place
 
-    explicit = [Place(axiswise=axiswise) if isinstance(applied, Place) else applied for applied in EXPLICIT]
+    explicit = explicit_passes(Place(objective="bytes", axiswise=axiswise))
     return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *explicit))))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.backends.reduced_sizes import at_reduced_sizes
 from shardwright.backends.validation import ValidationError, validate
@@ -91,7 +91,7 @@ def test_a_sum_that_cancels_hides_no_other() -> None:
 
 def sized(text: str, head: str = "mesh x=4\ndim B=512 L=32 E=4096 F=16384 H=16 D=128 T=2048 V=32000 C=40") -> str:
     """A compiled program at reduced sizes, as it prints."""
-    (small,) = at_reduced_sizes(explicit(program(f"{head}\n{text}")))
+    (small,) = at_reduced_sizes(by_bytes(program(f"{head}\n{text}")))
     return format_module(unparse(small))
 
 

@@ -7,7 +7,7 @@ from models.test_layer_bytes import FALCON, LLAMA, Imported, per_layer
 from oracles.example_programs import in_format
 from oracles.layer_formulas import Layer
 from oracles.layer_programs import PRESETS, attention, feedforward
-from program_text import program
+from program_text import by_bytes, program
 from versus_xla import compile_ours
 
 from shardwright.backends.random_inputs import random_inputs
@@ -16,7 +16,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import explicit
 
 MESH = {"x": 2, "y": 2, "z": 2}
 
@@ -29,7 +28,7 @@ def moved(source: Program) -> int:
     """Bytes that a device receives, counted in the HLO; f16, whose collectives the CPU compiler leaves as they are."""
     made = in_format(source, "f16")
     func = made.funcs[0]
-    return compile_ours(explicit(made), func.name, random_inputs(made, func, seed=0)).counts.bytes
+    return compile_ours(by_bytes(made), func.name, random_inputs(made, func, seed=0)).counts.bytes
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -60,7 +59,7 @@ def test_imported_models(model: Imported, preset: str, kv_heads: int) -> None:
     made = import_model(
         config, preset, Mesh.of(**MESH), at.B, at.L, DType.F16, attention="head", cache=64, phases=("decode",)
     )
-    compiled = explicit(program(made.text))
+    compiled = by_bytes(program(made.text))
     planned = bytes_received(compiled, compiled.func("decode"))
     assert per_layer(planned) == model.formula(at, "head", cached=True)
     assert moved(program(made.text)) == planned.bytes

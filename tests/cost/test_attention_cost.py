@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.memory import memory_of
 from shardwright.cost.work import Work, work_of
@@ -14,7 +14,7 @@ HEAD = "mesh x=2 y=2\ndim B=4 L=64 T=64 S=256 K=2 G=4 D=16 W=32\n"
 
 
 def of(signature: str, call: str, *, head: str = HEAD) -> tuple[Program, Work]:
-    made = explicit(program(f"{head}func f{signature} {{\n  o = {call}\n  return o\n}}\n"))
+    made = by_bytes(program(f"{head}func f{signature} {{\n  o = {call}\n  return o\n}}\n"))
     return made, next(work for work in work_of(made, made.func("f")) if work.operation == "attend")
 
 

@@ -25,9 +25,11 @@ from shardwright.cost.work_limit import WorkLimit
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import Dim, DType, Shape
+from shardwright.passes.choosing import TimeProof
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.pipelines import Trace, explicit, proof_of
+from shardwright.passes.place import Place
 
 HARD = sorted((Path(__file__).parent / "hard").glob("*.shard"))
 
@@ -51,8 +53,12 @@ def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path) -> None:
     assert in_simulator(source, 0) <= TOLERANCE
     traces: list[Trace] = []
     explicit(source, traces.append)
+    by_time = proof_of(traces)
+    assert isinstance(by_time, TimeProof)
+    assert 0 <= by_time.bound_s <= by_time.time_s
+    explicit(source, traces.append, place=Place(objective="bytes"))
     proof = proof_of(traces)
-    assert proof is not None
+    assert isinstance(proof, PlacementProof)
     assert 0 <= proof.bound_bytes <= proof.bytes_received
     choose = LimitedPlacement(plain(source))
     choose(choose.program, PlacementOptions())
@@ -62,23 +68,24 @@ def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path) -> None:
 
 def test_check_says_how_far_the_layouts_may_be_from_the_least(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard")
-    assert main(["check", path]) == 0
+    assert main(["check", path, "--objective", "bytes"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert main(["check", path, "--json"]) == 0
+    assert main(["check", path, "--objective", "bytes", "--json"]) == 0
     placement = json.loads(capsys.readouterr().out)["placement"]
     above = placement["bytes_received"] - placement["bound_bytes"]
     assert not placement["proved"]
     assert last == (
-        f"{placement['bytes_received']:,} bytes received per chip, not proved least: at most {above:,} above the least"
+        f"layouts for the fewest bytes, {placement['bytes_received']:,} received per chip, not proved least: at most"
+        f" {above:,} above it"
     )
 
 
 def test_compile_says_so_in_the_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard"), tmp_path / "out.py"
-    assert main(["compile", path, "-o", str(out), "--no-validate", "--json"]) == 0
+    assert main(["compile", path, "-o", str(out), "--no-validate", "--objective", "bytes", "--json"]) == 0
     placement = json.loads(capsys.readouterr().out)["placement"]
     above = placement["bytes_received"] - placement["bound_bytes"]
-    assert f"not proved least: at most {above:,} above" in " ".join(out.read_text().replace("#", " ").split())
+    assert f"not proved least: at most {above:,} above it" in " ".join(out.read_text().replace("#", " ").split())
 
 
 def test_what_is_within_the_limit_is_proved() -> None:
@@ -87,7 +94,7 @@ def test_what_is_within_the_limit_is_proved() -> None:
     placement = choose(source, PlacementOptions())
     proof = choose.proof(placement)
     assert proof == PlacementProof(round(placement.bytes_received), round(placement.bytes_received))
-    assert str(proof) == "proved least"
+    assert str(proof) == "layouts for the fewest bytes, 640 received per chip, proved least"
     assert placement.solution == place_layouts(source).solution
 
 

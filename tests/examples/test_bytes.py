@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 from oracles.example_programs import AS_WRITTEN, Sizes, load, small, text
+from program_text import by_bytes
 
 from shardwright.cost.traffic import bytes_received
-from shardwright.passes.pipelines import explicit
 
 FEEDFORWARD = [
     "01_feedforward_1d_weight_stationary",
@@ -26,7 +26,7 @@ ATTENTION = [
 
 
 def received(name: str, func: str, sizes: Sizes = AS_WRITTEN, source: str | None = None) -> int:
-    program = explicit(load(name, sizes, source))
+    program = by_bytes(load(name, sizes, source))
     return bytes_received(program, program.func(func)).bytes
 
 

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 from oracles.example_programs import load
+from program_text import by_bytes
 
 from shardwright.ir.format import format_module
 from shardwright.ir.unparse import unparse
-from shardwright.passes.pipelines import explicit
 
 MOVEMENT = re.compile(r"^ *(\w+) ?:~? (?:\w+ )?(\S+) = ((?:all|reduce)_\w+\[[^\]]*\])\((\w+)\)$", re.MULTILINE)
 
@@ -18,7 +18,7 @@ MOVEMENT = re.compile(r"^ *(\w+) ?:~? (?:\w+ )?(\S+) = ((?:all|reduce)_\w+\[[^\]
 @cache
 def compiled(name: str) -> dict[str, str]:
     """The explicit program's functions as text, at the paper's sizes."""
-    printed = format_module(unparse(explicit(load(name))))
+    printed = format_module(unparse(by_bytes(load(name))))
     bodies = re.split(r"^func ", printed, flags=re.MULTILINE)[1:]
     return {re.split(r"\W", body, maxsplit=1)[0]: body for body in bodies}
 

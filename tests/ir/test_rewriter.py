@@ -78,7 +78,7 @@ def test_origins_lead_back_through_passes_to_what_the_author_wrote() -> None:
         func f(a: f32 B_xE, w: f32 EB) -> f32 B_xE { p: f32 BE = softmax[E](a)
           return p }
     """)
-    explicit = InsertMoves().run(Place().run(Decompose().run(made)))
+    explicit = InsertMoves().run(Place(objective="bytes").run(Decompose().run(made)))
     origins = {value.name: value.origin for value in values_in(explicit.funcs[0].body)}
     assert origins["p"] == ()
     assert origins["p_exp"] == ("p",)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.checkpoints import config_of
+from program_text import by_bytes
 
 from shardwright.backends.jax.session import Session
 from shardwright.backends.reference import evaluate
@@ -27,7 +28,6 @@ from shardwright.models.importing import Imported, import_model
 from shardwright.models.layouts import PRESETS
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.transformers_logits import transformers_logits
-from shardwright.passes.pipelines import explicit
 
 X, XY, XYZ = Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2)
 
@@ -74,7 +74,7 @@ def test_compiled(checkpoint: Callable[..., Path], layout: str, mesh: Mesh) -> N
     folder = checkpoint("mixtral")
     made = sending(folder, layout, mesh, 8, 6, attention="batch")
     program = program_of(made)
-    compiled = explicit(program)
+    compiled = by_bytes(program)
     assert validate(program, compiled).largest_difference < 1e-9
     (logits,) = Session(compiled, weights_of(folder, made, program)).call("forward", {"ids": tokens(8, 6)})
     agree(logits, transformers_logits(folder, tokens(8, 6)))
@@ -105,7 +105,7 @@ def test_prefill_and_decode(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("mixtral")
     made = sending(folder, "ws2d", XY, 8, 6, cache=16, prefill_layout="wg-xy", attention="batch")
     program = program_of(made)
-    session = Session(explicit(program), weights_of(folder, made, program))
+    session = Session(by_bytes(program), weights_of(folder, made, program))
     given = tokens(8, 11)
     found = continued(lambda func, args: session.call(func, args)[0], given, 2)
     whole = transformers_logits(folder, given)
@@ -216,7 +216,7 @@ def moved(experts: int, mesh: Mesh, form: ExpertsForm = "all-to-all", **options:
     """Bytes that a chip receives in a layer: for slots, for tokens on their way to groups and back, and in all."""
     keys = config_of("mixtral", num_local_experts=experts)
     made = import_model(keys, "ws1d", mesh, 8, 12, DType.BF16, attention="head", experts=form, **options)
-    compiled = explicit(program_of(made))
+    compiled = by_bytes(program_of(made))
     layer = [one for one in bytes_received(compiled, compiled.funcs[0]).movements if one.trips == 2]
     slots = sum(one.bytes_once for one in layer if {"C", "E"} <= set(one.operand.names))
     # What the norm is of goes to the groups, and what the experts added comes back.

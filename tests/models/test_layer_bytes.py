@@ -18,13 +18,12 @@ from oracles.layer_formulas import Layer
 from oracles.layer_programs import PRESETS, attention, feedforward
 from oracles.layer_tables import ROWS, table
 from oracles.layer_tables import at as palm
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.traffic import Traffic, bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import explicit
 
 MESHES: list[dict[str, int]] = [
     {"x": 2, "y": 2, "z": 2},
@@ -42,7 +41,7 @@ OVER = ["head", "batch"]
 
 def received(text: str) -> Traffic:
     """What a chip receives for the only function of a program."""
-    compiled = explicit(program(text))
+    compiled = by_bytes(program(text))
     return bytes_received(compiled, compiled.funcs[0])
 
 
@@ -177,7 +176,7 @@ def imported(model: Imported, at: Layer, over: Any, cache: int | None = 64) -> T
     config = model.config(at)
     made = import_model(config, at.preset, mesh, at.B, at.L, DType.BF16, attention=over, cache=cache, phases=(phase,))
     assert made.dropped == ()
-    compiled = explicit(program(made.text))
+    compiled = by_bytes(program(made.text))
     return bytes_received(compiled, compiled.funcs[0])
 
 

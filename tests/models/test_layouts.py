@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from models.checkpoints import CHECKPOINTS, config_of
+from program_text import by_bytes
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
@@ -20,7 +21,6 @@ from shardwright.ir.types import DType, TensorType
 from shardwright.ir.verifier import Level, verify
 from shardwright.models.importing import Imported, import_model
 from shardwright.models.layouts import PRESETS, AttentionOver
-from shardwright.passes.pipelines import explicit
 
 MESHES = [
     Mesh(()),
@@ -185,7 +185,7 @@ def test_queries_leave_the_batch_only_where_keys_are_split(name: str, queries: s
 def test_gathered_weights_are_gathered() -> None:
     """What the compiler makes of wg-xyz: weights move inside the layers, activations do not."""
     made = import_model(config_of("gptj"), "wg-xyz", Mesh.of(x=2, y=2), 4, 8)
-    program = explicit(elaborate(parse(Source("p", made.text))))
+    program = by_bytes(elaborate(parse(Source("p", made.text))))
     (loop,) = (statement for statement in program.funcs[0].body if isinstance(statement, Loop))
     moves = [s for s in loop.body if isinstance(s, Let) and isinstance(s.operation, Movement)]
     assert {statement.operation.keyword for statement in moves} == {"all_gather"}
@@ -299,7 +299,7 @@ def test_open_demands_the_logits_alone() -> None:
     assert [str(func.results[0]) for func in program.funcs] == ["f32 BV_xy", "f32 BV_xy"]
     named = re.findall(r"_[xy]+", re.sub(r"^#.*$", "", made.text, flags=re.MULTILINE))
     assert set(named) == {"_xy"}
-    assert verify(explicit(program), Level.EXPLICIT) is None
+    assert verify(by_bytes(program), Level.EXPLICIT) is None
 
 
 def test_open_goes_with_no_preset_and_no_sending_of_tokens() -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from models.checkpoints import config_of
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.backends.jax.emit import emit
 from shardwright.cost.placement import place_layouts
@@ -16,7 +16,6 @@ from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
-from shardwright.passes.pipelines import explicit
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def work(name: str, layers: int) -> Work:
     text = import_model(config, "ws2d", mesh, 4, 1, DType.F32, attention="head", cache=16, phases=("decode",)).text
     source = program(text)
     placed = place_layouts(Cleanup().run(Decompose().run(source)))
-    made = explicit(source)
+    made = by_bytes(source)
     received = bytes_received(made, made.func("decode")).movements
     return Work(
         text,

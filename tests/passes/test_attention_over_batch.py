@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from oracles.example_programs import AS_WRITTEN, Sizes, load, small
 from oracles.rewritten_programs import largest_error, printed
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
@@ -18,7 +18,7 @@ from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
 from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.decompose import Decompose
-from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 
 MULTIQUERY = """
 mesh x=2 y=2 z=2
@@ -98,7 +98,7 @@ def part(chips: int) -> float:
 
 
 def all_to_alls(of: Program, func: str = "decode") -> list[str]:
-    compiled = explicit(of)
+    compiled = by_bytes(of)
     moved = bytes_received(compiled, compiled.func(func)).movements
     return [str(m.statement.result.type) for m in moved if isinstance(m.operation, AllToAll)]
 
@@ -112,7 +112,7 @@ def state_types(of: Program) -> dict[str, str]:
 
 def test_before_and_after(golden: Callable[[str, str], None]) -> None:
     golden("passes/attention_over_batch.shard", printed(over_batch(program(MULTIQUERY))))
-    golden("passes/attention_over_batch_explicit.shard", printed(explicit(over_batch(program(MULTIQUERY)))))
+    golden("passes/attention_over_batch_explicit.shard", printed(by_bytes(over_batch(program(MULTIQUERY)))))
 
 
 def test_some_axes_stay_with_the_heads_of_keys_and_values(golden: Callable[[str, str], None]) -> None:
@@ -153,7 +153,7 @@ def test_the_operation_is_laid_as_its_products(operation: str, products: str, ax
     made, other = over_batch(program(operation), axes), over_batch(program(products), axes)
     assert state_types(made) == state_types(other)
     assert all_to_alls(made) == all_to_alls(other)
-    totals = [bytes_received(of, of.func("decode")).bytes for of in map(explicit, (made, other))]
+    totals = [bytes_received(of, of.func("decode")).bytes for of in map(by_bytes, (made, other))]
     assert totals[0] == totals[1]
     assert largest_error(program(operation), made, unchanged) == 0.0
     assert over_batch(made, axes) == made
@@ -178,7 +178,7 @@ def test_bytes_of_multiquery_attention(at: Sizes) -> None:
     source = elaborate(unparse(program(MULTIQUERY)), mesh, dims)
     X, YZ, n, d = source.mesh["x"], source.mesh["y"] * source.mesh["z"], source.mesh.n_chips, source.sizes()
     BLE, BLHD, BLD = d["B"] * d["L"] * d["E"], d["B"] * d["L"] * d["H"] * d["D"], d["B"] * d["L"] * d["D"]
-    compiled = explicit(over_batch(source))
+    compiled = by_bytes(over_batch(source))
     assert bytes_received(compiled, compiled.func("decode")).bytes == 2 * (
         2 * BLE / X * part(YZ)
         + 2 * BLHD / YZ * part(X)
@@ -192,7 +192,7 @@ def test_bytes_of_grouped_attention_over_both() -> None:
     source = program(GROUPED)
     YZ, n, d = 4, 8, source.sizes()
     BLE, BLHD = d["B"] * d["L"] * d["E"], d["B"] * d["L"] * d["K"] * d["G"] * d["D"]
-    compiled = explicit(over_batch(source, "yz"))
+    compiled = by_bytes(over_batch(source, "yz"))
     expected = 2 * (2 * BLE * part(n) + 2 * BLHD / n * part(YZ))
     assert bytes_received(compiled, compiled.func("decode")).bytes == expected
 
@@ -249,7 +249,7 @@ def test_heads_are_partly_replicated_where_chips_exceed_them(golden: Callable[[s
     made = over_batch(source, "none")
     golden("passes/attention_over_batch_copies.shard", printed(made))
     assert largest_error(source, made, unchanged) == 0.0
-    X, YZ, d, compiled = 2, 4, source.sizes(), explicit(made)
+    X, YZ, d, compiled = 2, 4, source.sizes(), by_bytes(made)
     BLE, BLHD = d["B"] * d["L"] * d["E"], d["B"] * d["L"] * d["H"] * d["D"]
     expected = 2 * (2 * BLE / X * part(YZ) + 3 * 2 * BLHD / YZ * part(X))
     assert bytes_received(compiled, compiled.func("f")).bytes == expected

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.ops import AllGather, Contract, ReduceScatter
@@ -17,7 +17,7 @@ from shardwright.ir.program import Let, Program
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.packed_weights import Packed, Part, pack
 from shardwright.passes.packing import packing
-from shardwright.passes.pipelines import explicit, run_passes
+from shardwright.passes.pipelines import run_passes
 
 BLOCK = """
 mesh x=2 y=2 z=2
@@ -63,12 +63,12 @@ def products(of: Program) -> int:
 
 def test_before_and_after(golden: Callable[[str, str], None]) -> None:
     golden("passes/fuse_parallel_block.shard", printed(fused(program(BLOCK))))
-    golden("passes/fuse_parallel_block_explicit.shard", printed(explicit(fused(program(BLOCK)))))
+    golden("passes/fuse_parallel_block_explicit.shard", printed(by_bytes(fused(program(BLOCK)))))
 
 
 def test_the_pairs_of_collectives_are_halved() -> None:
     before = program(BLOCK)
-    assert collectives(explicit(before)) == [
+    assert collectives(by_bytes(before)) == [
         "all_gather",
         "reduce_scatter",
         "reduce_scatter",
@@ -77,7 +77,7 @@ def test_the_pairs_of_collectives_are_halved() -> None:
         "all_gather",
         "reduce_scatter",
     ]
-    assert collectives(explicit(fused(before))) == ["all_gather", "reduce_scatter", "all_gather", "reduce_scatter"]
+    assert collectives(by_bytes(fused(before))) == ["all_gather", "reduce_scatter", "all_gather", "reduce_scatter"]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_the_pairs_of_collectives_are_halved() -> None:
 def test_bytes_are_those_of_one_feedforward_layer_that_is_wider_by_the_heads(text: str) -> None:
     """Section 3.2.2 with F + HD in place of F; the second pair over yz that is saved is section 3.4's."""
     before = program(text)
-    after = explicit(fused(before))
+    after = by_bytes(fused(before))
     X, YZ = before.mesh["x"], before.mesh["y"] * before.mesh["z"]
     d = before.sizes()
     tokens, width = d["B"] * d["L"], d["F"] + d["H"] * d["D"]
     pair = 2 * tokens * d["E"] / X * (1 - 1 / YZ)
     inner = 2 * tokens * width / YZ * (1 - 1 / X)
     assert bytes_received(after, after.funcs[0]).bytes == 2 * pair + 2 * inner
-    unfused = explicit(before)
+    unfused = by_bytes(before)
     assert bytes_received(unfused, unfused.funcs[0]).bytes == 3 * pair + 2 * inner
 
 
@@ -119,7 +119,7 @@ def test_examples(name: str, names: list[str]) -> None:
     after = fused(before)
     assert [packed.name for packed in packing(before)] == names
     assert largest_error(before, after, partial(pack, packing(before))) < 1e-12
-    was, now = explicit(before), explicit(after)
+    was, now = by_bytes(before), by_bytes(after)
     for func in before.funcs:
         assert bytes_received(now, now.func(func.name)).bytes <= bytes_received(was, was.func(func.name)).bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from oracles.jax_agreement import check as under_jax
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.backends.validation import validate
 from shardwright.checking import check
@@ -12,7 +12,6 @@ from shardwright.compiling import print_program
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Program
-from shardwright.passes.pipelines import explicit
 
 TAKEN = """
 mesh x=4
@@ -119,7 +118,7 @@ def permutes(made: Program) -> int:
 def test_what_check_accepts_compiles(name: str) -> None:
     source = program(PROGRAMS[name])
     check(source)
-    made = explicit(source)
+    made = by_bytes(source)
     difference = validate(source, made).largest_difference
     assert difference is not None
     assert difference < 1e-9
@@ -128,13 +127,13 @@ def test_what_check_accepts_compiles(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_under_jax(name: str) -> None:
-    made = explicit(program(PROGRAMS[name]))
+    made = by_bytes(program(PROGRAMS[name]))
     for func in made.funcs:
         under_jax(print_program(made), func.name)
 
 
 def test_heads_are_permuted_at_the_bound() -> None:
     """A chip along x has two heads of four and along y needs one: those that lack it all receive it."""
-    made = explicit(program(HEADS))
+    made = by_bytes(program(HEADS))
     assert permutes(made) == 1
     assert bytes_received(made, made.func("f")).bytes == 4 * 4 * 1 * 16

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
@@ -20,7 +20,7 @@ from shardwright.ir.program import Program
 from shardwright.passes.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.packed_weights import pack
 from shardwright.passes.packing import packing
-from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.passes.quantize_weights import QuantizeWeights, quantization
 from shardwright.passes.quantized_weights import quantize
 
@@ -45,7 +45,7 @@ def quantized(before: Program, bits: int = 8, group: int = 64) -> Program:
 
 
 def received(of: Program) -> int:
-    compiled = explicit(of)
+    compiled = by_bytes(of)
     return sum(bytes_received(compiled, func).bytes for func in compiled.funcs)
 
 
@@ -53,7 +53,7 @@ def received(of: Program) -> int:
 def test_before_and_after(bits: int, golden: Callable[[str, str], None]) -> None:
     after = quantized(program(FEEDFORWARD), bits, 32)
     golden(f"passes/quantize_weights_int{bits}.shard", printed(after))
-    golden(f"passes/quantize_weights_int{bits}_explicit.shard", printed(explicit(after)))
+    golden(f"passes/quantize_weights_int{bits}_explicit.shard", printed(by_bytes(after)))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_gathers_move_int8() -> None:
     assert received(before) == 2 * 2 * EF * (1 - 1 / n)
     scales = 4 * (d["F"] * (1 - 1 / 4) + d["E"] * (1 - 1 / 2))
     assert received(quantized(before)) == 2 * EF * (1 - 1 / n) + scales
-    gathers = re.findall(r"(\w+) \w+ = all_gather\[xyz\]", printed(explicit(quantized(before))))
+    gathers = re.findall(r"(\w+) \w+ = all_gather\[xyz\]", printed(by_bytes(quantized(before))))
     assert gathers == ["int8", "int8"]
 
 
@@ -140,7 +140,7 @@ def test_activations_are_reduced_in_their_own_format_before_the_scale() -> None:
     before = program(FEEDFORWARD)
     assert received(quantized(before)) == received(before)
     assert received(quantized(before, 4)) == received(before)
-    text = printed(explicit(quantized(before)))
+    text = printed(by_bytes(quantized(before)))
     scatters = [line for line in text.splitlines() if "reduce_scatter" in line]
     assert all("_unscaled" in line and " bf16 " in line for line in scatters)
     assert len(scatters) == 2
@@ -177,7 +177,7 @@ func f(ids: int32 B) -> (f32 BV, f32 BF, BE) {
 def test_f16_sums_do_not_overflow() -> None:
     text = FEEDFORWARD.replace("BLE_xyz", "f16 BLE_xyz").replace("BLF_xyz", "f16 BLF_xyz")
     before = program(text.replace("w_in: E", "w_in: f16 E").replace("w_out: F", "w_out: f16 F"))
-    assert "h_unscaled :~ f32 BLF_yz(partialsum-x)" in printed(explicit(quantized(before)))
+    assert "h_unscaled :~ f32 BLF_yz(partialsum-x)" in printed(by_bytes(quantized(before)))
 
 
 @pytest.mark.parametrize(

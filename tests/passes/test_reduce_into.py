@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 import numpy.typing as npt
 import pytest
 from oracles.rewritten_programs import largest_error, printed
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
-from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.passes.reduce_into import ReduceInto
 
 FEEDFORWARD = """
@@ -58,12 +58,12 @@ def into(dim: str, before: Program) -> Program:
 
 
 def received(of: Program) -> int:
-    compiled = explicit(of)
+    compiled = by_bytes(of)
     return bytes_received(compiled, compiled.funcs[0]).bytes
 
 
 def collectives(of: Program) -> list[str]:
-    return re.findall(r"((?:all|reduce)_\w+\[.*?\])", printed(explicit(of)))
+    return re.findall(r"((?:all|reduce)_\w+\[.*?\])", printed(by_bytes(of)))
 
 
 def unchanged(arrays: Mapping[str, npt.ArrayLike], func: str | None = None) -> Mapping[str, npt.ArrayLike]:
@@ -82,7 +82,7 @@ def test_before_and_after(dim: str, golden: Callable[[str, str], None]) -> None:
     text = BLOCK if dim == "sequence" else BLOCK.replace("B=2 L=8", "B=8 L=2")
     after = into(dim, program(text))
     golden(f"passes/reduce_into_{dim}.shard", printed(after))
-    golden(f"passes/reduce_into_{dim}_explicit.shard", printed(explicit(after)))
+    golden(f"passes/reduce_into_{dim}_explicit.shard", printed(by_bytes(after)))
 
 
 def test_back_into_the_hidden_dimension(golden: Callable[[str, str], None]) -> None:

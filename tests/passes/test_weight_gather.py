@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from oracles.example_programs import AS_WRITTEN, Sizes, load, small
 from oracles.rewritten_programs import largest_error, printed
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
-from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.passes.weight_gather import WeightGather
 
 STATIONARY = "02_feedforward_2d_weight_stationary"
@@ -39,7 +39,7 @@ def unchanged(arrays, func=None):
 
 
 def received(of: Program, func: str) -> int:
-    compiled = explicit(of)
+    compiled = by_bytes(of)
     return bytes_received(compiled, compiled.func(func)).bytes
 
 

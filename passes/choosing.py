@@ -1,4 +1,4 @@
-"""The program with every hole filled so that its predicted time is least under a chip's memory, with a proof."""
+"""One chooser of layouts: every hole filled so that the predicted time is least under a chip's memory, with a proof."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shardwright.cost.layout_problem import PlacementOptions
+from shardwright.cost.limited_placement import LimitedPlacement, most_entries
+from shardwright.cost.placement import OUT_OF_TIME
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
 
 if TYPE_CHECKING:
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.constants import Constants
-    from shardwright.cost.kernel_shares import Structure
-    from shardwright.cost.layout_problem import LayoutProblem, PlacementOptions
+    from shardwright.cost.layout_problem import LayoutProblem
+    from shardwright.cost.objective import Objective
     from shardwright.cost.placement import Placement
     from shardwright.cost.program_cost import Cost
     from shardwright.cost.time_placement import Prices
     from shardwright.ir.program import Program
 
 ENOUGH = 1e-3
-"""Of the least time: what the search counts may differ from the price of the finished program by so much."""
+"""Of the least time: how near to it what is called proved is."""
 
 _SHARE = 0.2
 """Of the time that is left, for the layouts at one set of prices."""
@@ -43,24 +46,54 @@ _DETAIL = 0.01
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found: the explicit program, and what is proved of it.
+    """A surface program with its layouts chosen, `placed`, and what is proved of them.
 
-    `objective_s` is the program's predicted time (`cost_of`, all functions together), `bound_s` a lower bound of every
-    filling that fits, `model_s` what the search itself counted for this one. `status` is `optimal` where the search
-    proved its choice least, else `feasible`. `seconds` is how long it took.
+    `model_s` is the predicted time as the chooser counts it, calls included, and `bound_s` a lower bound of every
+    filling that fits. `status` is `optimal` where the choice is proved least, else `feasible`. `seconds` is how long it
+    took. Passes that come after the choice leave what they made of it in `rewritten`.
     """
 
+    objective: Objective
     status: str
-    program: Program
+    placed: Program
     placement: Placement
-    costs: tuple[Cost, ...]
     model_s: float
     bound_s: float
     seconds: float
+    rewritten: Program | None = None
+
+    @cached_property
+    def program(self) -> Program:
+        """The explicit program."""
+        if self.rewritten is not None:
+            return self.rewritten
+        from shardwright.passes.pipelines import MOVEMENTS
+
+        made = self.placed
+        for applied in MOVEMENTS:
+            made = applied.run(made)
+        return made
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        """Of one call of each function."""
+        from shardwright.cost.program_cost import cost_of
+
+        wanted = self.objective
+        return tuple(cost_of(self.program, func, wanted.chip, wanted.constants) for func in self.program.funcs)
 
     @property
     def objective_s(self) -> float:
-        return sum(cost.time_s for cost in self.costs)
+        """The predicted time of all functions, as often as they are called."""
+        return sum(self.objective.count(cost.func) * cost.time_s for cost in self.costs)
+
+    @property
+    def bounds_s(self) -> tuple[float, ...]:
+        """The least that one call of each function takes with weights and state as they are chosen: what the bound of
+        all leaves beside the others."""
+        counts = [self.objective.count(cost.func) for cost in self.costs]
+        over = self.objective_s - self.bound_s
+        return tuple(max(0.0, cost.time_s - over / count) for cost, count in zip(self.costs, counts, strict=True))
 
     @property
     def gap(self) -> float:
@@ -72,53 +105,113 @@ class Found:
         return max((cost.memory.peak for cost in self.costs), default=0)
 
     @property
+    def fits(self) -> bool:
+        room = self.objective.chip.memory_bytes
+        return math.isinf(room) or self.peak <= room
+
+    @property
     def kept(self) -> int:
         """Bytes of weights and state on one chip."""
         return self.costs[0].memory.weights + self.costs[0].memory.state if self.costs else 0
 
     @property
     def chip_seconds_per_token(self) -> float:
-        """Of all functions together, for the tokens that one call of each works on."""
-        return sum(cost.chip_seconds_per_token for cost in self.costs)
+        """Of all functions together, for the tokens that their calls work on."""
+        return sum(self.objective.count(cost.func) * cost.chip_seconds_per_token for cost in self.costs)
+
+    @property
+    def proof(self) -> TimeProof:
+        weights = sum(value.concrete.local_bytes(self.placed.mesh) for value in self.placed.weights)
+        return TimeProof(self.objective.chip.name, self.model_s, min(self.bound_s, self.model_s), weights)
+
+
+@dataclass(frozen=True)
+class TimeProof:
+    """What is known of the layouts of a program that were chosen by time: the predicted seconds on a chip, how many
+    there are at least, and the bytes of weights on each chip."""
+
+    chip: str
+    time_s: float
+    bound_s: float
+    weight_bytes: int
+
+    @property
+    def proved(self) -> bool:
+        return self.bound_s >= self.time_s * (1 - ENOUGH)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be said where no chip was named, whose memory would have counted."""
+        if self.chip != "reference" or self.weight_bytes <= 8e10:
+            return ()
+        return (f"weights take {_bytes(self.weight_bytes)} on each chip; --chip NAME chooses under a chip's memory",)
+
+    def beyond(self, other: TimeProof) -> str:
+        """What these layouts cost more than others."""
+        from shardwright.cost.movements import duration_text
+
+        more = self.time_s - other.time_s
+        return f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for `--json`."""
+        return {
+            "objective": "time", "chip": self.chip, "time_s": self.time_s, "bound_s": self.bound_s,
+            "proved": self.proved,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        from shardwright.cost.movements import duration_text
+
+        which = "the reference chip" if self.chip == "reference" else self.chip
+        said = f"layouts for {which}, {duration_text(self.time_s)}"
+        if self.proved:
+            return f"{said}, proved least"
+        gap = 100 * (1 - self.bound_s / self.time_s)
+        return f"{said}, not proved least: at most {gap:.3g} % above it"
 
 
 def search(
-    program: Program,
-    chip: Chip,
-    constants: Constants | None = None,
-    seconds: float = 60.0,
-    options: PlacementOptions | None = None,
+    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
 ) -> Found:
     """Fills a surface program's holes. Raises a `DiagnosticError` where demands cannot be met, or nothing fits.
 
     After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
     """
-    return _Search(program, chip, constants or chip.constants, seconds, options).run()
+    from shardwright.ir.placements import off_device
+    from shardwright.passes.cleanup import Cleanup
+    from shardwright.passes.decompose import Decompose
+    from shardwright.passes.offload import Offload
+    from shardwright.passes.pipelines import run_passes
+
+    copies = (Offload(),) if off_device(program) else ()
+    return choose(run_passes(program, (*copies, Decompose(), Cleanup())), objective, seconds, options)
+
+
+def choose(
+    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
+) -> Found:
+    """The layouts of a program after `decompose`, as all commands choose them. Raises as `search`."""
+    return _Chooser(program, objective, seconds, options).run()
 
 
 class OutOfTimeError(Exception):
     """Nothing was found for some prices in the time that there was for them, though for others."""
 
 
-class _Search:
+class _Chooser:
     def __init__(
-        self, program: Program, chip: Chip, constants: Constants, seconds: float, options: PlacementOptions | None
+        self, program: Program, objective: Objective, seconds: float, options: PlacementOptions | None
     ) -> None:
         from shardwright.cost.kernel_shares import structure_of
-        from shardwright.cost.layout_problem import PlacementOptions as Options
-        from shardwright.ir.placements import off_device
-        from shardwright.passes.cleanup import Cleanup
-        from shardwright.passes.decompose import Decompose
-        from shardwright.passes.offload import Offload
-        from shardwright.passes.pipelines import run_passes
 
         self.began = time.monotonic()
         self.end = self.began + seconds
-        self.chip, self.constants = chip, constants
-        copies = (Offload(),) if off_device(program) else ()
-        self.program = run_passes(program, (*copies, Decompose(), Cleanup()))
-        self.structure: Structure = structure_of(self.program)
-        self.options = options or Options()
+        self.objective = objective
+        self.chip, self.constants = objective.chip, objective.constants
+        self.program = program
+        self.structure = structure_of(program)
+        self.options = replace(options or PlacementOptions(), calls=objective.calls)
         self.found: list[Found] = []
         self.known: dict[str, Found] = {}
         self.bound_ns = -math.inf
@@ -129,7 +222,9 @@ class _Search:
         self.root = Prices()
         found = self.attempt(self.root)
         self.bound_ns = found.placement.solution.bound
-        if found.peak > self.chip.memory_bytes:
+        if math.isinf(self.chip.memory_bytes):
+            return self.proved(found)
+        if not found.fits:
             with suppress(OutOfTimeError):
                 self.price_memory()
         if self.open():
@@ -178,7 +273,7 @@ class _Search:
                 lowered = False
                 continue
             self.bound_ns = max(self.bound_ns, outcome.bound_ns)
-            if found is None or found.peak <= self.chip.memory_bytes:
+            if found is None or found.fits:
                 return
             if outcome.excluded is not None:
                 excluded.append(outcome.excluded)
@@ -197,11 +292,10 @@ class _Search:
         return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
 
     def fitting(self) -> list[Found]:
-        return [found for found in self.found if found.peak <= self.chip.memory_bytes]
+        return [found for found in self.found if found.fits]
 
     def attempt(self, prices: Prices) -> Found:
         """What takes the least time at these prices."""
-        from shardwright.cost.placement import OUT_OF_TIME
         from shardwright.cost.time_placement import TimeSolve
 
         known = repr(prices)
@@ -210,27 +304,44 @@ class _Search:
         now = time.monotonic()
         share = _SHARE if self.found else 1.0
         end = now + max(1.0, (self.end - now) * share)
-        solve = TimeSolve(self.chip, self.constants, self.structure, prices, end)
+        limit = WorkLimit(most_entries(self.program))
+        solve = TimeSolve(self.chip, self.constants, self.structure, prices, end, limit)
         try:
             found = self.placed(solve, prices.byte_ns)
+        except OutOfWorkError:
+            if self.found:
+                raise OutOfTimeError from None
+            found = self.by_bytes()
         except DiagnosticError as error:
-            if self.found and error.diagnostics[0].code == OUT_OF_TIME:
+            if error.diagnostics[0].code != OUT_OF_TIME:
+                raise
+            if self.found:
                 raise OutOfTimeError from error
-            raise
+            found = self.by_bytes()
         self.known[known] = found
         return found
 
     def placed(self, solve: Callable[[LayoutProblem], Placement], byte_ns: float = 0.0) -> Found:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        from shardwright.cost.program_cost import cost_of
         from shardwright.cost.time_placement import NANOSECONDS
         from shardwright.passes.place import place
 
         placed, placement = place(self.program, self.options, solve)
-        made = _explicit(placed)
-        costs = tuple(cost_of(made, func, self.chip, self.constants) for func in made.funcs)
-        found = Found("feasible", made, placement, costs, 0.0, 0.0, 0.0)
-        found = replace(found, model_s=(placement.solution.cost - byte_ns * found.kept) / NANOSECONDS)
+        found = Found(self.objective, "feasible", placed, placement, placement.solution.cost / NANOSECONDS, 0.0, 0.0)
+        if byte_ns:
+            found = replace(found, model_s=found.model_s - byte_ns * found.kept / NANOSECONDS)
+        self.found.append(found)
+        return found
+
+    def by_bytes(self) -> Found:
+        """The layouts with few bytes that are found where there is too much for a search by time; nothing is proved."""
+        from shardwright.passes.place import place
+
+        choose = LimitedPlacement(self.program, axiswise=True)
+        placed, placement = place(self.program, self.options, choose=choose)
+        unproved = replace(placement.solution, bound=-math.inf)
+        found = Found(self.objective, "feasible", placed, replace(placement, solution=unproved), 0.0, 0.0, 0.0)
+        found = replace(found, model_s=found.objective_s)
         self.found.append(found)
         return found
 
@@ -284,8 +395,9 @@ class _Search:
     def proved(self, best: Found) -> Found:
         from shardwright.cost.time_placement import NANOSECONDS
 
-        bound = min(self.bound_ns / NANOSECONDS, best.objective_s)
-        closed = bound >= best.objective_s * (1 - ENOUGH)
+        reached = best.model_s if math.isinf(self.chip.memory_bytes) else best.objective_s
+        bound = max(0.0, min(self.bound_ns / NANOSECONDS, reached))
+        closed = bound >= reached * (1 - ENOUGH)
         return replace(
             best,
             status="optimal" if closed else "feasible",
@@ -325,15 +437,6 @@ class _Search:
             NOWHERE,
             *notes,
         )
-
-
-def _explicit(placed: Program) -> Program:
-    """A placed program with its movements written down."""
-    from shardwright.passes.pipelines import MOVEMENTS
-
-    for applied in MOVEMENTS:
-        placed = applied.run(placed)
-    return placed
 
 
 def _bytes(nbytes: float) -> str:

@@ -1,0 +1,28 @@
+"""What layouts are chosen for: the least predicted time on a chip, or the fewest bytes received per chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.cost.chips import REFERENCE, Chip
+from shardwright.cost.constants import DATASHEET, Constants
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Time on `chip` under its memory, its kernels and links as `constants` say; functions count by `calls`, once where
+    they are not named."""
+
+    chip: Chip = REFERENCE
+    constants: Constants = DATASHEET
+    calls: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+
+    @classmethod
+    def on(cls, chip: Chip) -> Objective:
+        """Time on a chip under its own constants."""
+        return cls(chip, chip.constants)
+
+    def count(self, func: str) -> float:
+        """How often a function is called."""
+        return self.calls.get(func, 1.0)

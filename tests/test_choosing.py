@@ -1,0 +1,204 @@
+"""One chooser: every command's layouts are the same, for the chip, the calls and the objective that are asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from program_text import program
+from search_fillings import every_filling, homes, products
+
+from shardwright import check, explicit, load
+from shardwright.cli.front import main
+from shardwright.compiling import compile_program, print_program
+from shardwright.cost.chips import REFERENCE, load_chip
+from shardwright.cost.objective import Objective
+from shardwright.cost.program_cost import cost_of
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.passes.choosing import ENOUGH, TimeProof, search
+from shardwright.passes.place import Place
+
+LAYER = """
+mesh x=4
+{chip}
+dim B={B} E={E} F={F}
+weights {{ w: {w}
+          v: {v} }}
+func f(x: B_xE) -> BE_x {{
+  h: {h} = {x1} @[E] {w1}
+  y: BE_x = {h1} @[F] {v1}
+  return y
+}}
+"""
+OPEN = {"w": "EF?", "v": "FE?", "h": "BF?", "x1": "x", "w1": "w", "h1": "h", "v1": "v"}
+FILLED = """
+mesh x=4
+dim B={B} E={E} F={F}
+weights {{ w: <w>
+          v: <v> }}
+func f(x: B_xE) -> BE_x {{
+  x1: <x1> = x
+  w1: <w1> = w
+  h: <h> = x1 @[E] w1
+  h1: <h1> = h
+  v1: <v1> = v
+  z: <z> = h1 @[F] v1
+  y: BE_x = z
+  return y
+}}
+"""
+TWO = """
+mesh x=4
+dim B=64 L=64 E=1024 F=4096
+weights { w: EF?
+          v: FE? }
+func prefill(x: B_xLE) -> B_xLE {
+  y: B_xLE = gelu(x @[E] w) @[F] v
+  return y
+}
+func decode[L=1](x: BLE_x) -> BLE_x {
+  y: BLE_x = gelu(x @[E] w) @[F] v
+  return y
+}
+"""
+
+
+def layer(*, chip: str = "", **sizes: int) -> str:
+    return LAYER.format(**({"B": 256, "E": 1024, "F": 2048} | sizes), **OPEN, chip=f"chip {chip}" if chip else "")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "layer.shard"
+    made.write_text(layer())
+    return made
+
+
+@pytest.mark.parametrize("chip", ["", "h100", "tpu-v4"])
+@pytest.mark.parametrize("rows", [16, 65536])
+def test_all_commands_choose_the_same(file: Path, chip: str, rows: int, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dim", f"B={rows}", *(["--chip", chip] if chip else [])]
+    surface = load(str(file), dims={"B": rows})
+    made = explicit(surface, chip=chip)
+    types = {value["name"]: value["type"] for func in check(surface, chip=chip) for value in func["values"]}
+    assert types["w"] == str(made.globals["w"].type)
+    assert compile_program(surface, chip=chip).program == made
+    assert main(["search", str(file), *options, "-o", str(file.with_suffix(".found"))]) == 0
+    found = load(Source("found", file.with_suffix(".found").read_text()))
+    assert print_program(found) == print_program(made)
+    passes = "decompose,cleanup,place,choose-digit-order{tied=true},insert-moves,cleanup,choose-digit-order,edge-blocks"
+    assert main(["opt", str(file), *options, "--passes", passes, "-o", str(file.with_suffix(".opt"))]) == 0
+    assert file.with_suffix(".opt").read_text() == print_program(made)
+    capsys.readouterr()
+    named = ["--chip", chip or "reference"]
+    assert main(["cost", str(file), *options, *([] if chip else named), "--json"]) == 0
+    (func,) = made.funcs
+    on = load_chip(chip or "reference")
+    assert json.loads(capsys.readouterr().out)["time_s"] == cost_of(made, func, on).time_s
+
+
+@pytest.mark.parametrize("rows", [16, 256, 4096, 65536])
+def test_on_the_reference_chip_nothing_is_below_the_bound(rows: int) -> None:
+    """Every filling priced by `cost`; 64 x 16 of them, for each layout of the two weights."""
+    sizes = {"B": rows, "E": 1024, "F": 2048}
+    choices = {
+        ("x1", "w1", "h"): products("x", "B", "E", "F"),
+        ("h1", "v1", "z"): products("x", "B", "F", "E"),
+        ("w",): [(home,) for home in homes("x", "EF")],
+        ("v",): [(home,) for home in homes("x", "FE")],
+    }
+    least = min(each.seconds for each in every_filling(FILLED.format(**sizes), choices, REFERENCE))
+    found = search(program(layer(**sizes)), Objective())
+    assert found.bound_s <= least * (1 + 1e-9)
+    assert found.objective_s <= least * (1 + ENOUGH)
+    assert found.status == "optimal"
+
+
+def test_the_chip_is_the_options_then_the_programs_then_the_reference(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    def said(*options: str) -> str:
+        assert main(["check", str(file), *options]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert said().startswith("layouts for the reference chip, ")
+    file.write_text(layer(chip="h100"))
+    assert said().startswith("layouts for h100, ")
+    assert said("--chip", "tpu-v4").startswith("layouts for tpu-v4, ")
+    assert said("--objective", "bytes").startswith("layouts for the fewest bytes, ")
+    assert print_program(load(str(file))).splitlines()[2] == "chip h100"
+
+
+def test_calls_count() -> None:
+    """Who is called more often is no slower for it; a total counts them so."""
+    surface = program(TWO)
+
+    def times(**calls: float) -> list[float]:
+        made = explicit(surface, calls=calls)
+        return [cost_of(made, func, REFERENCE).time_s for func in made.funcs]
+
+    often, seldom = times(prefill=1, decode=10**6), times(prefill=10**6, decode=1)
+    assert often[1] <= seldom[1]
+    assert seldom[0] <= often[0]
+    found = search(surface, Objective(calls={"decode": 256.0}))
+    assert found.objective_s == pytest.approx(
+        sum(n * cost.time_s for n, cost in zip((1, 256), found.costs, strict=True))
+    )
+    for bound, cost in zip(found.bounds_s, found.costs, strict=True):
+        assert bound <= cost.time_s
+
+
+def test_bytes_are_the_fewest_when_they_are_asked_for() -> None:
+    surface = program(layer(B=65536))
+    received = [
+        cost_of(made, made.funcs[0], REFERENCE).bytes_received_per_chip
+        for made in (explicit(surface), explicit(surface, objective="bytes"))
+    ]
+    assert received[1] <= received[0]
+
+
+def test_open_weights_are_not_replicated_for_nothing() -> None:
+    """Fewest bytes keep all weights whole on every chip, at four times the reading."""
+    surface = program(layer(B=16, E=8192, F=8192).replace("B_xE", "BE").replace("BE_x", "BE"))
+    by_time, by_bytes = (explicit(surface, objective=each) for each in ("time", "bytes"))
+    held = [sum(value.concrete.local_bytes(made.mesh) for value in made.weights) for made in (by_time, by_bytes)]
+    assert held[0] == held[1] / 4
+
+
+def test_a_warning_where_weights_would_need_a_large_chip(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    assert main(["check", str(file), "--dim", "E=524288,F=524288"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("warning: weights take ")
+    assert "GB on each chip; --chip NAME chooses under a chip's memory" in err
+    assert TimeProof("h100", 1.0, 1.0, 10**12).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--calls", "g=2"], "calls: there is no function g [bad-option]"),
+        (["--chip", "h10"], "--chip: error: there is no chip `h10` [unknown-chip]"),
+    ],
+)
+def test_what_there_is_not(options: list[str], message: str, capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    assert main(["check", str(file), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["f", "f=", "f=0", "f=-1", "f=nan", "=3"])
+def test_counts_of_calls(value: str, capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    assert main(["check", str(file), "--calls", value]) == 2
+    assert "is not FUNCTION=COUNT, a number above 0" in capsys.readouterr().err
+
+
+def test_options_of_the_pass() -> None:
+    surface = program(layer())
+    with pytest.raises(DiagnosticError, match="objective is time or bytes, not speed"):
+        Place(objective="speed").run(surface)
+    with pytest.raises(DiagnosticError, match="calls: there is no function g"):
+        Place(calls="g:2").run(surface)
+    with pytest.raises(DiagnosticError, match="calls: '0' is not how often f is called"):
+        Place(calls="f:0").run(surface)
+    with pytest.raises(DiagnosticError, match="the chip is given twice"):
+        program("chip h100\nchip tpu-v4\n" + layer())
