@@ -9,6 +9,7 @@ then repeated work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -175,7 +176,8 @@ class AxisByAxis:
                     room.append((own[func] if func else whole)[dim.name])
                     fixed.append([axis in demanded.get((dim.name, func or None), {}) for axis in self.names])
                 state = self.coding.number_of_dim(dim.name)
-                keys[variable, state], extents[variable, state] = numbers[dim.name, func], dim.size
+                keys[variable, state] = number = numbers[dim.name, func]
+                extents[variable, state] = math.gcd(dim.size, room[number])
         return keys, extents, np.array(room, np.int64), np.array(fixed, np.bool_).reshape(-1, len(self.names))
 
     def fitting(self, axes: list[int], joined: Sequence[int], elsewhere: NDArray[np.int64]) -> Bools:
@@ -210,7 +212,7 @@ class AxisByAxis:
     # ------------------------------------------------------------ the result
 
     def written(self, states: NDArray[np.int64]) -> Placement:
-        """The placement with these states."""
+        """The placement with these states. Raises a `StuckError` where a movement between them cannot be."""
         codes = states @ self.powers
         known: dict[tuple[int, Shape, object], TensorType] = {}
 
@@ -238,7 +240,9 @@ class AxisByAxis:
         received = steps = 0.0
         for (node, layouts, to_uses), (moved, taken) in zip(moving, costs, strict=True):
             ranked = np.where(np.isfinite(moved), moved * node.weight + taken * TIE, FORBIDDEN)
-            edges = arborescence(ranked, 0, range(1, len(layouts)))[1]
+            least, edges = arborescence(ranked, 0, range(1, len(layouts)))
+            if least >= FORBIDDEN / 2:
+                raise StuckError
             received += sum(float(moved[edge]) for edge in edges) * node.weight
             steps += sum(float(taken[edge]) for edge in edges)
             if to_uses:

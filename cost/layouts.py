@@ -7,8 +7,9 @@ A layout is coded as one integer: for each mesh axis a digit that says what the 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -87,8 +88,11 @@ class Coding:
             codes = (codes[:, None] + numbers[None, :] * self.radix**i).reshape(-1)
         return codes
 
-    def valid(self, codes: Codes, shape: Shape, allowed: Callable[[str, str], bool]) -> NDArray[np.bool_]:
-        """Which layouts exist: extents divide, no axis splits what it may not, partial in one way only."""
+    def valid(
+        self, codes: Codes, shape: Shape, allowed: Callable[[str, str], bool], declared: Mapping[str, int]
+    ) -> NDArray[np.bool_]:
+        """Which layouts exist: extents and declared sizes divide, no axis splits what it may not, partial in one way
+        only."""
         digits = self.digits(codes)
         ok = (digits[:, self.idle] == WHOLE).all(axis=1)
         for i, (axis, size) in enumerate(self.mesh.items()):
@@ -108,7 +112,7 @@ class Coding:
         sizes = np.array(list(self.mesh.values()), np.int64)
         for dim in shape.dims:
             chips = np.where(digits == self.number_of_dim(dim.name), sizes, 1).prod(axis=1)
-            ok &= dim.size % chips == 0
+            ok &= math.gcd(dim.size, declared[dim.name]) % chips == 0
         return ok
 
 

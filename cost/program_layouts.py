@@ -358,7 +358,7 @@ class _Builder:
         else:
             keep &= (np.stack([self.coding.digits(code) for code in codes]) != SOFTMAX).all(axis=(0, 2))
         for node, code in zip(nodes, codes, strict=True):
-            keep &= self.coding.valid(code, node.shape, self.allowed)
+            keep &= self.coding.valid(code, node.shape, self.allowed, self.program.sizes(self.func))
         if any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results):
             for node, code in zip(nodes, codes, strict=True):
                 for name in reshaped_dims(statement.operation):
@@ -404,7 +404,7 @@ class _Builder:
         shape, partial = node.shape, [MAX] * self.has_max + [SOFTMAX] * (node in self.pairs)
         states = [WHOLE, SUM, *partial, *(self.coding.number(dim.name) for dim in shape.dims)]
         codes = self.coding.combine([np.array(states, np.int64)] * len(self.program.mesh))
-        return codes[self.coding.valid(codes, shape, self.allowed)]
+        return codes[self.coding.valid(codes, shape, self.allowed, self.program.sizes(self.func))]
 
     def equal(self, node: Node, variables: list[int]) -> None:
         """The variables (of joined groups) take one layout."""

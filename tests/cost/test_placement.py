@@ -10,6 +10,7 @@ import pytest
 from oracles.compiled_programs import in_simulator
 from program_text import program
 
+from shardwright import explicit, print_program
 from shardwright.backends.validation import TOLERANCE
 from shardwright.cost.layouts import Coding, moving_costs, moving_costs_of_groups
 from shardwright.cost.placement import place_layouts
@@ -22,6 +23,11 @@ from shardwright.ir.types import OpenType, Shape, TensorType
 from shardwright.passes.place import Place
 
 # ---------------------------------------------------------------- enumeration
+
+
+def sizes_of(shape: Shape) -> dict[str, int]:
+    """As if they were the declared ones."""
+    return {dim.name: dim.size for dim in shape.dims}
 
 
 def least_bytes(compiled: Program) -> int:
@@ -174,7 +180,7 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
     coding = Coding(compiled.mesh, ("B", "E"))
     shape = compiled.funcs[0].params[0].shape
     codes = coding.combine([np.arange(coding.radix)] * 2)
-    codes = codes[coding.valid(codes, shape, lambda dim, axis: True)]
+    codes = codes[coding.valid(codes, shape, lambda dim, axis: True, sizes_of(shape))]
     received, _ = moving_costs(coding, codes, shape)
     checked = 0
     for i, a in enumerate(codes):
@@ -203,7 +209,12 @@ def test_costs_of_several_shapes_at_once_are_those_of_each() -> None:
         states = coding.digits(every)
         codes = every[np.isin(states, [0, 1, 2, *own]).all(axis=1)]
         groups.append(
-            (codes[coding.valid(codes, value.shape, lambda dim, axis: True)][:: 1 + len(groups)], value.shape)
+            (
+                codes[coding.valid(codes, value.shape, lambda dim, axis: True, sizes_of(value.shape))][
+                    :: 1 + len(groups)
+                ],
+                value.shape,
+            )
         )
     together = moving_costs_of_groups(coding, groups)
     assert len({len(codes) for codes, _ in groups}) == 3
@@ -373,3 +384,31 @@ def test_a_slice_of_an_inner_loop_is_moved_in_it() -> None:
     assert in_simulator(source, 0) <= TOLERANCE
     # A chip has 64 bytes of BE and moves half of them, in each of the 2 * 3 trips.
     assert place_layouts(source).bytes_received == 2 * 3 * 32
+
+
+def test_what_no_movement_reaches_is_refused_beyond_the_limit_too() -> None:
+    """A whole value is no partial maximum; the axes one after the other found that it was."""
+    text = """
+        mesh x=2 y=1 z=2 w=2
+        dim E=16 K=2 G=2 D=4 H=K*G N=1 C2=2
+        weights { w_q: f32 EHD }
+        func f(u: f32 E) -> f32 E_wyx(partialmax-z) { return u }
+        func prefill(y: int32 C2) -> int32 {
+          loop[N] { c = split[H -> KG](w_q) }
+          return sum[C2](y)
+        }
+    """
+    with pytest.raises(DiagnosticError, match="the demanded types cannot be met together"):
+        explicit(program(text))
+
+
+def test_no_value_splits_a_dimension_more_than_its_declared_size_allows() -> None:
+    """L=3 has room for x or y; g has nine positions of it."""
+    text = """
+        mesh x=3 y=3
+        dim B=6 L=3 M=3
+        func f(c: f32 LB) -> f32 L_xB { return c }
+        func g(cut: f32 BL, w: f32 BL_y) -> f32 B? { return sum[L](gelu(concat[L](cut, w, w))) }
+    """
+    made = explicit(program(text))
+    assert explicit(program(print_program(made))) == made
