@@ -4,10 +4,10 @@
 
 For every function of every example at its own sizes, and for a layer of Llama-3-70B and of Command R at theirs
 (`llama`, `cohere`; 8 chips): bytes that a chip receives, the kernels' time as the target's compiler estimates it, and
-temporaries. `ours` has the interior as the program demands it, `open` leaves it to the compiler; `jit` is the unsharded
-function under `jax.jit` (`bench/global_arrays.py`), compiled by the same compiler. Needs the compilers (`shardwright
-targets`); what was compiled before is not compiled again. A table for docs/targets.md. Exit status 1 where both of ours
-receive more bytes, or keep the kernels busy for more than 1.02 of the time.
+temporaries. `ours` has the interior as the program demands it, `open` leaves it to the compiler, for the fewest bytes;
+`jit` is the unsharded function under `jax.jit` (`bench/global_arrays.py`), compiled by the same compiler. Needs the
+compilers (`shardwright targets`); what was compiled before is not compiled again. A table for docs/targets.md. Exit
+status 1 where both of ours receive more bytes, or keep the kernels busy for more than 1.02 of the time.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(name: str, surface: Program, target: str) -> Iterator[Row]:
     ways: dict[str, dict[str, Figures]] = {}
     for way, program in (("ours", surface), ("open", opened(surface))):
         try:
-            explained = explain_program(explicit(program, target=target), target)
+            explained = explain_program(explicit(program, target=target, objective="bytes"), target)
             ways[way] = {func.name: _figures(func) for func in explained.functions}
         except DiagnosticError as error:
             print(f"{name} on {target}, {way}: {error.diagnostics[0].message}", file=sys.stderr)

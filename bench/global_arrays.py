@@ -50,7 +50,7 @@ Env = dict[str, Named]
 
 def global_function(program: Program, func_name: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
     """`f(weights, state, *args) -> (results, state)` on global arrays."""
-    program = Decompose().run(program)
+    program = Decompose(attend=True).run(program)
     func = program.func(func_name)
 
     def run(weights: Arrays, state: Arrays, *args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -164,6 +164,11 @@ class _Tracer:
             case ops.Lookup(dim=dim):
                 table, ids = args
                 rest = tuple(n for n in table.names if n != dim)
+                if ids.names and set(ids.names) <= set(rest):  # one for each row
+                    others = tuple(n for n in rest if n not in ids.names)
+                    at = ids.array.reshape(*ids.array.shape, *(1,) * (1 + len(others)))
+                    rows = jnp.take_along_axis(table.aligned((*ids.names, dim, *others)), at, len(ids.names))
+                    return Named(rows.squeeze(len(ids.names)), (*ids.names, *others)).aligned(names)
                 return Named(table.aligned((dim, *rest))[ids.array], (*ids.names, *rest)).aligned(names)
             case ops.Rotary():
                 return _rotary(operation, args, names)
@@ -172,6 +177,14 @@ class _Tracer:
                 written = operation.written_dim(shapes)
                 rows = args[1].aligned([(written or dim) if n == dim else n for n in names])
                 start = args[2].value if isinstance(args[2], Number) else args[2].array
+                if isinstance(args[2], Named) and args[2].names:  # one for each row
+                    (of_row,) = args[2].names
+                    at, along = names.index(of_row), [n for n in names if n != of_row].index(dim)
+
+                    def write(cache: Any, row: Any, start: Any) -> Any:
+                        return lax.dynamic_update_slice_in_dim(cache, row, start, along)
+
+                    return jax.vmap(write, (at, at, 0), at)(args[0].aligned(names), rows, start)
                 return lax.dynamic_update_slice_in_dim(args[0].aligned(names), rows, start, names.index(dim))
             case ops.Take(dim=dim, start=start, stop=stop):
                 at = args[0].names.index(dim)
