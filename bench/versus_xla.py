@@ -38,10 +38,10 @@ from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.placing import placed_shape, sharding_of
 from shardwright.backends.random_inputs import Inputs, random_inputs
+from shardwright.compiling import explicit
 from shardwright.cost.traffic import bytes_received
 from shardwright.ir.program import Program
 from shardwright.ir.types import OpenType, ValueType
-from shardwright.passes.pipelines import explicit
 
 jax = cast(Any, importlib.import_module("jax"))
 
