@@ -85,7 +85,7 @@ def with_length(text: str) -> str:
 
 
 def without_position(text: str) -> str:
-    return re.sub(r"\bpos\b", "place", text)
+    return re.sub(r"\bpos\b(?!=)", "place", text)  # the operand of attend keeps its name
 
 
 IMPORT = "note: shardwright import CHECKPOINT --cache T -o FILE writes such a program"
