@@ -68,6 +68,21 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class FaultReport:
+    """A place where a partitioned module contradicts itself: an instruction, why, and FILE:LINE of what it comes from.
+    `statement` is the value of an emitted module that it belongs to."""
+
+    instruction: str
+    reason: str
+    source: str | None
+    statement: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of `explain --json`."""
+        return {"instruction": self.instruction, "reason": self.reason, "source": self.source}
+
+
+@dataclass(frozen=True)
 class FunctionReport:
     """A function as it was compiled. Bytes are those of one chip; None is what is not known.
 
@@ -85,6 +100,7 @@ class FunctionReport:
     kernels: tuple[KernelReport, ...] = ()
     compile_s: float | None = None
     unmade: tuple[str, ...] = ()
+    faults: tuple[FaultReport, ...] = ()
 
     @property
     def bytes_received(self) -> int:
@@ -103,6 +119,7 @@ class FunctionReport:
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "kernels": [kernel.as_json() for kernel in self.kernels],
             "compile_s": self.compile_s,
+            "faults": [fault.as_json() for fault in self.faults],
         }
 
 
@@ -186,14 +203,15 @@ def explain_program(
         func = program.func(report.name)
         lines = _lines(func)
 
-        def place(collective: CollectiveReport, lines: Mapping[str, int] = lines) -> CollectiveReport:
-            named = [lines[name] for name in collective.statements if name in lines]
-            return replace(collective, source=f"{file}:{named[0]}" if named and file else None)
+        def place(*statements: str | None, lines: Mapping[str, int] = lines) -> str | None:
+            named = [lines[name] for name in statements if name is not None and name in lines]
+            return f"{file}:{named[0]}" if named and file else None
 
         reports.append(
             replace(
                 report,
-                collectives=tuple(map(place, report.collectives)),
+                collectives=tuple(replace(c, source=place(*c.statements)) for c in report.collectives),
+                faults=tuple(replace(f, source=place(f.statement)) for f in report.faults),
                 written_bytes_received=bytes_received(program, func).bytes,
                 predicted_peak_bytes=memory_of(program, func).peak,
             )
@@ -238,7 +256,7 @@ def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Expla
                 "--mesh names the devices row by row",
             )
         func = CompiledFunction(module.name, source.text, "", None, None)
-        return Explanation(None, (_report_of(func, module, _unasked(module, axes), None, {}),))
+        return Explanation(None, (_report_of(func, module, axes, _unasked(module, axes), None, {}),))
     except HloError as error:
         raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
 
@@ -268,7 +286,7 @@ def _explain_function(
         return Explanation(where, (), (func.error,))
     module = parse(func.text)
     unasked = _unasked(module, lowered.mesh)
-    return Explanation(where, (_report_of(func, module, unasked, wanted, {}),))
+    return Explanation(where, (_report_of(func, module, lowered.mesh, unasked, wanted, {}),))
 
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
@@ -308,13 +326,19 @@ def _explain_module(
         raise fault("mesh-fit", f"the module is compiled for the mesh {listed}", NOWHERE, "leave --mesh away")
     explained = _explain_text_of_module(source.text, target, own, functions, time_limit_s)
 
-    def place(collective: CollectiveReport) -> CollectiveReport:
-        at = collective.source and collective.source.replace(_FILE, source.name, 1)
-        return replace(collective, source=at)
+    def place(at: str | None) -> str | None:
+        return at and at.replace(_FILE, source.name, 1)
 
     return replace(
         explained,
-        functions=tuple(replace(func, collectives=tuple(map(place, func.collectives))) for func in explained.functions),
+        functions=tuple(
+            replace(
+                func,
+                collectives=tuple(replace(each, source=place(each.source)) for each in func.collectives),
+                faults=tuple(replace(each, source=place(each.source)) for each in func.faults),
+            )
+            for func in explained.functions
+        ),
     )
 
 
@@ -370,7 +394,7 @@ def _report(
     asked = matched(compiled, statements, _FILE, names, devices)
     made = {id(statement) for each in asked for statement in each}
     return replace(
-        _report_of(func, module, _reports(module, compiled, asked, mesh, names), target, names),
+        _report_of(func, module, mesh, _reports(module, compiled, asked, mesh, names), target, names),
         written_bytes_received=sum(statement.collective.bytes for statement in statements),
         unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
     )
@@ -379,12 +403,22 @@ def _report(
 def _report_of(
     func: CompiledFunction,
     module: HloModule,
+    mesh: Mapping[str, int],
     collectives: tuple[CollectiveReport, ...],
     target: Target | None,
     names: Mapping[int, str],
 ) -> FunctionReport:
-    """Memory and kernels of a function, and how long those take that run beside each of its collectives."""
+    """Memory, kernels and faults of a function, and how long those kernels take that run beside each of its
+    collectives."""
+    from shardwright.backends.hlo.faults import faults_of
     from shardwright.backends.hlo.kernels import kernels_of
+    from shardwright.backends.hlo.statements import statement_of
+
+    faults: list[FaultReport] = []
+    for found in faults_of(module, mesh, func.results, typed=bool(names)):
+        place = statement_of(found.stack, _FILE, names)
+        at = f"{_FILE}:{place[1]}" if place else f"{found.stack[0].file}:{found.stack[0].line}" if found.stack else None
+        faults.append(FaultReport(found.instruction, found.reason, at, place and place[0]))
 
     kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
     seconds = {kernel.name: kernel.estimated_s for kernel in kernels if kernel.estimated_s is not None}
@@ -400,6 +434,7 @@ def _report_of(
         output_bytes=memory and memory.output_bytes,
         kernels=kernels,
         compile_s=func.compile_s,
+        faults=tuple(faults),
     )
 
 

@@ -92,7 +92,7 @@ def collectives_of(module: HloModule) -> list[Collective]:
     for computation, trips, scattered in executed(module):
         for instruction in computation.instructions.values():
             op = WORDS.get(instruction.opcode.removesuffix("-start"))
-            if op is not None and not _goes_on(computation, instruction):
+            if op is not None and not goes_on(computation, instruction):
                 made = _collective(module, computation, instruction, op, trips, scattered)
                 if made.bytes_once:
                     found.append(made)
@@ -123,7 +123,7 @@ def _executed(
             yield from _executed(module, callee, times, fused)
 
 
-def _goes_on(computation: Computation, instruction: Instruction) -> bool:
+def goes_on(computation: Computation, instruction: Instruction) -> bool:
     """Tells whether it is the middle or the end of a collective beside fusions. The TPU's compiler writes such a one
     down in each fusion that it passes through, of which the first starts it."""
     users = computation.users(instruction.name)

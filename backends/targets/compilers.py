@@ -60,6 +60,7 @@ class CompiledFunction:
     memory: Memory | None
     compile_s: float | None
     error: DiagnosticError | None = None
+    results: tuple[str, ...] | None = None
 
 
 def compile_module(
@@ -148,7 +149,8 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
     if memory is not None and target.chip is not None and target.platform.name == "cuda":
         has = gpu_memory_bytes(target.chip.name)
         error = does_not_fit(target.name, name, memory.total, has, row["report"]) if memory.total > has else None
-    return CompiledFunction(name, row["text"], row["written"], memory, row["compile_s"], error)
+    results = None if row.get("results") is None else tuple(row["results"])
+    return CompiledFunction(name, row["text"], row["written"], memory, row["compile_s"], error, results)
 
 
 # ---------------------------------------------------------------- the process

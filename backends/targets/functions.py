@@ -110,7 +110,16 @@ def compile_here(function: LoweredFunction) -> tuple[str, CompiledFunction]:
     if memory is not None:
         output = memory.output_size_in_bytes - memory.alias_size_in_bytes
         memory = Memory(memory.argument_size_in_bytes, memory.temp_size_in_bytes, output)
-    return next(iter(devices)).platform, CompiledFunction(function.name, compiled.as_text(), "", memory, taken)
+    results = result_shardings(compiled.runtime_executable())
+    func = CompiledFunction(function.name, compiled.as_text(), "", memory, taken, results=results)
+    return next(iter(devices)).platform, func
+
+
+def result_shardings(executable: Any) -> tuple[str, ...] | None:
+    """The shardings of an executable's results, as HLO writes them; None where it does not say."""
+    xla_client = cast(Any, import_module("jaxlib.xla_client"))
+    told = executable.get_output_shardings()
+    return None if told is None else tuple(repr(xla_client.HloSharding.from_proto(each)) for each in told)
 
 
 def _refused(name: str, code: str, message: str, *notes: str | Note) -> DiagnosticError:

@@ -20,14 +20,15 @@ from typing import Any, cast
 import numpy as np
 
 from shardwright.backends.jax.module_files import import_file
+from shardwright.backends.targets.functions import result_shardings
 
 _REPORT_LENGTH = 4000
 
 
 def main(request_path: str, answer_path: str) -> None:
-    """Answers `{"functions": [{"name", "text", "written", "memory", "compile_s", "report"} or {"name", "error",
-    "report"}]}`, or `{"error"}` where the compiler is not there at all. A report is the head of the compiler's list of
-    the largest allocations."""
+    """Answers `{"functions": [{"name", "text", "written", "memory", "compile_s", "report", "results"} or {"name",
+    "error", "report"}]}`, or `{"error"}` where the compiler is not there at all. A report is the head of the compiler's
+    list of the largest allocations."""
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
     threading.Thread(target=_leave_with, args=(request["parent"],), daemon=True).start()
     try:
@@ -100,7 +101,8 @@ def _compiled(module: ModuleType, mesh: Any, name: str, request: dict[str, Any])
     taken = time.perf_counter() - began
     written = lowered.as_text("hlo", debug_info=True)
     report = _report(request, name)
-    return _answer(name, compiled.as_text(), written, compiled.memory_analysis(), taken, report)
+    results = result_shardings(compiled.runtime_executable())
+    return _answer(name, compiled.as_text(), written, compiled.memory_analysis(), taken, report, results)
 
 
 def _compiled_text(request: dict[str, Any], devices: list[Any]) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _compiled_text(request: dict[str, Any], devices: list[Any]) -> dict[str, Any
         return {"name": name, "error": f"{type(error).__name__}: {error}", "report": _report(request)}
     taken = time.perf_counter() - began
     text = "\n\n".join(each.to_string() for each in made.hlo_modules())
-    return _answer(name, text, "", made.get_compiled_memory_stats(), taken, _report(request))
+    return _answer(name, text, "", made.get_compiled_memory_stats(), taken, _report(request), result_shardings(made))
 
 
 def _unsharded(module: Any, attributes: str) -> list[bool]:
@@ -140,14 +142,30 @@ def _unsharded(module: Any, attributes: str) -> list[bool]:
     return [not any(key in row for key in ("sdy.sharding", "mhlo.sharding")) for row in rows]
 
 
-def _answer(name: str, text: str, written: str, memory: Any | None, compile_s: float, report: str) -> dict[str, Any]:
+def _answer(
+    name: str,
+    text: str,
+    written: str,
+    memory: Any | None,
+    compile_s: float,
+    report: str,
+    results: tuple[str, ...] | None,
+) -> dict[str, Any]:
     figures = memory and {
         "argument": memory.argument_size_in_bytes,
         "output": memory.output_size_in_bytes,
         "alias": memory.alias_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
     }
-    return {"name": name, "text": text, "written": written, "memory": figures, "compile_s": compile_s, "report": report}
+    return {
+        "name": name,
+        "text": text,
+        "written": written,
+        "memory": figures,
+        "compile_s": compile_s,
+        "report": report,
+        "results": results,
+    }
 
 
 def _report(request: dict[str, Any], name: str = "*") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shardwright.cli.options import add_json, add_sizes, number
@@ -54,7 +55,8 @@ def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Prints a table for each function. `--json` as section 9 of the contract has it (docs/commands.md)."""
+    """Prints a table for each function, and the faults of each. `--json` as section 9 of the contract has it
+    (docs/commands.md)."""
     from shardwright.cli.output import print_json
     from shardwright.explaining import explain
 
@@ -71,7 +73,13 @@ def execute(args: argparse.Namespace) -> int:
     refuse(explained)
     if args.json:
         print_json(explained.as_json())
-    return 0
+    for func in explained.functions:
+        for found in func.faults:
+            where = found.source or func.name
+            print(
+                f"{where}: error: {func.name}: %{found.instruction} {found.reason} [wrong-partition]", file=sys.stderr
+            )
+    return int(any(func.faults for func in explained.functions))
 
 
 def refuse(explained: Explanation) -> None:

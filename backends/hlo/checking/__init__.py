@@ -1,0 +1,1 @@
+"""The rules by which a partitioned program is checked (`backends.hlo.faults`)."""

@@ -1,0 +1,265 @@
+"""Rules of functions of elements: what waits for a sum may only be used linearly."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shardwright.backends.hlo.checking.dimensions import (
+    may_be_addends,
+    nonzero,
+    parted,
+)
+from shardwright.backends.hlo.checking.step import Step
+from shardwright.backends.hlo.checking.values import (
+    Value,
+)
+from shardwright.backends.hlo.states import (
+    ANY,
+    State,
+    decided_by,
+    of_number,
+    placed,
+    tables_of,
+    whole,
+)
+
+_MOST_NUMBERS = 1 << 16
+"""Elements, those of all devices together, up to which a value is computed."""
+
+
+class ElementwiseStep(Step):
+    """Rules of functions of elements: what waits for a sum may only be used linearly."""
+
+    def computed_number(self) -> State | None:
+        """The result where all operands are known numbers, and few."""
+        typed = TYPED.get(self.instruction.opcode)
+        function = partial(typed, self) if typed else NUMERIC.get(self.instruction.opcode)
+        numbers = [state.number for state in self.states]
+        if function is None or not numbers or any(number is None for number in numbers):
+            return None
+        known = [number for number in numbers if number is not None]
+        try:
+            size = math.prod(np.broadcast_shapes(*(number.shape for number in known)))
+        except ValueError:
+            return None
+        if size > _MOST_NUMBERS:
+            return None
+        with np.errstate(all="ignore"):
+            made = of_number(function(*known), self.shape)
+        together = self.joined(self.states) if made.open else None
+        if together is None or together.open:
+            return made
+        return placed(together.dims, together, number=made.number)  # a block, as its operands are
+
+    def elementwise(self) -> Value:
+        """Any function of elements: of a sum that is still to be made it is none of the whole sum."""
+        known = self.computed_number()
+        if known is not None:
+            return known
+        states = self.states
+        result = self.joined(states)
+        if result is None:
+            return self.opaque_after_fault()
+        waiting = [state for state in states if state.sums]
+        if waiting and not result.open and not any(state.elastic for state in waiting):
+            return self.fault(self.used_as_whole(waiting[0]))
+        scaled = [state for state in states if state.scale or state.shift]
+        if scaled and not result.open:
+            return self.fault(
+                f"{self.instruction.opcode} of a value that each device along "
+                f"{self.checker.along(self.checker.scaled_along(scaled[0]))} has scaled by a sum or maximum of its part"
+            )
+        maxima = frozenset(each for state in states for each in state.partial if each[0] != "add")
+        if maxima:  # non-decreasing functions keep them; of what is not known to be one, nothing is said
+            rest = [state for state in states if not state.maxima and not state.constant]
+            if rest and self.instruction.opcode == "compare" and not result.open:
+                over = self.checker.along(t for _, t in maxima)
+                return self.fault(f"compares with a maximum or minimum over {over} that is still to be taken")
+            if rest or self.instruction.opcode in {"compare", "is-finite"}:
+                return result.but(open=result.open | {table for _, table in maxima})
+        return result.but(partial=maxima, constant=result.constant, elastic=False)
+
+    def linear(self) -> Value:
+        """Copies, negation and narrowing: all as it is."""
+        state = self.states[0]
+        opcode = self.instruction.opcode
+        if state.number is not None and (opcode in NUMERIC or opcode in TYPED):
+            return self.computed_number() or state
+        if opcode == "negate":
+            flipped = {"maximum": "minimum", "minimum": "maximum"}
+            return state.but(
+                partial=frozenset((flipped.get(kind, kind), table) for kind, table in state.partial),
+                shift=frozenset((name, -n) for name, n in state.shift),
+                constant=state.constant,
+                zero=state.zero,
+            )
+        return state
+
+    def additive(self) -> Value:
+        """Sums and differences: of values that wait for the same sum."""
+        known = self.computed_number()
+        if known is not None:
+            return known
+        result = self.joined(self.states)
+        if result is None:
+            return self.opaque_after_fault()
+        a, b = self.states
+        if a.zero or b.zero:
+            rest = b if a.zero else a
+            return result.but(partial=rest.partial, scale=rest.scale, shift=rest.shift, zero=rest.zero)
+        if a.maxima or b.maxima or a.shift or b.shift:
+            return self._shifted(a, b, result)
+        if parted(a.sums) != parted(b.sums) or a.scale != b.scale:
+            loose = a.elastic or b.elastic or may_be_addends(a, b.sums) or may_be_addends(b, a.sums)
+            if not result.open and not loose:
+                one, other = (a, b) if a.sums or a.scale else (b, a)
+                return self.fault(
+                    f"{self.instruction.opcode} of a sum over {self.checker.along(one.sums or one.tables)} that is "
+                    f"still to be made and a value that is {self._told_sum(other)}"
+                )
+            return result.but(partial=frozenset(), open=result.open | a.sums | b.sums)
+        if a.sums != b.sums:  # addends of sums whose pieces go round
+            return result.but(open=result.open | a.sums | b.sums)
+        return result.but(partial=a.partial, scale=a.scale, constant=result.constant)
+
+    def _told_sum(self, state: State) -> str:
+        return f"one over {self.checker.along(state.sums)}" if state.sums else "whole"
+
+    def _shifted(self, a: State, b: State, result: State) -> State:
+        """What a device's own maximum is added to, or subtracted from."""
+        sign = -1 if self.instruction.opcode == "subtract" else 1
+        if a.sums or b.sums:
+            return result.but(open=result.open | a.sums | b.sums)
+        shift = dict(a.shift)
+        for name, n in b.shift:
+            shift[name] = shift.get(name, 0) + sign * n
+        for state, factor, at in ((a, 1, 0), (b, sign, 1)):
+            if state.maxima:
+                if (b, a)[at].constant:
+                    return result.but(partial=state.partial)
+                name = self.own_value(at, state)
+                shift[name] = shift.get(name, 0) + factor
+        return result.but(shift=nonzero(shift))
+
+    def own_value(self, at: int, state: State) -> str:
+        """A name for a value of each device's own."""
+        name = self.instruction.operands[at] if at < len(self.instruction.operands) else self.instruction.name
+        key = self.checker.origin(self.computation, name)
+        self.checker.own_values.setdefault(key, state.but(elastic=False))
+        return key
+
+    def multiplied(self) -> Value:
+        """Products: one factor may wait for a sum, along which the other is whole."""
+        known = self.computed_number()
+        if known is not None:
+            return known
+        result = self.joined(self.states)
+        if result is None:
+            return self.opaque_after_fault()
+        a, b = self.states
+        if a.zero or b.zero:
+            return result.but(zero=True)
+        divides = self.instruction.opcode == "divide"
+        if divides and (b.sums or b.maxima):
+            return self.scaled_by(a, result, [(self.own_value(1, b), -1)])
+        if (a.maxima or b.maxima) and not (a.constant or b.constant):
+            at, local, other = (0, a, b) if a.maxima else (1, b, a)
+            if other.maxima:
+                return result.but(open=result.open | a.maxima | b.maxima)
+            return self.scaled_by(other, result, [(self.own_value(at, local), 1)])
+        if a.maxima or b.maxima:
+            return result.but(partial=a.partial | b.partial)
+        if a.sums and b.sums and not result.open:
+            if any(s.elastic for s in (a, b)):
+                return result.but(open=result.open | a.sums | b.sums)
+            return self.fault(f"{self.instruction.opcode} of two sums that are still to be made, over "
+                              f"{self.checker.along(a.sums)} and over {self.checker.along(b.sums)}")  # fmt: skip
+        if a.shift or b.shift:
+            return result.but(open=result.open | self.checker.scaled_along(a) | self.checker.scaled_along(b))
+        return self.scaled_by(a, result.but(partial=b.partial), [(name, -n if divides else n) for name, n in b.scale])
+
+    def exponential(self) -> Value:
+        state = self.states[0]
+        if state.shift and not state.sums:
+            return self.scaled_by(state.but(shift=frozenset()), state.but(shift=frozenset()), state.shift)
+        return self.elementwise()
+
+    def logarithm(self) -> Value:
+        state = self.states[0]
+        if state.sums and not state.open:
+            return state.but(partial=frozenset(), scale=frozenset(), shift=frozenset({(self.own_value(0, state), 1)}))
+        return self.elementwise()
+
+    def select(self) -> Value:
+        """One of two values by a predicate that is alike where they wait for a sum."""
+        known = self.computed_number()
+        if known is not None:
+            return known
+        predicate, a, b = self.states
+        states = [s if s.dims else State((*whole(self.shape, ANY),), open=s.open) for s in (predicate,)]
+        result = self.joined([*states, a, b])
+        if result is None:
+            return self.opaque_after_fault()
+        if predicate.sums and not result.open:
+            return self.fault(self.used_as_whole(predicate))
+        split = [t for dim in result.dims for t in tables_of(dim)]
+        own = frozenset(t for t in predicate.open - a.open - b.open if decided_by(t, split))  # for each block
+        if predicate.number is None or predicate.number[0].size > 1:  # and not of one device's part alone
+            result = result.but(open=result.open - own)
+        values = [s for s in (a, b) if not s.zero]
+        if len(values) < 2:
+            rest = values[0] if values else a
+            left = frozenset(t for t in result.open if not (rest.sums and decided_by(t, rest.sums)))
+            return result.but(partial=rest.partial, scale=rest.scale, shift=rest.shift, open=left, zero=rest.zero)
+        if a.partial == b.partial and a.scale == b.scale and a.shift == b.shift:
+            return result.but(partial=a.partial, scale=a.scale, shift=a.shift)
+        if a.constant or b.constant:
+            rest = a if b.constant else b
+            if rest.maxima or rest.shift or rest.scale:
+                return result.but(partial=rest.partial, scale=rest.scale, shift=rest.shift)
+        waiting = a if a.sums else b
+        if waiting.sums and not result.open and not (a.elastic or b.elastic):
+            return self.fault(self.used_as_whole(waiting))
+        along = frozenset(t for s in (a, b) for _, t in s.partial)
+        return result.but(open=result.open | along)
+
+
+def _compared(step: Step, a: Any, b: Any) -> Any:
+    direction = re.search(r"direction=(\w+)", step.text)
+    functions = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal}
+    return functions.get(direction[1] if direction else "", np.not_equal)(a, b)
+
+
+def _converted(step: Step, a: Any) -> Any:
+    dtype = step.instruction.type.partition("[")[0]
+    if dtype == "pred":
+        return a != 0
+    return np.trunc(a).astype(np.int64) if dtype[0] in "su" and np.isfinite(a).all() else a.astype(np.float64)
+
+
+def _divided(step: Step, a: Any, b: Any) -> Any:
+    if step.instruction.type[0] in "su":
+        return np.where(b == 0, -1, np.trunc(a / np.where(b == 0, 1, b))).astype(np.int64)
+    return a / b
+
+
+def _clamped(low: Any, a: Any, high: Any) -> Any:
+    return np.minimum(np.maximum(a, low), high)
+
+
+NUMERIC: dict[str, Callable[..., Any]] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "remainder": np.fmod, "maximum": np.maximum,
+    "minimum": np.minimum, "negate": np.negative, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "not": np.invert, "select": np.where, "clamp": _clamped, "copy": np.array, "sign": np.sign,
+    "shift-left": np.left_shift, "shift-right-logical": np.right_shift, "shift-right-arithmetic": np.right_shift,
+}  # fmt: skip
+"""Functions of known numbers."""
+
+TYPED: dict[str, Callable[..., Any]] = {"compare": _compared, "convert": _converted, "divide": _divided}
+"""Those that depend on the instruction's type or attributes, which is their first argument."""

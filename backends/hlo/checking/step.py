@@ -1,0 +1,179 @@
+"""One instruction with the states of its operands: what all rules use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardwright.backends.hlo.checking.dimensions import (
+    nonzero,
+    unified,
+)
+from shardwright.backends.hlo.checking.values import (
+    Value,
+    leaf_types,
+    leaves_of,
+    packed,
+    shape_of,
+)
+from shardwright.backends.hlo.module import Computation, Instruction
+from shardwright.backends.hlo.states import (
+    Dim,
+    State,
+    Table,
+    extent,
+    placed,
+    tables_of,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from shardwright.backends.hlo.faults import Checker
+
+
+KINDS = ("add", "maximum", "minimum")
+IN_FLIGHT = ("all-gather-start", "collective-permute-start", "async-start", "async-update", "copy-start",
+              "all-reduce-start", "custom-call", "reduce-scatter-start", "all-to-all-start")  # fmt: skip
+"""Their types hold more than their results."""
+PASSING = ("tuple", "get-tuple-element", "fusion", "call", "while", "conditional")
+
+
+class Step:
+    """One instruction with the states of its operands."""
+
+    def __init__(
+        self, checker: Checker, instruction: Instruction, operands: Sequence[Value], computation: Computation
+    ) -> None:
+        self.checker, self.instruction, self.operands = checker, instruction, operands
+        self.computation = computation
+        self.text = instruction.attributes
+        self.devices = checker.devices
+
+    @property
+    def states(self) -> list[State]:
+        return [leaf for value in self.operands for leaf in leaves_of(value)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.instruction.type)
+
+    def numbers(self, key: str) -> list[int]:
+        found = re.search(rf"\b{key}=\{{([\d,]*)\}}", self.text)
+        return [int(n) for n in found[1].split(",") if n] if found else []
+
+    def fitting(self, value: Value) -> Value:
+        """A rule's result, unknown where it has not the instruction's extents."""
+        types, leaves = leaf_types(self.instruction.type), leaves_of(value)
+        reason = next(filter(None, map(self._mixed, leaves)), None) if self.instruction.opcode not in PASSING else None
+        if reason:
+            self.fault(reason, by_block=True)
+            return self.checker.unknown(self.instruction.type)
+        if len(types) == len(leaves) and all(s.shape == shape_of(t) for s, t in zip(leaves, types, strict=True)):
+            return value
+        if self.instruction.opcode in IN_FLIGHT:
+            return value
+        return self.checker.unknown(self.instruction.type)
+
+    def _mixed(self, state: State) -> str | None:
+        """Why no device holds what it should: blocks and addends along the same axis, or blocks of two dimensions."""
+        if state.open or state.elastic or state.constant:
+            return None
+        split = [t for dim in state.dims for t in tables_of(dim)]
+        addends = state.sums & {*split, *state.hidden}
+        if addends:
+            along = self.checker.along(addends)
+            return f"takes blocks along {along} of a sum over {along} that is still to be made"
+        split = [t for dim in state.dims if extent(dim) > 1 for t in tables_of(dim)]
+        twice = [t for t in split if (split.count(t) > 1 or t in state.hidden) and t not in state.soft]
+        if twice and self.instruction.opcode == "dynamic-slice":
+            along = self.checker.along(twice)
+            return f"splits along {along} what differs along {along} already"
+        return None
+
+    def fault(self, reason: str, *, by_block: bool = False) -> State:
+        """What comes after a fault is not told again. Under `shard_map` what a collective does may be meant so, and
+        where blocks go is not always followed (`by_block`)."""
+        if (self.checker.typed and not by_block) or "shard_map" not in self.instruction.op_name:
+            self.checker.fault(self.instruction, reason)
+        value = self.checker.unknown(self.instruction.type)
+        return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
+
+    def opaque(self) -> Value:
+        """What no rule knows: open along everything that an operand differs along."""
+        along = frozenset(table for state in self.states for table in state.tables)
+        made = [State(whole(shape_of(t)), open=along) for t in leaf_types(self.instruction.type)]
+        return packed(self.instruction.type, iter(made))
+
+    def opaque_after_fault(self) -> State:
+        return State(whole(self.shape), open=frozenset({self.checker.apart}))
+
+    def opaque_like(self, state: State) -> State:
+        """What waits for a sum still does; where blocks lie is not known."""
+        split = frozenset(t for dim in state.dims for t in tables_of(dim)) | state.hidden
+        return State(whole(self.shape), state.partial, open=state.open | split, scale=state.scale, shift=state.shift)
+
+    def used_as_whole(self, state: State) -> str:
+        return (
+            f"{self.instruction.opcode} uses a sum over {self.checker.along(state.sums)} as whole, which is still "
+            "to be made: a reduction is missing before it"
+        )
+
+    def joined(self, states: Sequence[State]) -> State | None:
+        """The state of what is computed element by element of values of one shape, without what is still to be reduced;
+        None, after a fault, where they are different blocks."""
+        dims = list(states[0].dims)
+        doubt = any(state.open for state in states)
+        hidden = frozenset[Table]().union(*(state.hidden for state in states))
+        soft = frozenset[Table]().union(*(state.soft for state in states))
+        detached = set[Table]()
+        for state in states[1:]:
+            for at, dim in enumerate(state.dims):
+                both = unified(dims[at], dim, hidden, hidden, soft, detached)
+                if both is None and not doubt:
+                    split = [t for d in (dims[at], dim) for t in tables_of(d)]
+                    self.fault(
+                        f"joins different blocks of dimension {at}, along {self.checker.along(split)}: "
+                        f"{told(dims[at], self.checker)} and {told(dim, self.checker)}",
+                        by_block=True,
+                    )
+                    return None
+                dims[at] = both if both is not None else max(dims[at], dim, key=lambda d: len(tables_of(d)))
+        attached = {t for dim in dims for t in tables_of(dim)}
+        return placed(
+            dims,
+            hidden=frozenset(t for t in hidden | detached if t not in attached),
+            open=frozenset[Table]().union(*(state.open for state in states)),
+            constant=all(state.constant for state in states),
+            elastic=any(state.elastic for state in states),
+            soft=soft,
+        )
+
+    def scaled_by(self, state: State, result: State, factors: Iterable[tuple[str, int]]) -> State:
+        """A value scaled further. A local sum that stands alone is written as the sum that it is."""
+        scale = dict(state.scale)
+        for name, n in factors:
+            scale[name] = scale.get(name, 0) + n
+        partial = result.partial | state.partial
+        if not partial:
+            for name, n in list(scale.items()):
+                local = self.checker.own_values[name]
+                if n == 1 and local.sums:
+                    del scale[name]
+                    partial |= local.partial
+                    for inner, m in local.scale:
+                        scale[inner] = scale.get(inner, 0) + m
+        return result.but(partial=partial, scale=nonzero(scale))
+
+    def reduction(self) -> str | None:
+        """What a reduction applies: `add`, `maximum` or `minimum`."""
+        called = self.checker.called(self.instruction, "to_apply")
+        opcode = called.root.opcode if called else None
+        while called and opcode in {"convert", "copy"}:
+            opcode = called.instructions[called.root.operands[0]].opcode if called.root.operands else None
+            break
+        return {"and": "minimum", "or": "maximum"}.get(opcode or "", opcode if opcode in KINDS else None)
+
+
+def told(dim: Dim, checker: Checker) -> str:
+    return f"split along {checker.along(tables_of(dim))}" if tables_of(dim) else "whole"

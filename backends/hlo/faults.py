@@ -1,0 +1,280 @@
+"""A checker for partitioned programs: abstract interpretation of an optimized module from its arguments' shardings.
+
+Every value's state (`backends.hlo.states`) follows from its operands' by a rule for its opcode
+(`backends.hlo.checking`). Where a state contradicts what is done with the value, that is a fault: a sum that is still
+to be made used as if it were whole, a reduction over devices that hold no addends of it, or equal ones, or other
+blocks, operands that are different blocks. What no rule knows is open, and is accused of nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardwright.backends.hlo.checking.dimensions import (
+    has_any,
+    unified,
+)
+from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
+from shardwright.backends.hlo.checking.values import (
+    Value,
+    braced,
+    leaf_types,
+    leaves_of,
+    shape_of,
+    told_kind,
+)
+from shardwright.backends.hlo.groups import Groups
+from shardwright.backends.hlo.module import Computation, Frame, HloError, HloModule, Instruction, parts_of
+from shardwright.backends.hlo.states import (
+    State,
+    Table,
+    decided_by,
+    digits,
+    extent,
+    of_sharding,
+    shardings_of,
+    tables_of,
+    varies,
+    whole,
+)
+
+CALLS = ("fusion", "call")
+CARRIED = ("broadcast", "copy", "convert", "reshape", "bitcast", "transpose")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong at an instruction, with the user's frames that it comes from, the innermost first."""
+
+    instruction: str
+    reason: str
+    stack: tuple[Frame, ...]
+
+
+@dataclass
+class Checker:
+    """The interpretation of one module. `results` are the shardings of its results as HLO writes them, None where they
+    are not known; `mesh` names devices in messages."""
+
+    module: HloModule
+    mesh: Mapping[str, int]
+    results: Sequence[str | None] | None = None
+    typed: bool = True
+    faults: dict[str, Fault] = field(default_factory=dict[str, Fault])
+    own_values: dict[str, State] = field(default_factory=dict[str, State])
+    _callers: list[tuple[Computation, Instruction]] = field(default_factory=list[tuple[Computation, Instruction]])
+
+    @property
+    def devices(self) -> int:
+        return self.module.devices
+
+    def run(self) -> list[Fault]:
+        """The faults in the order in which they are met."""
+        self.known = _device_digits(self.module)
+        self.apart = tuple(range(self.devices))
+        entry = self.module.computations[self.module.entry]
+        arguments = [i for i in entry.instructions.values() if i.opcode == "parameter"]
+        states: dict[int, Value] = {int(i.arguments): self._argument(i) for i in arguments}
+        result = self.computed(entry, [states[number] for number in sorted(states)])
+        self._check_results(entry.root, result)
+        return list(self.faults.values())
+
+    def _argument(self, instruction: Instruction) -> Value:
+        """A parameter by the sharding that stands beside it."""
+        told = re.search(r"\bsharding=(\{.*)", instruction.attributes)
+        parts = parts_of(instruction.type)
+        texts = shardings_of(braced(told[1])) if told else [""]
+        if len(texts) != len(parts):
+            texts = texts[:1] * len(parts)
+        if instruction.type.startswith("(") and any(part.startswith("(") for part in parts):
+            return self.unknown(instruction.type)
+        states = [
+            of_sharding(t, shape_of(part), self.devices, self.known) for t, part in zip(texts, parts, strict=True)
+        ]
+        return tuple(states) if instruction.type.startswith("(") else states[0]
+
+    # ------------------------------------------------------------ computations
+
+    def computed(self, computation: Computation, arguments: Sequence[Value]) -> Value:
+        """What a computation returns."""
+        values: dict[str, Value] = {}
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "parameter":
+                number = int(instruction.arguments)
+                known = number < len(arguments)
+                values[instruction.name] = arguments[number] if known else self.unknown(instruction.type)
+                continue
+            operands = [values.get(name, self.unknown("")) for name in instruction.operands]
+            values[instruction.name] = self._applied(instruction, operands, computation)
+        return values[computation.root.name]
+
+    def _applied(self, instruction: Instruction, operands: Sequence[Value], computation: Computation) -> Value:
+        rule = RULES.get(instruction.opcode)
+        try:
+            if rule is not None:
+                step = InstructionStep(self, instruction, operands, computation)
+                return step.fitting(rule(step))
+            return InstructionStep(self, instruction, operands, computation).opaque()
+        except (HloError, IndexError, KeyError, ValueError, AttributeError, TypeError):
+            return self.unknown(instruction.type)  # a form of the instruction that no rule foresees
+
+    def within(
+        self, caller: Computation, instruction: Instruction, called: Computation, arguments: Sequence[Value]
+    ) -> Value:
+        """What a computation returns that an instruction calls."""
+        self._callers.append((caller, instruction))
+        try:
+            return self.computed(called, arguments)
+        finally:
+            self._callers.pop()
+
+    def origin(self, computation: Computation, name: str) -> str:
+        """The instruction that a value comes from, through calls, copies and broadcasts."""
+        depth = len(self._callers)
+        while True:
+            maker = computation.instructions.get(name)
+            if maker is not None and maker.opcode in CARRIED and maker.operands:
+                name = maker.operands[0]
+            elif (
+                maker is not None
+                and maker.opcode == "parameter"
+                and depth
+                and self._callers[depth - 1][1].opcode in CALLS
+            ):
+                depth -= 1
+                computation, caller = self._callers[depth]
+                name = caller.operands[int(maker.arguments)]
+            else:
+                return name
+
+    def unknown(self, type_text: str) -> Value:
+        """A value of which nothing is known."""
+        if type_text.startswith("("):
+            return tuple(self.unknown(part) for part in parts_of(type_text))
+        return State(whole(shape_of(type_text)), open=frozenset({self.apart}))
+
+    def fault(self, instruction: Instruction, reason: str) -> None:
+        stack = tuple(self.module.stack(instruction))
+        self.faults.setdefault(instruction.name, Fault(instruction.name, reason, stack))
+
+    def called(
+        self, instruction: Instruction, key: str = "(?:calls|to_apply|called_computations)"
+    ) -> Computation | None:
+        named = re.search(rf"\b{key}=\{{?%?([\w.\-]+)", instruction.attributes)
+        return self.module.computations.get(named[1]) if named else None
+
+    def along(self, tables: Iterable[Table]) -> str:
+        """The mesh axes that tables go along, for messages."""
+        tables = list(tables)
+        grid = np.arange(self.devices).reshape(tuple(self.mesh.values()))
+        found: list[str] = []
+        for axis, name in enumerate(self.mesh):
+            lines = tuple(map(tuple, np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()))
+            if any(varies(table, lines) for table in tables):
+                found.append(name)
+        return " ".join(found) or "devices"
+
+    def axes(self, groups: Groups) -> str:
+        """The mesh axes that groups join, for messages."""
+        from shardwright.backends.hlo.mesh_axes import axes_of_groups
+
+        return " ".join(axes_of_groups(groups, self.mesh)) or "no axis"
+
+    # ------------------------------------------------------------ results
+
+    def _check_results(self, root: Instruction, result: Value) -> None:
+        states = leaves_of(result)
+        shapes = [shape_of(part) for part in leaf_types(root.type)]
+        wanted = self.results
+        if wanted is None:
+            told = re.search(r"\bsharding=(\{.*)", root.attributes)
+            wanted = shardings_of(braced(told[1])) if told else None
+        if wanted is None or len(wanted) != len(states):
+            wanted = [None] * len(states)
+        for number, (state, shape, sharding) in enumerate(zip(states, shapes, wanted, strict=False)):
+            reason = self._contradiction(state, shape, sharding)
+            if reason:
+                which = f"result {number}" if len(states) > 1 else "the result"
+                self.fault(_maker(self.module, root, number), f"{which} {reason}")
+
+    def _contradiction(self, state: State, shape: Sequence[int], sharding: str | None) -> str | None:
+        if state.open or state.constant:
+            return None
+        if state.partial:
+            return f"is a {told_kind(state)} that is still to be made over {self.along(t for _, t in state.partial)}"
+        if state.scale or state.shift:
+            return f"is still scaled by what each device along {self.along(self.scaled_along(state))} has of its own"
+        if sharding is None:
+            return None
+        asked = of_sharding(sharding, shape, self.devices, self.known)
+        if asked.open:
+            return None
+        told = state.tables
+        surplus = [table for table in told if not decided_by(table, asked.tables)]
+        if surplus:
+            return f"differs between devices along {self.along(surplus)}, which its sharding says hold the same"
+        detached = set[Table]()
+        for found, expected in zip(state.dims, asked.dims, strict=True):
+            unified(found, expected, frozenset(), state.hidden, state.soft, detached)
+        apart = state.hidden | detached
+        for at, (found, expected) in enumerate(zip(state.dims, asked.dims, strict=True)):
+            exact = extent(found) > 1 or {*tables_of(expected)} <= {*tables_of(found), *apart}
+            if not exact or unified(found, expected, frozenset(), apart, state.soft, detached) is None:
+                return f"has other blocks of dimension {at} than its sharding says, along {self.along(told)}"
+        missing = [table for table in asked.tables if not decided_by(table, told)]
+        if missing and not has_any(state):
+            return f"is the same along {self.along(missing)}, where its sharding says that it is split"
+        return None
+
+    def scaled_along(self, state: State) -> frozenset[Table]:
+        """The tables along which what scales a value, or is added to it, differs."""
+        made = [self.own_values[name] for name, _ in (*state.scale, *state.shift)]
+        return frozenset(table for local in made for _, table in local.partial) | frozenset(
+            table for local in made for table in self.scaled_along(replace(local, shift=frozenset()))
+        )
+
+
+def _maker(module: HloModule, root: Instruction, number: int) -> Instruction:
+    """The instruction that makes a result."""
+    if root.opcode != "tuple" or number >= len(root.operands):
+        return root
+    return module.computations[module.entry].instructions.get(root.operands[number], root)
+
+
+def _device_digits(module: HloModule) -> frozenset[Table]:
+    """Digits of the device's number in the meshes that the module's groups and shardings are written with."""
+    found: set[Table] = set()
+    forms: set[tuple[int, ...]] = {(module.devices,)}
+    for computation in module.computations.values():
+        for instruction in computation.instructions.values():
+            for text in re.findall(r"<=\[([\d,]+)\]", instruction.attributes):
+                forms.add(tuple(int(n) for n in text.split(",")))
+            for text in re.findall(r"mesh\[([^\]]*)\]", instruction.attributes):
+                forms.add(tuple(int(n) for n in re.findall(r"=(\d+)", text)))
+    for form in forms:
+        if math.prod(form) != module.devices:
+            continue
+        for row in np.unravel_index(np.arange(module.devices), form):
+            size = int(row.max()) + 1
+            found.update(held for _, held in digits([int(n) for n in row], size) if isinstance(held, tuple))
+    return frozenset(found)
+
+
+def faults_of(
+    module: HloModule,
+    mesh: Mapping[str, int],
+    results: Sequence[str | None] | None = None,
+    *,
+    typed: bool = False,
+) -> list[Fault]:
+    """The faults of an optimized module. `results` are its results' shardings where they are known, `mesh` names the
+    devices row by row. Collectives that somebody wrote under `shard_map` may sum or gather whatever they like, unless
+    the program is `typed`, as emitted modules are."""
+    if module.devices < 2:
+        return []
+    return Checker(module, mesh, results, typed).run()
