@@ -17,6 +17,7 @@ from shardwright.backends.hlo.checking.values import (
     packed,
     shape_of,
 )
+from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.module import Computation, Instruction
 from shardwright.backends.hlo.states import (
     Dim,
@@ -94,7 +95,8 @@ class Step:
     def fault(self, reason: str, *, by_block: bool = False) -> State:
         """What comes after a fault is not told again. Under `shard_map` what a collective does may be meant so, and
         where blocks go is not always followed (`by_block`)."""
-        if (self.checker.typed and not by_block) or "shard_map" not in self.instruction.op_name:
+        meant = by_block or (not self.checker.typed and self.instruction.opcode.removesuffix("-start") in WORDS)
+        if not meant or "shard_map" not in self.instruction.op_name:
             self.checker.fault(self.instruction, reason)
         value = self.checker.unknown(self.instruction.type)
         return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
