@@ -197,7 +197,7 @@ class Remainder:
             for slot, g, other in ahead:
                 shift = (marginals[slot] - least) / len(ahead)
                 barred = marginals[slot] >= FORBIDDEN / 2
-                if barred.any():
+                if np.count_nonzero(barred):
                     shift[barred] = 0.0
                     self.theta[g][other] = np.where(barred, FORBIDDEN, self.theta[g][other])
                 self.theta[f][slot] = self.theta[f][slot] - shift
@@ -213,12 +213,10 @@ class Remainder:
         indices = range(len(self.factors))
         for f in indices if forward else reversed(indices):
             factor = self.factors[f]
-            if all(choice[variable] >= 0 for variable in factor.variables):
+            before = [choice[variable] for variable in factor.variables]
+            if min(before) >= 0:
                 continue
-            fixed = [costs.copy() for costs in self.theta[f]]
-            for slot, variable in enumerate(factor.variables):
-                if choice[variable] >= 0:
-                    _fix(fixed[slot], choice[variable])
+            fixed = [costs if c < 0 else _fixed(costs, c) for costs, c in zip(self.theta[f], before, strict=True)]
             for variable, chosen in zip(factor.variables, factor.best(fixed), strict=True):
                 if choice[variable] < 0:
                     choice[variable] = chosen
@@ -233,33 +231,44 @@ class Remainder:
         masks = [mask.copy() for mask in keep]
         rows_left: list[NDArray[np.bool_] | None] = []
         for factor, theta in zip(self.factors, self.theta, strict=True):
-            marginals = factor.min_marginals(theta)
-            least = float(marginals[0].min())
+            total = None
+            if isinstance(factor, TableFactor):
+                total = factor.totals(theta)
+                marginals = factor.marginals_of(total, [len(costs) for costs in theta])
+            else:
+                marginals = factor.min_marginals(theta)
+            most = float(marginals[0].min()) + slack
             for marginal, variable in zip(marginals, factor.variables, strict=True):
-                masks[variable] &= marginal <= least + slack
-            rows_left.append(factor.totals(theta) <= least + slack if isinstance(factor, TableFactor) else None)
+                masks[variable] &= marginal <= most
+            rows_left.append(None if total is None else total <= most)
         if not _consistent(self.factors, masks, rows_left):
             return None
-        number = [np.cumsum(mask) - 1 for mask in masks]
-        values = [v[mask] for v, mask in zip(self.values, masks, strict=True)]
+        whole = [bool(mask.all()) for mask in masks]
+        number = [mask.cumsum() - 1 for mask in masks]
+        values = [v if all_kept else v[mask] for v, mask, all_kept in zip(self.values, masks, whole, strict=True)]
         factors: list[Factor] = []
         shifted: list[list[Costs]] = []
         origins: list[int] = []
         constant = self.constant
         for factor, theta, rows, origin in zip(self.factors, self.theta, rows_left, self.origins, strict=True):
-            kept = [costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
-            if isinstance(factor, TableFactor):
-                columns = [number[v][factor.rows[rows, k]] for k, v in enumerate(factor.variables)]
-                smaller: Factor = TableFactor(
+            kept = [costs if whole[v] else costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
+            if all(whole[v] for v in factor.variables) and (rows is None or rows.all()):
+                smaller: Factor = factor
+            elif isinstance(factor, TableFactor):
+                left = factor.rows[rows]
+                for k, v in enumerate(factor.variables):
+                    if not whole[v]:
+                        left[:, k] = number[v][left[:, k]]
+                smaller = TableFactor(
                     factor.variables,
-                    np.stack(columns, axis=1).astype(np.int64),
+                    left,
                     factor.costs[rows],
                     factor.numbers[rows],
                 )
             else:
                 smaller = factor.restricted([masks[v] for v in factor.variables])
             if settle and all(len(costs) == 1 for costs in kept):
-                constant += float(smaller.min_marginals(kept)[0][0])
+                constant += smaller.least(kept)
                 continue
             factors.append(smaller)
             shifted.append(kept)
@@ -271,12 +280,20 @@ def _consistent(
     factors: Sequence[Factor], masks: list[NDArray[np.bool_]], rows_left: list[NDArray[np.bool_] | None]
 ) -> bool:
     """Drops rows without support and choices without rows until nothing changes; False if a variable is left empty."""
-    changed = True
-    while changed:
-        changed = False
+    left = [int(np.count_nonzero(mask)) for mask in masks]
+    smaller = {v for v, mask in enumerate(masks) if left[v] < len(mask)}
+    first = True
+    while smaller or first:
+        before, smaller = smaller, set[int]()
         for f, factor in enumerate(factors):
             rows = rows_left[f]
             if not isinstance(factor, TableFactor) or rows is None:
+                continue
+            touched = not (before.isdisjoint(factor.variables) and smaller.isdisjoint(factor.variables))
+            if first and not touched:
+                supported = all(factor.supports(k, left[v]) for k, v in enumerate(factor.variables))
+                touched = not (supported and rows.all())
+            if not touched:
                 continue
             kept = rows.copy()
             for k, variable in enumerate(factor.variables):
@@ -286,12 +303,14 @@ def _consistent(
                 supported = np.zeros_like(masks[variable])
                 supported[factor.rows[kept, k]] = True
                 supported &= masks[variable]
-                if supported.sum() < masks[variable].sum():
-                    masks[variable] = supported
-                    changed = True
-                if not supported.any():
+                n = int(np.count_nonzero(supported))
+                if n < left[variable]:
+                    masks[variable], left[variable] = supported, n
+                    smaller.add(variable)
+                if not n:
                     return False
-    return all(bool(mask.any()) for mask in masks)
+        first = False
+    return all(left)
 
 
 class _Search:
@@ -314,6 +333,8 @@ class _Search:
         self.limit = limit
         self.nodes = 0
         self.best: tuple[int, ...] = ()
+        self.evaluated: list[dict[tuple[int, ...], float]] = [{} for _ in factors]
+        """What choices of its variables cost each factor."""
         self.best_cost = 2 * FORBIDDEN
 
     def run(self) -> Solution:
@@ -381,12 +402,18 @@ class _Search:
         choice = problem.decode(forward=forward)
         if choice == self.best:
             return
-        cost = sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in self.factors)
+        cost = 0.0
+        for factor, known in zip(self.factors, self.evaluated, strict=True):
+            own = tuple(choice[v] for v in factor.variables)
+            if own not in known:
+                known[own] = factor.evaluate(own)
+            cost += known[own]
         if cost < self.best_cost:
             self.best, self.best_cost = choice, cost
 
 
-def _fix(costs: Costs, choice: int) -> None:
-    kept = costs[choice]
-    costs[:] = FORBIDDEN
-    costs[choice] = kept
+def _fixed(costs: Costs, choice: int) -> Costs:
+    """The costs with all choices but one forbidden."""
+    made = np.full(len(costs), FORBIDDEN)
+    made[choice] = costs[choice]
+    return made

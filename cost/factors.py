@@ -32,16 +32,23 @@ class TableFactor:
     costs: Costs
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of the rows, in the table that they are left of."""
-    _sorted: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not len(self.numbers):
             self.numbers = np.arange(len(self.rows), dtype=np.int64)
-        self._sorted = []
+
+    @cached_property
+    def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """For each variable the rows in the order of its choices, the choices that occur, and where each begins."""
+        made: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
         for column in self.rows.T:
             order = np.argsort(column, kind="stable")
-            values, starts = np.unique(column[order], return_index=True)
-            self._sorted.append((order, values.astype(np.int64), starts.astype(np.int64)))
+            there = column[order]
+            first = np.ones(len(there), np.bool_)
+            np.not_equal(there[1:], there[:-1], out=first[1:])
+            (starts,) = first.nonzero()
+            made.append((order, there[starts], starts))
+        return made
 
     @property
     def entries(self) -> int:
@@ -72,21 +79,31 @@ class TableFactor:
 
     def best(self, theta: Sequence[Costs]) -> list[int]:
         """A choice for each variable at the least cost of the factor; the earliest row of several."""
-        return [int(chosen) for chosen in self.rows[int(np.argmin(self.totals(theta)))]]
+        return [int(chosen) for chosen in self.rows[self.totals(theta).argmin()]]
 
     def min_marginals(self, theta: Sequence[Costs], slots: Container[int] = EVERY) -> list[Costs]:
         """For each variable and each of its choices, the least cost of the factor with that choice.
 
         Of variables that are not in `slots` it is not worked out, and their costs mean nothing.
         """
-        total = self.totals(theta)
+        return self.marginals_of(self.totals(theta), [len(costs) for costs in theta], slots)
+
+    def marginals_of(self, total: Costs, sizes: Sequence[int], slots: Container[int] = EVERY) -> list[Costs]:
+        """The min-marginals of variables with so many choices, of the costs of the rows."""
         made: list[Costs] = []
-        for slot, ((order, values, starts), costs) in enumerate(zip(self._sorted, theta, strict=True)):
-            marginal = np.full(len(costs), FORBIDDEN)
+        for slot, ((order, values, starts), size) in enumerate(zip(self._sorted, sizes, strict=True)):
+            if slot in slots and len(values) == size:
+                made.append(np.minimum.reduceat(total[order], starts))
+                continue
+            marginal = np.full(size, FORBIDDEN)
             if slot in slots and len(values):
                 marginal[values] = np.minimum.reduceat(total[order], starts)
             made.append(marginal)
         return made
+
+    def supports(self, slot: int, size: int) -> bool:
+        """Whether there is a row for each of so many choices of a variable."""
+        return len(self._sorted[slot][1]) == size
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of one choice for each variable."""
@@ -161,7 +178,7 @@ class TreeFactor:
             else:
                 served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
                 moves = self._from_home if subset == n - 1 else self.moves
-            reached[subset] = (moves + served[subset]).min(axis=1)
+            reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
         return served, reached
 
     def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
@@ -176,7 +193,7 @@ class TreeFactor:
                 moves = self._to_leaf[subset.bit_length() - 1]
             else:
                 moves = self._from_home if subset == full else self.moves
-            outside_served[subset] = (outside_reached[subset][:, None] + moves).min(axis=0)
+            outside_served[subset] = np.minimum.reduce(outside_reached[subset][:, None] + moves, axis=0)
             if subset & (subset - 1):
                 for part in halves(subset):
                     for a in (part, subset ^ part):
@@ -193,16 +210,19 @@ class TreeFactor:
         """A choice for each variable at the least cost of the factor; the earliest home of several."""
         root, leaves = self._root_and_leaves(theta)
         served, reached = self._grown(leaves)
-        home = int(np.argmin(root + reached[-1] if leaves else root))
+        home = int((root + reached[-1] if leaves else root).argmin())
         at_home = int(self.places[0][home])
-        chosen = [home, *(self._nearest(slot, at_home) for slot in range(1, len(self.places)))]
+        chosen = [home] * len(self.places)
+        for slot, stays in enumerate(self.rigid, 1):
+            if stays:
+                chosen[slot] = self._nearest(slot, at_home)
 
         def descend(subset: int, at: int) -> None:
             if subset & (subset - 1) == 0:
                 slot = self._leaf_slots[subset.bit_length() - 1]
-                chosen[slot] = int(np.argmin(self.moves[at, self.places[slot]] + served[subset]))
+                chosen[slot] = int((self.moves[at, self.places[slot]] + served[subset]).argmin())
                 return
-            to = int(np.argmin(self.moves[at] + served[subset]))
+            to = int((self.moves[at] + served[subset]).argmin())
             _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset))
             descend(part, to)
             descend(subset ^ part, to)
@@ -296,7 +316,7 @@ def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[C
             served[subset] = leaves[subset.bit_length() - 1]
         else:
             served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
-        reached[subset] = (moves + served[subset][None, :]).min(axis=1)
+        reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
     return served, reached
 
 
@@ -314,7 +334,7 @@ def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float
     edges: list[tuple[int, int]] = []
 
     def descend(subset: int, at: int) -> None:
-        to = int(np.argmin(moves[at] + served[subset]))
+        to = int((moves[at] + served[subset]).argmin())
         if to != at:
             edges.append((at, to))
         if subset & (subset - 1):
