@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,10 +28,15 @@ class Use:
 
 def typed_values(program: Program, func: Func) -> Iterator[Use]:
     """Every value that the function sees or makes, weights and state included, with its type."""
+    return itertools.starmap(Use, _typed(program, func))
+
+
+def _typed(program: Program, func: Func) -> Iterator[tuple[str, ValueType, Span]]:
+    """The same, not as uses, of which most would be made for nothing."""
     for value in (*program.weights, *program.state, *func.params, *values_in(func.body)):
-        yield Use(value.name, value.type, value.span)
+        yield value.name, value.type, value.span
     for kind in func.results:
-        yield Use(f"the result of {func.name}", kind, func.span)
+        yield f"the result of {func.name}", kind, func.span
 
 
 def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, Use]]:
@@ -42,11 +48,11 @@ def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, U
     found: dict[tuple[str, str | None], dict[str, Use]] = {}
     for func in program.funcs:
         overridden = {name for name, _ in func.overrides}
-        for use in typed_values(program, func):
-            for dim, axes in zip(use.type.dims, use.type.splits, strict=True):
-                key = (dim.name, func.name if dim.name in overridden else None)
-                for axis in axes or ():
-                    found.setdefault(key, {}).setdefault(axis, use)
+        for name, kind, span in _typed(program, func):
+            for dim, axes in zip(kind.dims, kind.splits, strict=True):
+                if axes:
+                    uses = found.setdefault((dim.name, func.name if dim.name in overridden else None), {})
+                    uses.update({axis: Use(name, kind, span) for axis in axes if axis not in uses})
     return found
 
 

@@ -209,6 +209,8 @@ class Scope:
 
     values: dict[str, tuple[ValueType, int]]
     loops: tuple[Loop, ...] = ()
+    seen: dict[str, ValueType] = field(default_factory=dict[str, "ValueType"])
+    """The types that were asked for, as seen here."""
 
     @staticmethod
     def of(program: Program, func: Func) -> Scope:
@@ -218,11 +220,15 @@ class Scope:
 
     def type_of(self, name: str) -> ValueType:
         """The type of a value as seen here; KeyError if it is not visible."""
-        kind, outside = self.values[name]
-        return slice_view(kind, self.loops, outside)
+        found = self.seen.get(name)
+        if found is None:
+            kind, outside = self.values[name]
+            found = self.seen[name] = slice_view(kind, self.loops, outside)
+        return found
 
     def define(self, value: Value) -> None:
         self.values[value.name] = (value.type, len(self.loops))
+        self.seen.pop(value.name, None)
 
     def inside(self, loop: Loop) -> Scope:
         """The scope at the start of a loop's body."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
-from shardwright.ir.digit_orders import orders_in, splitting_axes, typed_values
+from shardwright.ir.digit_orders import Use, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, common_order, fitting_order
 from shardwright.ir.elaboration.demands import check_divides
 from shardwright.ir.extents import check_extents
@@ -63,13 +63,20 @@ def check_divisibility(program: Program) -> None:
                     f"add {axis} to it: dim {name}={program.dim(name).size} order {written} {axis}".replace("  ", " "),
                 ).diagnostics
     declared = {dim.name: dim.size for dim in program.dims}
-    for use in dict.fromkeys(use for func in program.funcs for use in typed_values(program, func)):
+    indivisible: dict[Use, tuple[Diagnostic, ...]] = {}  # weights and state are values of every function
+    for use in (use for func in program.funcs for use in typed_values(program, func)):
         try:
             check_divides(use.type, use.value, program.mesh, declared, use.span)
         except DiagnosticError as error:
-            diagnostics += error.diagnostics
+            indivisible[use] = tuple(error.diagnostics)
+    diagnostics += [diagnostic for found in indivisible.values() for diagnostic in found]
     if diagnostics:
         raise DiagnosticError(diagnostics)
+
+
+def has_holes(program: Program) -> bool:
+    """Whether any type of the program is open."""
+    return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
 
 def _holes(name: str, kind: ValueType, span: Span) -> tuple[Diagnostic, ...]:

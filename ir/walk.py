@@ -96,7 +96,8 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
     """Every statement, a loop before its body."""
     for statement in body:
         yield statement
-        yield from statements(body_of(statement))
+        if inner := body_of(statement):
+            yield from statements(inner)
 
 
 Position = tuple[int, ...]

@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, did_you_mean, fault
-from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
-from shardwright.ir.types import OpenType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verifier import Level, has_holes, verify
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.base import Pass, Proof
@@ -122,7 +120,6 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         before = program
         program, proof = applied.run_with_proof(program)
         seconds = time.perf_counter() - began
-        level = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
         try:
             level = _verified(applied, before, program, level)
         except DiagnosticError as error:
@@ -170,16 +167,15 @@ def _taken_as_explicit(applied: Pass, program: Program) -> Program:
 
 
 def _verified(applied: Pass, before: Program, program: Program, level: Level) -> Level:
-    """The level at which the program is well-typed: a pass may leave layouts to be chosen in an explicit program, which
-    then is explicit no more. Raises a `DiagnosticError` where it is not well-typed."""
-    if level is Level.EXPLICIT and applied.leaves is Level.SURFACE and _has_holes(program) and not _has_holes(before):
-        level = Level.SURFACE
-    verify(program, level)
-    return level
-
-
-def _has_holes(program: Program) -> bool:
-    return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
+    """The level at which the program is well-typed after a pass that took it as well-typed at `level`: it may leave
+    layouts to be chosen in an explicit program, which then is explicit no more. Raises a `DiagnosticError` where it is
+    not well-typed."""
+    left = Level.EXPLICIT if Level.EXPLICIT in (applied.leaves, level) else Level.SURFACE
+    if left is Level.EXPLICIT and applied.leaves is Level.SURFACE and has_holes(program) and not has_holes(before):
+        left = Level.SURFACE
+    if left is not level or program != before:
+        verify(program, left)
+    return left
 
 
 _AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives, SplitCollectives, GatherAhead)
@@ -192,7 +188,7 @@ def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: boo
     first = error.diagnostics[0]
     if applied.leaves is not Level.EXPLICIT:
         return None
-    if not placed or _has_holes(before):
+    if not placed or has_holes(before):
         wants, run = "every layout", "place"
     elif first.code == "digits" and ChooseDigitOrder(tied=True).run(before) != before:
         wants, run = "orders of digits that agree", "choose-digit-order"

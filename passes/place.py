@@ -19,7 +19,7 @@ from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verifier import Level, has_holes, verify
 from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
@@ -145,6 +145,8 @@ class Chosen:
 
 def _is_explicit(program: Program) -> bool:
     """Whether every type is written and every movement a statement."""
+    if has_holes(program):
+        return False
     try:
         verify(program, Level.EXPLICIT)
     except DiagnosticError:

@@ -34,12 +34,11 @@ def check_fits(found: Shape, declared: ValueType, what: str, span: Span, where: 
 def check_divides(kind: ValueType, name: str, mesh: Mesh, sizes: Mapping[str, int], span: Span) -> None:
     """Raises where the chips do not divide the extent that an operation gave, which may be a part of the size."""
     for dim, axes in zip(kind.dims, kind.splits, strict=True):
-        chips = mesh.product(axes or ())
-        if dim.size % chips:
+        if axes and dim.size % mesh.product(axes):
             raise fault(
                 "not-divisible",
                 f"{name} has {dim.size} of {dim.name}={sizes.get(dim.name, dim.size)}, which are not divisible"
-                f" by {product_text(axes or (), mesh)}",
+                f" by {product_text(axes, mesh)}",
                 span,
                 f"split {dim.name} over fewer axes",
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
+from shardwright.cost.resizing import resized
 from shardwright.generation.sampling import sampling_functions
 from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import Source, located
@@ -12,12 +14,16 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
 from shardwright.models.config import config_path, read_config
-from shardwright.models.importing import Imported, checkpoint_dtype, import_model
+from shardwright.models.importing import checkpoint_dtype, import_model
 from shardwright.models.weight_map import WeightMap
 from shardwright.offloading.placing import placed
 from shardwright.offloading.request import Request
 from shardwright.passes.offload import Offload
 from shardwright.passes.pipelines import run_passes
+
+_SIZES = {"B": 2, "L": 3, "T": 5}
+"""Rows, tokens of a prompt and positions of a cache that no value has but by these dimensions: 1 has the single token
+of decode as well."""
 
 
 class Programs:
@@ -30,7 +36,9 @@ class Programs:
         self.config = read_config(checkpoint)
         self.dtype = request.dtype or checkpoint_dtype(self.config)
         self._made: dict[tuple[int, int, int], Program] = {}
-        imported = self._first = self._imported(1, 1, 1)
+        with located(Source(str(config_path(checkpoint)), "")):
+            imported = import_model(self.config.keys, "ws2d", Mesh(()), 1, 1, request.dtype, cache=1)
+        self._text = imported.unformatted
         self.vocab = imported.model.vocab
         self.longest = imported.model.longest
         self.layers = imported.model.layers
@@ -40,14 +48,13 @@ class Programs:
         """For batches of `rows` prompts of `length` tokens and `cache` positions, with placements and movements."""
         key = rows, length, cache
         if key not in self._made:
-            imported = self._first if key == (1, 1, 1) else self._imported(rows, length, cache)
-            settings = self.settings
-            sampling = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
-            program = elaborate(parse(Source("<import>", imported.unformatted + sampling)))
-            program = placed(program, self.request.policy, imported.mapping)
-            self._made[key] = run_passes(program, [Offload()])
+            self._made[key] = resized(self._of_any_size, dict(zip(_SIZES, key, strict=True)))
         return self._made[key]
 
-    def _imported(self, rows: int, length: int, cache: int) -> Imported:
-        with located(Source(str(config_path(self.folder)), "")):
-            return import_model(self.config.keys, "ws2d", Mesh(()), rows, length, self.request.dtype, cache=cache)
+    @cached_property
+    def _of_any_size(self) -> Program:
+        """The program at `_SIZES`, of which that at others has the same statements."""
+        settings = self.settings
+        sampling = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
+        program = elaborate(parse(Source("<import>", self._text + sampling)), dims=_SIZES)
+        return run_passes(placed(program, self.request.policy, self.mapping), [Offload()])
