@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def explained(text: str, target: str) -> Explanation:
 
 
 def program(text: str, chips: int, target: str | None = None) -> Program:
-    return explicit(load(Source("a.shard", f"mesh {MESHES[chips]}{text}")), target=target)
+    return explicit(load(Source("a.shard", f"mesh {MESHES[chips]}{text}")), target=target, objective="bytes")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,6 +85,8 @@ def test_every_statement_has_its_collective(target: str, capfd: pytest.CaptureFi
     func = function(FEEDFORWARD, target)
     assert capfd.readouterr() == ("", "")
     written = [("x_gathered", ("y", "z")), ("h", ("x",)), ("y_gelu_gathered", ("x",)), ("y", ("y", "z"))]
+    if target.startswith("tpu-v5e"):  # over both axes of the slice it is two (split-collectives)
+        written[3:] = [("y_scattered", ("y",)), ("y", ("z",))]
     asked = [(name, c.axes) for c in func.collectives for name in c.statements]
     assert sorted(asked) == sorted(written)
     assert func.unmade == ()
@@ -157,7 +160,8 @@ def test_a_cache_is_written_in_place(target: str) -> None:
 def test_loops_count_by_their_trips(target: str) -> None:
     func = function(LAYERS, target)
     assert {c.trips for c in func.collectives} == {6}
-    written = bytes_received(program(LAYERS, 8), program(LAYERS, 8).func("step"))
+    compiled = program(LAYERS, 8, target)
+    written = bytes_received(compiled, compiled.func("step"))
     assert func.written_bytes_received == written.bytes
     moved = {str(each.statement.result.name) for each in written.movements if each.communicates}
     assert {name for c in func.collectives for name in c.statements} == moved
@@ -178,7 +182,7 @@ func ffn(x: B_xE_yz, w_in: E_xF_yz, w_out: F_yzE_x) -> B_xE_yz {
 def test_a_collective_beside_kernels_counts_once(target: str) -> None:
     """libtpu writes a gather that runs beside a product down in each kernel that it passes through."""
     func = function(GATHERED, target)
-    assert len(func.collectives) == 4
+    assert len(func.collectives) == (5 if target.startswith("tpu-v5e") else 4)  # there a scatter over both axes is two
     assert sum(c.lower_bound_bytes for c in func.collectives) == func.written_bytes_received
 
 
@@ -218,8 +222,8 @@ def test_kernels_have_times(target: str, rate: float) -> None:
     assert longest.trips == 1
     assert longest.estimated_s is not None
     assert arithmetic < longest.estimated_s < 3 * arithmetic
-    assert longest.predicted_s == pytest.approx(longest.estimated_s, rel=0.15)
-    assert longest.statements[0].startswith("_")
+    assert longest.predicted_s == pytest.approx(longest.estimated_s, rel=0.25)  # nine of ten are as near
+    assert longest.statements == ("result_0",)
 
 
 HUGE = """
@@ -282,7 +286,8 @@ def test_a_function_is_what_jit_makes_of_it_for_the_target(tmp_path: Path) -> No
     explained = explain(function, "tpu-v5e:2x2", args=args)
     assert explained.target == "tpu-v5e:2x2"
     (func,) = explained.functions
-    assert func.collectives == wanted.collectives
+    # A text has no target, and so no times of the kernels beside its collectives.
+    assert tuple(replace(each, beside_s=None) for each in func.collectives) == wanted.collectives
     assert {c.op for c in func.collectives} == {"all_gather", "all_reduce"}
     assert {c.trips for c in func.collectives} == {1, 5}
     assert all(c.source and c.source.startswith(f"{file}:") for c in func.collectives)
