@@ -222,7 +222,7 @@ def test_kernels_have_times(target: str, rate: float) -> None:
     assert longest.trips == 1
     assert longest.estimated_s is not None
     assert arithmetic < longest.estimated_s < 3 * arithmetic
-    assert longest.predicted_s == pytest.approx(longest.estimated_s, rel=0.25)  # nine of ten are as near
+    assert longest.predicted_s == pytest.approx(longest.estimated_s, rel=0.2 if target.startswith("tpu-v6e") else 0.15)
     assert longest.statements == ("result_0",)
 
 
