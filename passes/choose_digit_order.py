@@ -149,9 +149,7 @@ class _Search:
             wanted = dim.name in chosen or (self.used.get(dim.name) and (not tied_only or self.cramped(dim)))
             if dim.order is None and wanted:
                 order = self.extended(dim, chosen.get(dim.name) or self.candidates(dim.name)[0])
-                # Where only values of another extent are split it has no digits of its own.
-                fits = dim.size % order_size(order, self.program.mesh) == 0
-                dims.append(replace(dim, order=order) if fits else dim)
+                dims.append(replace(dim, order=order) if self.writable(dim.name, order) else dim)
             else:
                 dims.append(dim)
         return replace(self.program, dims=tuple(dims))
@@ -176,6 +174,12 @@ class _Search:
                 if axis not in used and dim.size % order_size((*used, axis), self.program.mesh) == 0:
                     used[axis] = None
         return set(used)
+
+    def writable(self, name: str, order: Order) -> bool:
+        """Tells whether every digit divides the declared size, as in a program that is read. Where one does not, values
+        of another extent alone are split by it; then no order can be written, and functions see that of the mesh."""
+        size = self.program.dim(name).size
+        return all(size % radix(digit, self.program.mesh) == 0 for digit in order)
 
     def extended(self, dim: DimInfo, order: Order) -> Order:
         """The order with the axes that layouts yet to be chosen may need."""
@@ -235,7 +239,7 @@ class _Search:
 
     def holds(self, constraint: _Constraint, orders: Mapping[str, Order]) -> bool:
         func = constraint.func
-        seen = {name: self.order_in(func, name, order) for name, order in orders.items()}
+        seen = {name: self.order_in(func, name, order) for name, order in orders.items() if self.writable(name, order)}
         result = constraint.statement.result.type
         assert isinstance(result, TensorType)
         known = {**orders_in(self.program, func), **seen}

@@ -186,6 +186,28 @@ def test_a_whole_of_another_extent_than_declared_has_no_order_of_its_parts() -> 
     assert print_program(program(print_program(made))) == print_program(made)
 
 
+@pytest.mark.parametrize("split", ["?", "_x", "_y"])
+@pytest.mark.parametrize("copies", [3, 6])
+def test_an_order_without_room_for_all_digits_is_kept_for_other_extents(split: str, copies: int) -> None:
+    """L=3 has room for one digit of x and y; a value of three times that size, which is renamed, has room for both."""
+    source = program(f"""
+        mesh x=3 y=3
+        dim B=6 E=5 L=3 F={3 * copies}
+        weights {{ w: f32 BEL_y }}
+        func f(c: f32 LE) -> f32 L_xE {{
+          return c
+        }}
+        func g() -> f32 BF_y {{
+          joined: f32 BEL{split} = concat[L]({", ".join(["w"] * copies)})
+          renamed = rename[L -> F](joined)
+          return sum[E](renamed)
+        }}""")
+    made = explicit(source)
+    assert made.dim("L").order in (("x", "y"), ("y", "x"))
+    assert print_program(program(print_program(made))) == print_program(made)
+    assert validate(source, made).largest_difference < 1e-12
+
+
 def test_a_result_that_is_open_ties_no_digits_yet() -> None:
     """Before `place` nobody knows how a merge leaves what it makes."""
     text = """
