@@ -10,9 +10,16 @@ from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, State, TensorType, ValueType, is_split
 from shardwright.ir.walk import map_bodies, with_values
-from shardwright.passes.attention_pattern import Attention, attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
-from shardwright.passes.projections import Dataflow, axes_named, require_divisible, require_surface, with_room
+from shardwright.passes.projections import (
+    Attention,
+    Dataflow,
+    axes_named,
+    is_demanded_alias,
+    require_divisible,
+    require_surface,
+    with_room,
+)
 
 
 @dataclass(frozen=True)
@@ -22,9 +29,7 @@ class AttentionOverBatch(Pass):
         state { k: BTD v: BTD }
           q: BLH_xyzD = x @[E] wq
           set k = update[T](k, x @[E] wk, pos)
-          scores = q @[D] k
-          ...
-          o: BLH_xyzD = p @[T] v
+          o: BLH_xyzD = attend[T, D](q, k, v)
           y: BLE_xyz = o @[HD] wo
 
     becomes, with `axes=xyz`,
@@ -33,9 +38,7 @@ class AttentionOverBatch(Pass):
           q: BLH_xyzD = x @[E] wq
           set k = update[T](k, x @[E] wk, pos)
           q_batch: B_xyzLHD = q
-          scores = q_batch @[D] k
-          ...
-          o_batch: B_xyzLHD = p @[T] v
+          o_batch: B_xyzLHD = attend[T, D](q_batch, k, v)
           o: BLH_xyzD = o_batch
           y: BLE_xyz = o @[HD] wo
 
@@ -56,11 +59,10 @@ class AttentionOverBatch(Pass):
         funcs: list[Func] = []
         for func in program.funcs:
             flow = Dataflow(program, func)
-            found = attentions(flow)
-            if found:
+            if flow.attentions:
                 require_surface("attention-over-batch", func)
                 rewriter = _Rewriter(flow, axes)
-                for attention in found:
+                for attention in flow.attentions:
                     rewriter.attend(attention, states)
                 func = rewriter.rewritten()  # noqa: PLW2901
             funcs.append(func)
@@ -78,14 +80,12 @@ class _Rewriter:
     flow: Dataflow
     axes: Axes
     types: dict[str, ValueType] = field(default_factory=dict[str, ValueType])
-    queries: dict[Let, tuple[int, str, TensorType | None]] = field(
-        default_factory=dict[Let, tuple[int, str, TensorType | None]]
-    )
-    """By the statement of the scores: which operand is the query, its name, and the type that it takes there."""
+    queries: dict[Let, tuple[str, TensorType | None]] = field(default_factory=dict[Let, tuple[str, TensorType | None]])
+    """For an attention, its query by name, and the type that this takes there."""
     outputs: dict[Let, TensorType] = field(default_factory=dict[Let, TensorType])
-    """By the statement of an output whose demanded type stays: the type in which attention leaves it."""
+    """For an attention whose result's demanded type stays: the type in which it leaves the result."""
     renamed: dict[Let, Value] = field(default_factory=dict[Let, Value])
-    """By the statement of an output: the value that a demand after it, now met, gave it."""
+    """For an attention, the value that a demand after it, now met, made of its result."""
     dropped: set[Let] = field(default_factory=set[Let])
     """Statements that demand what is so anyway."""
 
@@ -93,11 +93,8 @@ class _Rewriter:
         flow = self.flow
         assert flow.batch is not None
         homes = _Homes(flow, attention, self.axes).found
-        own = {
-            name
-            for value in (attention.query_name, attention.key_name, attention.value_name)
-            for name in flow.values[value].type.names
-        }
+        query, *entering = attention.operands
+        own = {name for value in attention.operands for name in flow.values[value].type.names}
 
         def target(kind: ValueType) -> TensorType:
             """The layout over batch and heads. Axes on a dimension that attention does not know stay, as on layers."""
@@ -109,43 +106,45 @@ class _Rewriter:
 
         on_batch = tuple(axis for axis in flow.program.mesh if homes[axis] == flow.batch)
         require_divisible("attention-over-batch", flow.program, flow.func, flow.batch, on_batch)
-        entering = {attention.key_name, attention.value_name}
-        for name in attention.interior | attention.cached:
+        for name in attention.cached:
             kind = flow.values[name].type
             if name in flow.program.state_names:
                 states.setdefault(name, target(kind))
             elif flow.batch in kind.names and (isinstance(kind, TensorType) or name in entering):
                 self.types[name] = target(kind)
-        self.enter(attention, target(flow.values[attention.query_name].type))
-        self.leave(attention, target(attention.out.result.type))
+        for value in attention.let.results[1:]:  # the logarithms of sums
+            if isinstance(value.type, TensorType):
+                self.types[value.name] = target(value.type)
+        self.enter(attention.let, query, target(flow.values[query].type))
+        self.leave(attention.let, query, target(attention.let.result.type))
 
-    def enter(self, attention: Attention, wanted: TensorType) -> None:
+    def enter(self, attention: Let, name: str, wanted: TensorType) -> None:
         """The query takes its layout: in the statement that demands one of it already, or in a new one."""
-        flow, name = self.flow, attention.query_name
+        flow = self.flow
         own = flow.lets.get(name, ())
         if len(own) == 1 and is_demanded_alias(own[0]) and len(flow.users[name]) == 1:
             source = str(own[0].operands[0])
             if flow.values[source].type == wanted:
                 self.dropped.add(own[0])
-                self.queries[attention.scores] = attention.query, source, None
+                self.queries[attention] = source, None
             else:
                 self.types[name] = wanted
         elif flow.values[name].type != wanted:
-            self.queries[attention.scores] = attention.query, name, wanted
+            self.queries[attention] = name, wanted
 
-    def leave(self, attention: Attention, wanted: TensorType) -> None:
+    def leave(self, attention: Let, query: str, wanted: TensorType) -> None:
         """The output keeps the type that is demanded of it, in a statement of its own where attention has another."""
-        flow, out = self.flow, attention.out.result
+        flow, out = self.flow, attention.result
         users = flow.users.get(out.name, [])
         after = users[0] if len(users) == 1 and isinstance(users[0], Let) else None
         if after is not None and is_demanded_alias(after):
             if after.result.type == wanted:
                 self.dropped.add(after)
-                self.renamed[attention.out] = after.result
+                self.renamed[attention] = after.result
             else:
                 self.types[out.name] = wanted
-        elif isinstance(out.type, TensorType) and out.type != wanted and not reshards_query(flow, attention):
-            self.outputs[attention.out] = wanted
+        elif isinstance(out.type, TensorType) and out.type != wanted and not flow.is_demanded(query):
+            self.outputs[attention] = wanted
         else:
             self.types[out.name] = wanted
 
@@ -178,18 +177,17 @@ class _Rewriter:
         writer.at(statement)
         operands = list(statement.operands)
         if statement in self.queries:
-            at, name, wanted = self.queries[statement]
+            name, wanted = self.queries[statement]
             demanded = Marking.DEMANDED
-            operands[at] = name if wanted is None else writer.let(Alias(), (name,), f"{name}_batch", wanted, demanded)
-        renamed = self.renamed.get(statement)
-        results = (renamed,) if renamed else tuple(map(self.value, statement.results))
+            operands[0] = name if wanted is None else writer.let(Alias(), (name,), f"{name}_batch", wanted, demanded)
+        result, *more = map(self.value, statement.results)
+        result = self.renamed.get(statement, result)
         if statement in self.outputs:
-            (result,) = results
             raw = writer.like(result, f"{result.name}_batch", self.outputs[statement], Marking.DEMANDED)
-            writer.put(replace(statement, results=(raw,), operands=tuple(operands)))
+            writer.put(replace(statement, results=(raw, *more), operands=tuple(operands)))
             writer.define(result, Alias(), (raw.name,))
         else:
-            writer.put(replace(statement, results=results, operands=tuple(operands)))
+            writer.put(replace(statement, results=(result, *more), operands=tuple(operands)))
 
 
 @dataclass
@@ -212,10 +210,10 @@ class _Homes:
 
     def query_path(self) -> list[str]:
         """The query back to its projection, its own demands for attention left out."""
-        flow, path, name = self.flow, list[str](), self.attention.query_name
+        flow, path, name = self.flow, list[str](), self.attention.operands[0]
         while True:
             lets = flow.lets.get(name, ())
-            if not any(is_demanded_alias(let) for let in lets) or path:
+            if not flow.is_demanded(name) or path:
                 path.append(name)
             before = [s for s in flow.sources.get(name, ()) if flow.is_activation(s) and len(lets) == 1]
             projected = any(p.let.result.name == name for p in flow.projections)
@@ -238,7 +236,7 @@ class _Homes:
         Axes over which the weight is gathered split the batch.
         """
         flow, mesh = self.flow, self.flow.program.mesh
-        sizes = {dim.name: dim.size for dim in flow.values[self.attention.query_name].type.dims}
+        sizes = {dim.name: dim.size for dim in flow.values[self.attention.operands[0]].type.dims}
         homes: dict[str, str | None] = dict.fromkeys(mesh, None)
         path = self.query_path()
         for projection in flow.projections:

@@ -10,8 +10,7 @@ from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, OpenType, TensorType, axis_set
 from shardwright.ir.walk import Position, Site, map_bodies, map_sites, rename_operands
-from shardwright.passes.attention_pattern import is_demanded_alias
-from shardwright.passes.projections import Dataflow
+from shardwright.passes.projections import Dataflow, is_demanded_alias
 
 Gathers = Mapping[str, Axes]
 """For each weight that a function gathers, the axes."""

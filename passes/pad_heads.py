@@ -13,10 +13,9 @@ from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, 
 from shardwright.ir.program import Func, Let, Program, Value
 from shardwright.ir.unparse import unparse
 from shardwright.ir.weight_source import WeightSource
-from shardwright.passes.attention_pattern import Attention, attentions
 from shardwright.passes.base import Pass
 from shardwright.passes.padded_weights import PaddedDim, PaddedWeights, Padding
-from shardwright.passes.projections import Dataflow
+from shardwright.passes.projections import Attention, Dataflow
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ def _grown(program: Program, to: int) -> _Grown:
         raise fault("bad-option", f"pad-heads: heads cannot be padded to a multiple of {to}", NOWHERE)
     blocks: dict[str, tuple[int, int, int]] = {}
     for func in program.funcs:
-        flow = Dataflow(program, func)
-        for attention in attentions(flow):
+        for attention in Dataflow(program, func).attentions:
             _grow(program, func, attention, to, blocks)
     for func in program.funcs:
         for statement, _ in func.walk():

@@ -1,4 +1,4 @@
-"""What passes that change layouts look for: the batch dimension, what is made of weights alone, the projections."""
+"""What passes that change layouts look for: the batch, what is made of weights alone, projections, attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import (
+    Alias,
     Argmax,
     Attend,
     Contract,
@@ -22,11 +23,12 @@ from shardwright.ir.ops import (
     Rmsnorm,
     Rotary,
     Softmax,
+    Split,
     Sum,
     Update,
 )
-from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
-from shardwright.ir.types import Axes, ValueType, is_short_axis
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.types import Axes, TensorType, ValueType, is_short_axis
 from shardwright.ir.verifier import check_divisibility
 from shardwright.ir.walk import lets_in, reads, statements, values_in
 
@@ -46,6 +48,23 @@ class Projection:
     @property
     def weight_name(self) -> str:
         return str(self.let.operands[self.weight])
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`attend` of activations. `heads` are the query's dimensions that number heads, those that keys have too first;
+    `cached` names keys and values back to their projections, state and parameters among them, as far as nothing else
+    uses them."""
+
+    let: Let
+    heads: tuple[str, ...]
+    cached: frozenset[str]
+
+    @property
+    def operands(self) -> tuple[str, str, str]:
+        """Query, keys, values."""
+        q, k, v = map(str, self.let.operands[:3])
+        return q, k, v
 
 
 @dataclass(frozen=True)
@@ -149,6 +168,56 @@ class Dataflow:
                     break
         return tuple(found)
 
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Every `attend` of activations, in the order of the function."""
+        return tuple(
+            self._attention(let, let.operation)
+            for let in lets_in(self.func.body)
+            if isinstance(let.operation, Attend) and all(self.is_activation(str(o)) for o in let.operands[:3])
+        )
+
+    def _attention(self, let: Let, operation: Attend) -> Attention:
+        q, k, v = map(str, let.operands[:3])
+        taken = {self.batch, operation.contracted, operation.causal}
+        own = [n for n in self.values[q].type.names if n not in taken and self._numbers_heads(n)]
+        heads = sorted(own, key=lambda name: name not in self.values[k].type.names)
+        return Attention(let, tuple(heads), self._cached(k, v, let))
+
+    def _numbers_heads(self, dim: str) -> bool:
+        """Whether projections make the dimension, whole or split, as they do heads and not the queries' positions."""
+        made = {name for p in self.projections for name in self.values[p.weight_name].type.names}
+        return dim in made or any(
+            isinstance(let.operation, Split) and dim in let.operation.parts and let.operation.source in made
+            for let in lets_in(self.func.body)
+        )
+
+    def _cached(self, keys: str, values: str, attention: Let) -> frozenset[str]:
+        found, rest = set[str](), [keys, values]
+        while rest:
+            name = rest.pop()
+            if name not in found and self.is_activation(name) and is_numeric(self.values[name].type):
+                found.add(name)
+                if not any(isinstance(let.operation, Contract) for let in self.lets.get(name, ())):
+                    rest.extend(self.sources.get(name, ()))
+        while shared := {name for name in found if not self._used_within(name, found, attention)}:
+            found -= shared
+        return frozenset(found)
+
+    def _used_within(self, name: str, found: set[str], attention: Let) -> bool:
+        if name in self.program.state_names:
+            return True
+        users = self.users.get(name, ())
+        return not any(
+            isinstance(s, Loop)
+            or (isinstance(s, Let) and s != attention and all(value.name not in found for value in s.results))
+            for s in users
+        )
+
+    def is_demanded(self, name: str) -> bool:
+        """Whether a value only demands a layout of another, as a query does that goes to the batch."""
+        return any(is_demanded_alias(let) for let in self.lets.get(name, ()))
+
     def weight_path(self, name: str) -> Iterator[tuple[Let, int]]:
         """The statements, with the number of the operand, that read stored weights on the way to this value."""
         for let in self.lets.get(name, ()):
@@ -198,6 +267,12 @@ def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
             case _:
                 pass
     return found
+
+
+def is_demanded_alias(let: Let) -> bool:
+    """Whether a statement only demands a layout: `q: B_xyzLHD = q_heads`."""
+    value = let.result
+    return isinstance(let.operation, Alias) and value.marking is Marking.DEMANDED and isinstance(value.type, TensorType)
 
 
 # ---------------------------------------------------------------- options and faults

@@ -9,7 +9,6 @@ from typing import ClassVar
 from shardwright.ir.program import Func, Loop, Program, Value
 from shardwright.ir.types import Axes, TensorType, ValueType, axis_set
 from shardwright.ir.walk import map_func_values
-from shardwright.passes.attention_pattern import attentions, is_demanded_alias, reshards_query
 from shardwright.passes.base import Pass
 from shardwright.passes.gathered_weights import with_gathers, without_gathers
 from shardwright.passes.projections import (
@@ -92,15 +91,13 @@ class _Layouts:
         flow = self.flow
         found: set[str] = set()
         used = {p.activation_name for p in flow.projections}
-        for attention in attentions(flow):
-            over_batch = reshards_query(flow, attention)
-            if over_batch or attention.cached & flow.program.state_names:
-                found |= attention.interior | attention.cached
-            if over_batch:
-                found |= {attention.query_name, attention.out.result.name}
-        for name, lets in flow.lets.items():
-            if name not in used and any(is_demanded_alias(let) for let in lets):
-                found.add(name)
+        for attention in flow.attentions:
+            query = attention.operands[0]
+            if flow.is_demanded(query):
+                found |= {query, attention.let.result.name, *attention.cached}
+            elif attention.cached & flow.program.state_names:
+                found |= attention.cached
+        found.update(name for name in flow.lets if name not in used and flow.is_demanded(name))
         return frozenset(found)
 
     def axes_on_batch(self) -> Axes:

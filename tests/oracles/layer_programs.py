@@ -42,8 +42,7 @@ def attention(layer: Layer, over: str, positions: int) -> str:
     for name in "kv":
         lines.append(f"  {name}_new: {fresh} = x @[E] {used[f'w{name}']}")
         lines.append(f"  set {name} = update[T]({name}, {name}_new, pos)")
-    lines.append("  p = softmax[T, causal=L](q @[D] k, pos)")
-    lines.append(f"  o: {queries} = p @[T] v")
+    lines.append(f"  o: {queries} = attend[T, D, causal=L](q, k, v, pos=pos)")
     lines.append(f"  y: {stream} = o @[{heads}D] {used['wo']}")
     body = "\n".join(lines)
     numbers = f"H={layer.H}" if heads == "H" else f"K={layer.K} G={layer.H // layer.K}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +16,6 @@ from shardwright.ir.ops import AllToAll
 from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
 from shardwright.passes.attention_over_batch import AttentionOverBatch
-from shardwright.passes.decompose import Decompose
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 
 MULTIQUERY = """
@@ -38,9 +36,7 @@ func decode(x: BLE_xyz) -> BLE_xyz {
   q: BLH_xyzD = x @[E] wq
   set k = update[T](k, x @[E] wk, pos)
   set v = update[T](v, x @[E] wv, pos)
-  scores: BLH_xyzT = q @[D] k
-  p = softmax[T, causal=L](scores * 0.25, pos)
-  o: BLH_xyzD = p @[T] v
+  o: BLH_xyzD = attend[T, D, causal=L, scale=0.25](q, k, v, pos=pos)
   y: BLE_xyz = o @[HD] wo
   set pos = pos + size[L]
   return y
@@ -65,24 +61,12 @@ func decode(x: BLE_xyz) -> BLE_xyz {
   q: BLK_xG_yzD = x @[E] wq
   set k = update[T](k, x @[E] wk, pos)
   set v = update[T](v, x @[E] wv, pos)
-  scores: BLK_xG_yzT = q @[D] k
-  p = softmax[T, causal=L](scores * 0.25, pos)
-  o: BLK_xG_yzD = p @[T] v
+  o: BLK_xG_yzD = attend[T, D, causal=L, scale=0.25](q, k, v, pos=pos)
   y: BLE_xyz = o @[KGD] wo
   set pos = pos + size[L]
   return y
 }
 """
-
-
-MULTIQUERY_ATTEND, GROUPED_ATTEND = (
-    re.sub(
-        r"  scores: .*\n  p = .*\n  o: (\S+) = .*\n",
-        r"  o: \1 = attend[T, D, causal=L, scale=0.25](q, k, v, pos=pos)\n",
-        text,
-    )
-    for text in (MULTIQUERY, GROUPED)
-)
 
 
 def over_batch(source: Program, axes: str = "all") -> Program:
@@ -135,28 +119,6 @@ def test_prefill_and_decode_share_the_cache() -> None:
     source = load("13_palm_model")
     assert state_types(over_batch(source, "yz"))["k"] == "bf16 NB_yzTD"
     assert [printed(over_batch(source, "yz")).count(f"set {name} =") for name in "kv"] == [2, 2]
-
-
-def test_a_softmax_in_its_parts_is_attention_too() -> None:
-    source = run_passes(program(MULTIQUERY), [Decompose()])
-    assert state_types(over_batch(source)) == {"k": "bf16 B_xyzTD", "v": "bf16 B_xyzTD", "pos": "int32"}
-    assert all_to_alls(over_batch(source)) == ["bf16 B_xyzLHD", "bf16 BLH_xyzD"]
-
-
-@pytest.mark.parametrize("axes", ["none", "x", "yz", "xyz"])
-@pytest.mark.parametrize(
-    ("operation", "products"),
-    [(MULTIQUERY_ATTEND, MULTIQUERY), (GROUPED_ATTEND, GROUPED)],
-    ids=["multiquery", "grouped"],
-)
-def test_the_operation_is_laid_as_its_products(operation: str, products: str, axes: str) -> None:
-    made, other = over_batch(program(operation), axes), over_batch(program(products), axes)
-    assert state_types(made) == state_types(other)
-    assert all_to_alls(made) == all_to_alls(other)
-    totals = [bytes_received(of, of.func("decode")).bytes for of in map(by_bytes, (made, other))]
-    assert totals[0] == totals[1]
-    assert largest_error(program(operation), made, unchanged) == 0.0
-    assert over_batch(made, axes) == made
 
 
 def test_what_is_not_attention_stays() -> None:
@@ -241,9 +203,7 @@ def test_heads_are_partly_replicated_where_chips_exceed_them(golden: Callable[[s
         func f(x: BLE_xyz, wq: E_xH_yzD, wk: E_xH_yzD, wv: E_xH_yzD, wo: H_yzDE_x) -> BLE_xyz {
           keys = rename[L -> T](x @[E] wk)
           values = rename[L -> T](x @[E] wv)
-          scores = (x @[E] wq) @[D] keys
-          p = softmax[T, causal=L](scores)
-          y: BLE_xyz = (p @[T] values) @[HD] wo
+          y: BLE_xyz = attend[T, D, causal=L](x @[E] wq, keys, values) @[HD] wo
           return y
         }""")
     made = over_batch(source, "none")

@@ -40,8 +40,7 @@ func block(x: BLE_xyz) -> BLE_xyz {
   q = x @[E] wq + bq
   set k = update[T](k, x @[E] wk, pos)
   set v = update[T](v, x @[E] wv, pos)
-  p = softmax[T, causal=L](q @[D] k, pos)
-  o = p @[T] v
+  o = attend[T, D, causal=L](q, k, v, pos=pos)
   y: BLE_xyz = o @[HD] wo
   return y
 }
@@ -53,8 +52,8 @@ dim B=2 L=4 T=4 E=16 H=6 D=4
 func attention(x: BLE_xyz, wq: E_xH_yD, wk: E_xD, wv: E_xD, wo: H_yDE_x) -> BLE_xyz {
   k = rename[L -> T](x @[E] wk)
   v = rename[L -> T](x @[E] wv)
-  p = softmax[T, causal=L]((x @[E] wq) @[D] k)
-  y: BLE_xyz = (p @[T] v) @[HD] wo
+  q = x @[E] wq
+  y: BLE_xyz = attend[T, D, causal=L](q, k, v) @[HD] wo
   return y
 }
 """
@@ -66,21 +65,14 @@ func attention(x: BLE_xyz, wq: E_xH_yD, wk: E_xK_yD, wv: E_xK_yD, wo: H_yDE_x) -
   q = split[H -> KG](x @[E] wq)
   k = rename[L -> T](x @[E] wk)
   v = rename[L -> T](x @[E] wv)
-  p = softmax[T, causal=L](q @[D] k)
-  o = merge[KG -> H](p @[T] v)
+  o = merge[KG -> H](attend[T, D, causal=L](q, k, v))
   y: BLE_xyz = o @[HD] wo
   return y
 }
 """
 
-MULTIHEAD_ATTEND = MULTIHEAD.replace(
-    "  p = softmax[T, causal=L](q @[D] k, pos)\n  o = p @[T] v\n",
-    "  o = attend[T, D, causal=L](q, k, v, pos=pos)\n",
-)
-
 KINDS = {
     "multihead": (MULTIHEAD, "block"),
-    "multihead as one operation": (MULTIHEAD_ATTEND, "block"),
     "multiquery": (MULTIQUERY, "attention"),
     "grouped": (GROUPED, "attention"),
 }
@@ -111,8 +103,7 @@ func decode(ids: int32 BL) -> f32 BLV_xyz {
     q = a @[E] wq
     set k = update[T](k, a @[E] wk, pos)
     set v = update[T](v, a @[E] wv, pos)
-    p = softmax[T, causal=L](q @[D] k * 0.0625, pos)
-    o = p @[T] v
+    o = attend[T, D, causal=L, scale=0.0625](q, k, v, pos=pos)
     f = silu(a @[E] w_gate) * a @[E] w_in
     next h + (o @[HD] wo + f @[F] w_out)
   }
@@ -238,9 +229,7 @@ def refusal(text: str, to: int = 8) -> tuple[str, tuple[str, ...]]:
 
 
 def test_a_norm_over_heads_is_refused() -> None:
-    text = MULTIQUERY.replace("softmax[T, causal=L]((x @[E] wq) @[D] k)", "softmax[T, causal=L](n @[D] k)").replace(
-        "  p = ", "  n = rmsnorm[HD](x @[E] wq)\n  p = "
-    )
+    text = MULTIQUERY.replace("q = x @[E] wq", "q = rmsnorm[HD](x @[E] wq)")
     assert refusal(text) == (
         "pad-heads: rmsnorm runs along H, which numbers heads, and heads of zeros would change what it gives",
         ("pad heads where only products run along them",),
@@ -265,8 +254,7 @@ func attention(x: BLE, wq: EH_xyzD, wk: ED, wv: ED, wo: H_xyzDE) -> BLE {
   k = rename[L -> T](x @[E] wk)
   v = rename[L -> T](x @[E] wv)
   q: BLH_xyzD = x @[E] wq
-  p = softmax[T, causal=L](q @[D] k)
-  o: BLH_xyzD = p @[T] v
+  o: BLH_xyzD = attend[T, D, causal=L](q, k, v)
   y: BLE = o @[HD] wo
   return y
 }

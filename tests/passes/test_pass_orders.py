@@ -45,8 +45,7 @@ BLOCKS = {
           q: BLH_yD = rotary[D](a @[E] wq, pos)
           set k = update[T](k, rotary[D](a @[E] wk, pos), pos)
           set v = update[T](v, a @[E] wv, pos)
-          p = softmax[T, causal=L](q @[D] k * 0.5, pos)
-          o: BLH_yD = p @[T] v
+          o: BLH_yD = attend[T, D, causal=L, scale=0.5](q, k, v, pos=pos)
           h: BLF_xyz = a @[E] w_in
           y: BLE_xyz = x + (o @[HD] wo + gelu(h) @[F] w_out)
           return y
@@ -60,9 +59,7 @@ BLOCKS = {
           a = rmsnorm[E](x)
           keys = rename[L -> T](a @[E] wk)
           values = rename[L -> T](a @[E] wv)
-          scores = (a @[E] wq) @[D] keys
-          p = softmax[T, causal=L](scores)
-          o = p @[T] values
+          o = attend[T, D, causal=L](a @[E] wq, keys, values)
           u: BLE_xyz = x + o @[KGD] wo
           b = rmsnorm[E](u)
           h: BLF_xyz = b @[E] w_in

@@ -34,8 +34,7 @@ func block(x: f32 BLE_xyz) -> f32 BLE_xyz {
   q: f32 BLH_yD = rotary[D](a @[E] wq, pos)
   set k = update[T](k, rotary[D](a @[E] wk, pos), pos)
   set v = update[T](v, a @[E] wv, pos)
-  p = softmax[T, causal=L](q @[D] k * 0.5, pos)
-  o: f32 BLH_yD = p @[T] v
+  o: f32 BLH_yD = attend[T, D, causal=L, scale=0.5](q, k, v, pos=pos)
   h = a @[E] w_in
   y: f32 BLE_xyz = x + (o @[HD] wo + gelu(h) @[F] w_out)
   return y

@@ -69,8 +69,7 @@ func block(x: BLE_xy) -> BLE_xy {
   q: BLK_yGD = x @[E] wq
   k: BTK_yD = rename[L -> T](x @[E] wk)
   v: BTK_yD = rename[L -> T](x @[E] wv)
-  p = softmax[T](q @[D] k)
-  o: BLK_yGD = p @[T] v
+  o: BLK_yGD = attend[T, D](q, k, v)
   y: BLE_xy = o @[KGD] wo
   return y
 }
