@@ -64,11 +64,12 @@ def sweep_points(
     """
     kept = store_of(sweep) if store is None else store
     groups = groups_of(sweep)
+    keyed = [(group, tuple(zip(group.members, _keys(sweep, group), strict=True))) for group in groups]
     found: dict[tuple[object, ...], Point] = {}
     tasks: list[_Task] = []
-    for group in groups:
+    for group, members in keyed:
         missing: list[tuple[Configuration, str]] = []
-        for one, key in zip(group.members, _keys(sweep, group), strict=True):
+        for one, key in members:
             known = kept.get(key, identity(one))
             if known is None:
                 missing.append((one, key))
@@ -76,7 +77,7 @@ def sweep_points(
                 found[identity_of(known)] = known
         if missing:
             tasks.append(_Task(group, *zip(*missing, strict=True)))
-    total, known = sum(len(group.members) for group in groups), len(found)
+    total, known = sum(len(members) for _, members in keyed), len(found)
     if progress is not None:
         progress(known, total)
     try:
@@ -86,7 +87,9 @@ def sweep_points(
             if progress is not None:
                 progress(len(found), total)
     except KeyboardInterrupt:
-        raise SweepInterrupted(len(found), total) from None
+        written = Store(kept.file)  # an interrupt may come between writing a point and counting it
+        done = sum(written.get(key, identity(one)) is not None for _, members in keyed for one, key in members)
+        raise SweepInterrupted(done, total) from None
     made = tuple((one, found[identity_of(identity(one))]) for group in groups for one in group.members)
     if all(point.trouble for _, point in made):
         first = made[0][1]

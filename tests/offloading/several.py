@@ -30,8 +30,9 @@ def start(count: int, *words: object) -> list[subprocess.Popen[str]]:
     ]
 
 
-def finished(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str, str]]:
-    """Exit status, stdout and stderr of each; they are killed after so many seconds."""
+def finished(processes: Sequence[subprocess.Popen[str]], seconds: float = 600) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each; they are killed after so many seconds, which are
+    enough on a machine with much else to do."""
     try:
         said = [process.communicate(timeout=seconds) for process in processes]
     finally:

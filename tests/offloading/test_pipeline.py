@@ -39,10 +39,10 @@ def tokens(folder: Path) -> list[list[int]]:
     return truth(folder).tokens.tolist()
 
 
-def together(cases: Sequence[dict[str, Any]], path: Path, seconds: float = 120) -> dict[str, Any]:
+def together(cases: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
     """What two processes give."""
     path.write_text(json.dumps(cases))
-    ((status, out, err), *others) = finished(start(2, WORKER, path), seconds)
+    ((status, out, err), *others) = finished(start(2, WORKER, path))
     assert status == 0, err
     assert [status for status, _, _ in others] == [0]
     return json.loads(out)
@@ -75,7 +75,7 @@ def test_each_model(name: str, checkpoint: Callable[..., Path], tmp_path: Path) 
     folder = checkpoint(name)
     policies = ("8,1,100,0,100,0,100,0", "4,2,0,100,0,100,0,100", "3,2,0,0,0,0,0,0", MIXED)
     cases = [case(folder, p, s) for p in policies for s in ("zigzag", "diagonal")]
-    found = together(cases, tmp_path / "cases.json", 600)
+    found = together(cases, tmp_path / "cases.json")
     assert found["tokens"] == [tokens(folder)] * len(cases)
     first, second = found["measured"]
     assert (first["layers"], second["layers"]) == ([0], [1])

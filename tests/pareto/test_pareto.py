@@ -7,7 +7,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +165,17 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
     assert (caught.value.done, caught.value.total) == (2, 4)
     monkeypatch.undo()
     assert sweep_points(SMALL, store=Store(store.file)).known == 2
+
+
+def test_an_interrupt_right_after_points_are_written_counts_them(tmp_path: Path) -> None:
+    class Interrupted(Store):
+        def add(self, points: Iterable[tuple[str, Point]]) -> None:
+            super().add(points)
+            raise KeyboardInterrupt
+
+    with pytest.raises(SweepInterrupted) as caught:
+        sweep_points(SMALL, store=Interrupted(tmp_path / "points.jsonl"))
+    assert (caught.value.done, caught.value.total) == (2, 2)
 
 
 # ---------------------------------------------------------------- what is best
