@@ -186,10 +186,17 @@ def test_what_there_is_not(options: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", ["f", "f=", "f=0", "f=-1", "f=nan", "=3"])
-def test_counts_of_calls(value: str, capsys: pytest.CaptureFixture[str], file: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("f", "'f' is not prefill=1,decode=256"),
+        ("=3", "'' is not a name here; a function is lower-case"),
+        *((f"f={count}", f"f: {count!r} is not a number above 0 and up to 1e+12") for count in ("", "0", "-1", "nan")),
+    ],
+)
+def test_counts_of_calls(value: str, message: str, capsys: pytest.CaptureFixture[str], file: Path) -> None:
     assert main(["check", str(file), "--calls", value]) == 2
-    assert "is not FUNCTION=COUNT, a number above 0" in capsys.readouterr().err
+    assert f"argument --calls: {message}" in capsys.readouterr().err
 
 
 def test_options_of_the_pass() -> None:

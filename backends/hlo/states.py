@@ -387,8 +387,8 @@ def _dealt(
         while left and isinstance(left[-1][1], tuple) and extents[index] > 1:
             size, held = left.pop()
             dim.insert(0, (size, held))
-            if extents[index - 1] == 1 if index else after_one:
-                soft.add(held)  # type: ignore[arg-type]
+            if isinstance(held, tuple) and (extents[index - 1] == 1 if index else after_one):
+                soft.add(held)
         dims.insert(0, dim)
     for _, held in left:
         if isinstance(held, tuple):

@@ -71,13 +71,12 @@ class Subparsers(Protocol):
         ...
 
 
-class _Sizes(argparse.Action):
-    """Collects `x=2,y=2` into a dict from name to size; may be given more than once."""
+class _Numbers(argparse.Action):
+    """Collects `x=2,y=2` into a dict from name to number, as `read` reads it; may be given more than once."""
 
-    def __init__(self, *, names: re.Pattern[str], rule: str, **kwargs: Any) -> None:
+    def __init__(self, *, names: re.Pattern[str], rule: str, read: Callable[[str], float], **kwargs: Any) -> None:
         super().__init__(default={}, **kwargs)
-        self.names = names
-        self.rule = rule
+        self.names, self.rule, self.read = names, rule, read
 
     def __call__(
         self,
@@ -86,22 +85,26 @@ class _Sizes(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        sizes: dict[str, int] = dict(getattr(namespace, self.dest))
+        numbers: dict[str, float] = dict(getattr(namespace, self.dest))
         for part in re.split(r"[,\s]+", str(values).strip()):
-            sizes.update([self._size(part, sizes)])
-        setattr(namespace, self.dest, sizes)
+            name, equals, text = part.partition("=")
+            if not equals:
+                raise argparse.ArgumentError(self, f"{part!r} is not {self.metavar}")
+            if not self.names.fullmatch(name):
+                raise argparse.ArgumentError(self, f"{name!r} is not a name here; {self.rule}")
+            if name in numbers:
+                raise argparse.ArgumentError(self, f"{name} is given twice")
+            try:
+                numbers[name] = self.read(text)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentError(self, f"{name}: {error}") from None
+        setattr(namespace, self.dest, numbers)
 
-    def _size(self, part: str, seen: Mapping[str, int]) -> tuple[str, int]:
-        name, equals, size = part.partition("=")
-        if not equals:
-            raise argparse.ArgumentError(self, f"{part!r} is not {self.metavar}")
-        if not self.names.fullmatch(name):
-            raise argparse.ArgumentError(self, f"{name!r} is not a name here; {self.rule}")
-        if not _SIZE.fullmatch(size):
-            raise argparse.ArgumentError(self, f"the size of {name} is {size!r}; sizes are whole numbers from 1 up")
-        if name in seen:
-            raise argparse.ArgumentError(self, f"{name} is given twice")
-        return name, int(size)
+
+def _size(text: str) -> int:
+    if not _SIZE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
 
 
 def positive(text: str) -> int:
@@ -164,18 +167,20 @@ def add_sizes(parser: Parser) -> None:
     """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
     parser.add_argument(
         "--mesh",
-        action=_Sizes,
+        action=_Numbers,
         metavar="x=2,y=2",
         names=_AXIS,
         rule="an axis is lower-case, as in x=2,y=2",
+        read=_size,
         help="sizes of the mesh's axes",
     )
     parser.add_argument(
         "--dim",
-        action=_Sizes,
+        action=_Numbers,
         metavar="E=16,F=8",
         names=_DIM,
         rule="a dimension is a capital letter with or without a number, or a word, as in E=16,F1=8,embed=4",
+        read=_size,
         help="sizes of dimensions",
     )
 
@@ -209,28 +214,6 @@ def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
     return "--expert-capacity needs --experts all-to-all" if given else None
 
 
-class _Calls(argparse.Action):
-    """Collects `prefill=1,decode=256` into a dict from function to count."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        counts: dict[str, float] = {}
-        for part in re.split(r"[,\s]+", str(values).strip()):
-            name, _, count = part.partition("=")
-            try:
-                counts[name] = float(count)
-            except ValueError:
-                counts[name] = math.nan
-            if not _AXIS.fullmatch(name) or not 0 < counts[name] < 1e12:
-                raise argparse.ArgumentError(self, f"{part!r} is not FUNCTION=COUNT, a number above 0")
-        setattr(namespace, self.dest, counts)
-
-
 def add_choice(parser: Parser, *, chip: bool = True) -> None:
     """How layouts are chosen: --chip NAME (unless the command has it already), --objective and --calls."""
     if chip:
@@ -246,9 +229,11 @@ def add_choice(parser: Parser, *, chip: bool = True) -> None:
     )
     parser.add_argument(
         "--calls",
+        action=_Numbers,
         metavar="prefill=1,decode=256",
-        action=_Calls,
-        default={},
+        names=_AXIS,
+        rule="a function is lower-case, as in prefill=1,decode=256",
+        read=number(0.0, 1e12),
         help="how often functions are called, once where they are not named; layouts of weights count for all",
     )
 

@@ -126,14 +126,12 @@ class ContractionStep(Step):
             ([], []), ([1], [0]) if not grouped else ([], []),
         )  # fmt: skip
         if grouped and (tables_of(a.dims[left.index("f")]) or tables_of(b.dims[right.index("i")])):
-            return self.opaque_like(made)  # type: ignore[return-value]
+            return self.opaque_like(made)
         ends = {"b": made.dims[0], "f": made.dims[-1]}
-        sides = {**{c: b.dims[right.index(c)] for c in right if c.isdigit()}}
         dims = [
             ends[c] if c in ends else a.dims[left.index(c)] if extent(a.dims[left.index(c)]) == n else whole([n])[0]
             for c, n in zip(out, self.shape, strict=True)
         ]
-        del sides
         kept = frozenset(spatial)
         return placed(dims, made, open=made.open | kept)
 
@@ -143,7 +141,7 @@ class ContractionStep(Step):
         table, indices = self.states
         offsets = self.numbers("offset_dims")
         dropped = {*self.numbers("collapsed_slice_dims"), *self.numbers("operand_batching_dims")}
-        sizes, vector = self.numbers("slice_sizes"), int(re.search(r"index_vector_dim=(\d+)", self.text)[1])  # type: ignore[index]
+        sizes, vector = self.numbers("slice_sizes"), int(self.attribute(r"index_vector_dim=(\d+)"))
         window = [at for at in range(len(sizes)) if at not in dropped]
         from_indices = [dim for at, dim in enumerate(indices.dims) if at != vector]
         batching = self.numbers("operand_batching_dims")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ class ControlStep(Step):
         return tuple(self.operands)
 
     def element(self) -> Value:
-        index = int(re.search(r"\bindex=(\d+)", self.text)[1])  # type: ignore[index]
+        index = int(self.attribute(r"\bindex=(\d+)"))
         value = self.operands[0]
         return value[index] if isinstance(value, tuple) else value
 

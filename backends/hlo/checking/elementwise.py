@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,13 +59,18 @@ class ElementwiseStep(Step):
 
     def elementwise(self) -> Value:
         """Any function of elements: of a sum that is still to be made it is none of the whole sum."""
+        return self._by_element(self._used)
+
+    def _by_element(self, rule: Callable[[Sequence[State], State], Value]) -> Value:
+        """The result of a rule that takes the operands' states and the one that they have together; where these are
+        numbers it is computed."""
         known = self.computed_number()
         if known is not None:
             return known
-        states = self.states
-        result = self.joined(states)
-        if result is None:
-            return self.opaque_after_fault()
+        result = self.joined(self.states)
+        return self.opaque_after_fault() if result is None else rule(self.states, result)
+
+    def _used(self, states: Sequence[State], result: State) -> Value:
         waiting = [state for state in states if state.sums]
         if waiting and not result.open and not any(state.elastic for state in waiting):
             return self.fault(self.used_as_whole(waiting[0]))
@@ -103,13 +108,10 @@ class ElementwiseStep(Step):
 
     def additive(self) -> Value:
         """Sums and differences: of values that wait for the same sum."""
-        known = self.computed_number()
-        if known is not None:
-            return known
-        result = self.joined(self.states)
-        if result is None:
-            return self.opaque_after_fault()
-        a, b = self.states
+        return self._by_element(self._added)
+
+    def _added(self, states: Sequence[State], result: State) -> Value:
+        a, b = states
         if a.zero or b.zero:
             rest = b if a.zero else a
             return result.but(partial=rest.partial, scale=rest.scale, shift=rest.shift, zero=rest.zero)
@@ -156,13 +158,10 @@ class ElementwiseStep(Step):
 
     def multiplied(self) -> Value:
         """Products: one factor may wait for a sum, along which the other is whole."""
-        known = self.computed_number()
-        if known is not None:
-            return known
-        result = self.joined(self.states)
-        if result is None:
-            return self.opaque_after_fault()
-        a, b = self.states
+        return self._by_element(self._multiplied)
+
+    def _multiplied(self, states: Sequence[State], result: State) -> Value:
+        a, b = states
         if a.zero or b.zero:
             return result.but(zero=True)
         divides = self.instruction.opcode == "divide"

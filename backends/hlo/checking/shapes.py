@@ -59,7 +59,7 @@ class ShapeStep(Step):
         return State(whole(shape), elastic=True)
 
     def iota(self) -> Value:
-        axis = int(re.search(r"iota_dimension=(\d+)", self.text)[1])  # type: ignore[index]
+        axis = int(self.attribute(r"iota_dimension=(\d+)"))
         form = [1] * (1 + len(self.shape))
         form[1 + axis] = self.shape[axis]
         return of_number(np.arange(self.shape[axis]).reshape(form), self.shape)
@@ -101,7 +101,7 @@ class ShapeStep(Step):
         return permuted(made, [new_order.index(at) for at in range(len(new_order))])
 
     def slice(self) -> Value:
-        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", re.search(r"slice=\{([^}]*)\}", self.text)[1])  # type: ignore[index]
+        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", self.attribute(r"slice=\{([^}]*)\}"))
         bounds = [slice(int(a), int(b), int(c or 1)) for a, b, c in ranges]
         state = self.states[0]
         number = state.number

@@ -18,7 +18,7 @@ from shardwright.backends.hlo.checking.values import (
     shape_of,
 )
 from shardwright.backends.hlo.collectives import WORDS
-from shardwright.backends.hlo.module import Computation, Instruction
+from shardwright.backends.hlo.module import Computation, HloError, Instruction
 from shardwright.backends.hlo.states import (
     Dim,
     State,
@@ -62,6 +62,13 @@ class Step:
     def numbers(self, key: str) -> list[int]:
         found = re.search(rf"\b{key}=\{{([\d,]*)\}}", self.text)
         return [int(n) for n in found[1].split(",") if n] if found else []
+
+    def attribute(self, pattern: str) -> str:
+        """The part of the attributes that the pattern's group matches. Raises `HloError` where there is none."""
+        found = re.search(pattern, self.text)
+        if found is None:
+            raise HloError(f"{self.instruction.opcode} has no {pattern}")
+        return found[1]
 
     def fitting(self, value: Value) -> Value:
         """A rule's result, unknown where it has not the instruction's extents."""
