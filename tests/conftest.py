@@ -6,6 +6,7 @@ import difflib
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,40 @@ GOLDENS = Path(__file__).parent / "goldens"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write the golden files instead of comparing")
+    parser.addoption("--processor-time", action="store_true", help="say where processor time went, children's included")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--processor-time"):
+        config.pluginmanager.register(ProcessorTime())
+
+
+class ProcessorTime:
+    """Sums the processor time of tests, user and system, with that of the processes that they waited for. Imports count
+    for the test that comes first; with pytest-xdist each worker sends its times with its reports."""
+
+    def __init__(self) -> None:
+        self.last = sum(os.times()[:4])
+        self.seconds: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = sum(os.times()[:4])
+        report.user_properties.append(("processor seconds", now - self.last))
+        self.last = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file, _, test = report.nodeid.partition("::")
+        names = [*map(str, Path(file).parents[:-1]), file, f"{file}::{test.partition('[')[0]}"]
+        for name in names:
+            self.seconds[name] += float(str(dict(report.user_properties)["processor seconds"]))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("seconds of processor time")
+        for name, seconds in self.seconds.most_common(60):
+            terminalreporter.write_line(f"{seconds:7.1f}  {name}")
 
 
 _LOADED = 100
