@@ -72,9 +72,11 @@ def test_a_checkpoint_that_is_cut_after_the_first_texts(
 def test_a_disk_with_too_little_room(checkpoint: Callable[..., Path], prompts: Path, tmp_path: Path) -> None:
     """No file may be larger than what part of the cache needs: exit status 1, no traceback, and no half line."""
     out = tmp_path / "out"
-    # The limit is set in the process itself: forking this one, which may have JAX's threads, warns.
+    # The limit is set in the process itself: forking this one, which may have JAX's threads, warns. Byte code that it
+    # wrote would be cut off at the limit, and every other process read it.
     limited = (
-        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384));"
+        "import resource, runpy, sys; sys.dont_write_bytecode = True;"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384));"
         " runpy.run_module('shardwright', run_name='__main__', alter_sys=True)"
     )
     argv = [
