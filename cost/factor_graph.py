@@ -11,13 +11,16 @@ general a lower bound that branching closes. Every step drops the choices that c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
+from shardwright.cost.variable_elimination import TooLargeError, eliminate
 from shardwright.cost.work_limit import WorkLimit
 
 _SWEEPS = 40
@@ -61,9 +64,11 @@ class FactorGraph:
         max_nodes: int = 300,
         out_of_time: Callable[[], bool] = lambda: False,
         limit: WorkLimit | None = None,
+        known: Callable[[], tuple[int, ...] | None] = lambda: None,
+        patience: int = 8,
     ) -> Solution:
         """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, or the limit of work,
-        were not enough.
+        were not enough. Where so many branches as `patience` do not close the proof, `known` gives a good choice.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
@@ -72,16 +77,43 @@ class FactorGraph:
         nodes = 0
         parts = self._components()
         each = tolerance / max(1, sum(len(part) > 1 for part in parts))
+        known = cache(known)
         for part in parts:
             variables = list(dict.fromkeys(v for f in part for v in self.factors[f].variables))
             number = {variable: i for i, variable in enumerate(variables)}
             factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
             sizes = [self.sizes[variable] for variable in variables]
-            found = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit()).run()
+            search = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit())
+            found = search.run(lambda own=variables: (good := known()) and tuple(good[v] for v in own), patience)
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for variable, chosen in zip(variables, found.choice, strict=False):
                 choice[variable] = chosen
         return Solution(tuple(choice), cost, bound, nodes)
+
+    def eliminated(self, most: int) -> Solution | None:
+        """The least cost by eliminating one variable after the other; None where that takes tables of more than `most`
+        entries."""
+        tables: list[tuple[tuple[int, ...], Costs]] = []
+        constant = 0.0
+        for factor in self.factors:
+            variables = tuple(dict.fromkeys(factor.variables))
+            sizes = [self.sizes[v] for v in factor.variables]
+            if len(variables) < len(sizes):  # it has a variable twice
+                return None
+            open_ones = tuple(v for v in variables if self.sizes[v] > 1)
+            if factor.entries > most or math.prod(sizes) > most:
+                return None
+            costs = factor.dense(sizes).reshape([self.sizes[v] for v in open_ones])
+            if open_ones:
+                tables.append((open_ones, costs))
+            else:
+                constant += float(costs)
+        try:
+            choice, cost = eliminate(tables, most)
+        except TooLargeError:
+            return None
+        cost += constant
+        return Solution(tuple(choice.get(v, 0) for v in range(len(self.sizes))), cost, cost, 0)
 
     def remainders(
         self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False
@@ -337,11 +369,20 @@ class _Search:
         """What choices of its variables cost each factor."""
         self.best_cost = 2 * FORBIDDEN
 
-    def run(self) -> Solution:
+    def run(self, known: Callable[[], tuple[int, ...] | None], patience: int) -> Solution:
         """The least cost of the factors."""
         theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in self.factors]
         values = [np.arange(size, dtype=np.int64) for size in self.sizes]
-        bound = self.explore(Remainder(list(self.factors), theta, values, list(range(len(self.factors)))))
+        whole = Remainder(list(self.factors), theta, values, list(range(len(self.factors))))
+        most, bound = self.max_nodes, -np.inf
+        for nodes in (min(patience, most), most):
+            self.max_nodes, self.nodes = nodes, 0
+            if nodes:
+                bound = max(bound, self.explore(whole))
+            if self.best_cost - bound <= self.tolerance or self.ended() or nodes == most:
+                break
+            if (choice := known()) is not None:
+                self.keep(choice)
         return Solution(self.best, self.best_cost, min(bound, self.best_cost), self.nodes)
 
     def explore(self, problem: Remainder) -> float:
@@ -400,8 +441,11 @@ class _Search:
     def consider(self, problem: Remainder, *, forward: bool) -> None:
         """Keeps a decoded solution if it is better than the best."""
         choice = problem.decode(forward=forward)
-        if choice == self.best:
-            return
+        if choice != self.best:
+            self.keep(choice)
+
+    def keep(self, choice: tuple[int, ...]) -> None:
+        """Keeps a choice if it is better than the best."""
         cost = 0.0
         for factor, known in zip(self.factors, self.evaluated, strict=True):
             own = tuple(choice[v] for v in factor.variables)

@@ -6,6 +6,7 @@ what `cost.factor_graph` passes between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -104,6 +105,13 @@ class TableFactor:
     def supports(self, slot: int, size: int) -> bool:
         """Whether there is a row for each of so many choices of a variable."""
         return len(self._sorted[slot][1]) == size
+
+    def dense(self, sizes: Sequence[int]) -> Costs:
+        """The cost of every combination of choices, of which each variable has so many."""
+        made = np.full(math.prod(sizes), FORBIDDEN)
+        at = np.ravel_multi_index(tuple(self.rows.T), tuple(sizes))
+        np.minimum.at(made, at, self.costs)
+        return made.reshape(tuple(sizes))
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of one choice for each variable."""
@@ -273,6 +281,26 @@ class TreeFactor:
         """The factor with fewer choices; layouts on the way stay."""
         places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
         return TreeFactor(self.variables, self.moves, places, self.rigid)
+
+    def dense(self, sizes: Sequence[int]) -> Costs:
+        """The cost of every combination of choices, of which each variable has so many."""
+        places = self.places
+        reached = [np.zeros((len(self.moves), *(1 for _ in sizes[1:])))] * (1 << len(self._leaf_slots))
+        for subset in range(1, len(reached)):
+            if subset & (subset - 1) == 0:
+                slot = self._leaf_slots[subset.bit_length() - 1]
+                shape = [len(self.moves), *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
+                reached[subset] = self.moves[:, places[slot]].reshape(shape)
+                continue
+            served: Costs = np.minimum.reduce([reached[part] + reached[subset ^ part] for part in halves(subset)])
+            flat = served.reshape(len(self.moves), -1)
+            reached[subset] = (self.moves[:, :, None] + flat[None]).min(axis=1).reshape(served.shape)
+        made = reached[-1][places[0]]
+        for slot, stays in enumerate(self.rigid, 1):
+            if stays:
+                shape = [sizes[0], *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
+                made = made + np.where(places[0][:, None] == places[slot], 0.0, FORBIDDEN).reshape(shape)
+        return np.broadcast_to(np.minimum(made, FORBIDDEN), tuple(sizes))
 
     def evaluate(self, choice: Sequence[int]) -> float:
         """The cost of the cheapest arborescence for one choice of home and uses."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.layouts import Codes, Coding
 from shardwright.ir.program import Let, Loop, Program
@@ -148,6 +149,25 @@ class PlacementOptions:
     """How often functions are called; once where they are not named."""
 
 
+@dataclass(frozen=True)
+class Within:
+    """A part of a problem's choices: `together` are axes (by position) that do the same to every value; all axes but
+    those of `free` do what `states` says ([variables, axes], numbers of `Coding`), where it is given."""
+
+    together: tuple[tuple[int, ...], ...] = ()
+    free: frozenset[int] = frozenset()
+    states: NDArray[np.int64] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether each axis chooses for itself."""
+        return self.states is None and not self.together
+
+    def state(self, variable: int, axis: int) -> int | None:
+        """What an axis has to do to a variable; None where it may choose."""
+        return None if self.states is None or axis in self.free else int(self.states[variable, axis])
+
+
 @dataclass(eq=False)
 class LayoutProblem:
     """Everything that is to be chosen for a program, and all that constrains it.
@@ -160,6 +180,7 @@ class LayoutProblem:
     options: PlacementOptions
     coding: Coding
     step_worth: float
+    within: Within
     nodes: list[Node] = field(default_factory=list[Node])
     defined: dict[tuple[Location, str], Node] = field(default_factory=dict[tuple[Location, str], Node])
     """Values by the statement (or function) that defines them and their name."""

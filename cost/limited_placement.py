@@ -1,27 +1,26 @@
 """Layouts for a program within a limit of work: proved least where the limit allows the proof, valid in any case.
 
-The exact search of `cost.placement` comes first. Where the limit ends it before it has found anything, or where its
-tables alone would be beyond the limit, the axes choose one after the other (`cost.axis_descent`), which takes little,
-and a bound says how far the choice may be from the least: that of the program on parts of its mesh.
+Where the tables of all choices would be beyond the limit, the axes choose one after the other (`cost.axis_descent`),
+which takes little, and a bound says how far the choice may be from the least: that of the program on parts of its mesh.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from shardwright.cost.axis_descent import AxisByAxis
-from shardwright.cost.axis_problems import StuckError, on_axes
 from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.placement import Placement, Solver, place_layouts
+from shardwright.cost.placement import Effort, Placement, Solver, place_layouts
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Let, Program
+from shardwright.ir.program import Func, Let, Program, Value
+from shardwright.ir.types import OpenType, Partial, ValueType, axis_set
+from shardwright.ir.walk import map_program_values
 
 LEAST_ENTRIES = 3e8
 ENTRIES_PER_CUBE = 1.5e4
@@ -70,50 +69,24 @@ class PlacementProof:
 
 
 class LimitedPlacement:
-    """Chooses layouts for one program, again and again under other options, within one limit for all of them."""
+    """Chooses layouts by bytes for one program, again and again under other options, within one limit for all."""
 
-    def __init__(self, program: Program, *, axiswise: bool = False, limit: WorkLimit | None = None) -> None:
+    def __init__(self, program: Program, limit: WorkLimit | None = None, *, proof: bool = True) -> None:
         self.program = program
-        self.axiswise = axiswise
         self.limit = limit or WorkLimit(most_entries(program))
+        self.proof_wanted = proof
 
     def __call__(self, program: Program, options: PlacementOptions) -> Placement:
         """The layouts. Raises a `DiagnosticError` where the demands cannot be met together."""
-        ways = (self.exact, self.descended, self.descended_coarsely)
-        for way in (self.descended, *ways) if self.axiswise else ways:
-            try:
-                return way(options)
-            except (OutOfWorkError, StuckError):
-                continue
-        try:
-            return place_layouts(self.program, options, limit=WorkLimit(MOST_ENTRIES))
-        except OutOfWorkError:
-            raise fault(
-                "no-placement",
-                "no layouts were found that meet the demanded types together, nor proved not to be there",
-                self.program.funcs[0].span,
-                "leave some of them to the compiler: end the layout with ?",
-            ) from None
-
-    def exact(self, options: PlacementOptions) -> Placement:
-        """What the search finds. Raises an `OutOfWorkError` where the limit leaves it nothing."""
-        return place_layouts(self.program, options, limit=self.limit)
-
-    def descended(self, options: PlacementOptions) -> Placement:
-        """What the axes choose one after the other. Raises a `StuckError` where they find nothing."""
-        return self._descent(self.program, options)
-
-    def descended_coarsely(self, options: PlacementOptions) -> Placement:
-        """The same where values have many uses."""
-        return self._coarse_descent(self.program, options)
-
-    @cached_property
-    def _descent(self) -> AxisByAxis:
-        return AxisByAxis(self.program)
-
-    @cached_property
-    def _coarse_descent(self) -> AxisByAxis:
-        return AxisByAxis(self.program, coarse=True)
+        for limit in (self.limit, WorkLimit(MOST_ENTRIES)):
+            with suppress(OutOfWorkError):
+                return place_layouts(program, options, effort=Effort(limit, proof=self.proof_wanted))
+        raise fault(
+            "no-placement",
+            "no layouts were found that meet the demanded types together, nor proved not to be there",
+            self.program.funcs[0].span,
+            "leave some of them to the compiler: end the layout with ?",
+        )
 
     def proof(self, placement: Placement) -> PlacementProof:
         """How far the layouts are from the least at most."""
@@ -135,7 +108,7 @@ class LimitedPlacement:
                 part = self.on_part(chosen)
                 others = self.program.mesh.n_chips / part.mesh.n_chips
                 try:
-                    least = Solver(layout_problem(part, PlacementOptions()), limit).least_bytes()
+                    least = Solver(layout_problem(part, PlacementOptions()), Effort(limit)).least_bytes()
                 except OutOfWorkError:
                     return best
                 best = max(best, least / others)
@@ -144,10 +117,30 @@ class LimitedPlacement:
     def on_part(self, axes: Sequence[str]) -> Program:
         """The program on these axes of its mesh."""
         mesh = Mesh(tuple((axis, size) for axis, size in self.program.mesh.items() if axis in axes))
-        return on_axes(self.program, {axis: axis for axis in axes}, mesh)
+        return on_axes(self.program, mesh)
 
 
 def most_entries(program: Program) -> float:
     """The limit for a program."""
     lets = sum(isinstance(statement, Let) for func in program.funcs for statement, _ in func.walk())
     return min(LEAST_ENTRIES + ENTRIES_PER_CUBE * lets**3, MOST_ENTRIES)
+
+
+def on_axes(program: Program, mesh: Mesh) -> Program:
+    """The program on some axes of its mesh: what is demanded of these."""
+
+    def kind(before: ValueType) -> ValueType:
+        splits = tuple(None if axes is None else axis_set(a for a in axes if a in mesh) for axes in before.splits)
+        partial = before.partial
+        if isinstance(partial, Partial):
+            left = axis_set(a for a in partial.axes if a in mesh)
+            partial = Partial(partial.kind, left) if left else None
+        if isinstance(before, OpenType):
+            return replace(before, splits=splits, partial=partial)
+        return replace(before, splits=splits, partial=partial)
+
+    def value(_func: Func | None, before: Value) -> Value:
+        return replace(before, type=kind(before.type))
+
+    made = map_program_values(program, value, lambda _func, before: kind(before))
+    return replace(made, mesh=mesh)

@@ -8,13 +8,15 @@ made to those in which it is used, each paid once. Loops count by their trips; a
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.axis_descent import Descent, States
 from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
 from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.layout_problem import (
@@ -32,7 +34,7 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import addends_made, local_elements, moving_costs, unique_codes
+from shardwright.cost.layouts import Codes, addends_made, local_elements, moving_costs, unique_codes
 from shardwright.cost.program_layouts import layout_problem, repeated_work
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError, fault
@@ -50,6 +52,9 @@ TREE_ENTRIES = 20
 
 FIRST_SWEEPS = 3
 """At least so many must be allowed, or the search is not begun."""
+
+MANY_USES = 8
+"""Of a value: with more, the ways in which they can share movements are too many to be looked at often."""
 
 TIE = 2.0**-13
 """What a communicating step weighs against the least difference in bytes: thousands of steps stay below it."""
@@ -74,18 +79,14 @@ class Placement:
     """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
 
 
-OUT_OF_TIME = "out-of-time"
-"""The code of what a `solve` raises that had no time to find anything."""
-
-
 def place_layouts(
     program: Program,
     options: PlacementOptions | None = None,
     solve: Callable[[LayoutProblem], Placement] | None = None,
-    limit: WorkLimit | None = None,
+    effort: Effort | None = None,
 ) -> Placement:
     """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
-    `OutOfWorkError` where nothing is found within the limit (`cost.limited_placement` always finds something).
+    `OutOfWorkError` where nothing is found with the effort.
 
     `solve` chooses them, by bytes received where it is None.
 
@@ -93,29 +94,27 @@ def place_layouts(
     and the solution of the rest is proved by its bound.
     """
     options = options or PlacementOptions()
-    if limit is not None and limit.exhausted:
-        raise OutOfWorkError
     problem = layout_problem(program, options)
-    best = solve(problem) if solve is not None else Solver(problem, limit).solve()
+    best = solve(problem) if solve is not None else Solver(problem, effort).solve()
     violated = _indivisible(program, best, options.digit_sets)
     if violated is None:
         return best
     key, choices = violated
     found: list[Placement] = []
-    late: DiagnosticError | OutOfWorkError | None = None
+    late: OutOfWorkError | None = None
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed, solve, limit))
+            found.append(place_layouts(program, narrowed, solve, effort))
         except OutOfWorkError as error:
             late = error
-        except DiagnosticError as error:
-            late = error if error.diagnostics[0].code == OUT_OF_TIME else late
+        except DiagnosticError:
+            continue
     if late is not None and not found:
         raise late
     if not found:  # movements that are written split it over more axes, and there is a way between them as well
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, limit)
+        return place_layouts(program, everything, solve, effort)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)
     proved = [best] if late is not None else found
@@ -171,6 +170,17 @@ def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
     return kinds + [kind for edge in placement.trees.get(node, []) for kind in edge]
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much choosing may do: `limit` bounds the work of a proof, `end` the time, in seconds of the monotonic clock.
+    Without `proof` what a few axes at a time find has to do. `start` is a choice to begin with, if there is one."""
+
+    limit: WorkLimit = field(default_factory=WorkLimit)
+    end: float = math.inf
+    proof: bool = True
+    start: Placement | None = None
+
+
 Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
 """A table's variables, its rows of layouts by their numbers in the groups, and their work."""
 
@@ -189,9 +199,10 @@ class Solver:
     Costs are bytes received and, beneath them, ties; a subclass may count otherwise.
     """
 
-    def __init__(self, problem: LayoutProblem, limit: WorkLimit | None = None) -> None:
+    def __init__(self, problem: LayoutProblem, effort: Effort | None = None) -> None:
         self.problem = problem
-        self.limit = limit or WorkLimit()
+        self.effort = effort or Effort()
+        self.limit = self.effort.limit
         self.coding = problem.coding
         self.graph = FactorGraph()
         self.entries: list[Entry | None] = []
@@ -206,12 +217,71 @@ class Solver:
         """The quantum of costs."""
 
     def solve(self) -> Placement:
-        """The best choice. Raises a `DiagnosticError` where there is none, an `OutOfWorkError` where none was found."""
-        self.build()
-        solution = self.graph.minimize(self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit)
+        """The best choice; where the limit does not allow to look at all of them, one that no axis can better. Raises a
+        `DiagnosticError` where there is none, an `OutOfWorkError` where none was found."""
+        if not self.effort.proof:
+            return self.quickly()
+        try:
+            self.build()
+        except OutOfWorkError:
+            return self.quickly()
+        solution = self.graph.minimize(
+            self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit, known=self.descended
+        )
         if solution.cost >= FORBIDDEN / 2:
-            raise self.infeasible() if solution.bound >= FORBIDDEN / 2 else self.unfound()
+            if solution.bound >= FORBIDDEN / 2:
+                raise self.infeasible()
+            return self.quickly(solution.bound)
         return self.placement(self.in_groups(solution), self.moves, self.unit)
+
+    def quickly(self, bound: float = -math.inf) -> Placement:
+        """A choice that no axis can better, without a proof. Raises an `OutOfWorkError` where none was found."""
+        found = Descent(self).run(pairs=False).placement
+        if found is None:
+            raise OutOfWorkError
+        solution = replace(found.solution, bound=bound)
+        return replace(found, solution=solution, bound_bytes=self.bytes_bound(solution))
+
+    def begun(self) -> States | None:
+        """What each axis does to each variable in the choice to begin with."""
+        start = self.effort.start
+        if start is None:
+            return None
+        codes = [self.coding.encode(start.kinds[variable]) for variable in range(len(self.problem.variables))]
+        return self.coding.digits(np.array(codes, np.int64))
+
+    def of(self, problem: LayoutProblem) -> Solver:
+        """A solver of a part of the problem that minimises the same."""
+        return Solver(problem)
+
+    def descended(self) -> tuple[int, ...] | None:
+        """A choice that no two axes can better. Axes of one size may have to stand for each other in it."""
+        states = Descent(self).run().states
+        if states is None:
+            return None
+        sizes = list(self.problem.program.mesh.values())
+        for order in map(list, permutations(range(len(sizes)))):
+            if [sizes[i] for i in order] == sizes and (found := self.numbered(states[:, order])) is not None:
+                return found
+        return None
+
+    def numbered(self, states: States | None) -> tuple[int, ...] | None:
+        """What each axis does to each variable as a choice; None where a variable cannot be so."""
+        if states is None:
+            return None
+        codes: Codes = states @ self.coding.radix ** np.arange(states.shape[1], dtype=np.int64)
+        chosen: list[int] = []
+        for variable, domain in enumerate(self.choices):
+            own, code = self.problem.variables[variable].group.root().codes[domain], int(codes[variable])
+            at = int(np.searchsorted(own, code))
+            if at == len(own) or own[at] != code:
+                return None
+            chosen.append(at)
+        return tuple(chosen)
+
+    def ended(self) -> bool:
+        """Whether the time or the work that there was is over."""
+        return self.limit.exhausted or self.out_of_time()
 
     def least_bytes(self) -> float:
         """Bytes received at least, as far as the limit allows to prove it."""
@@ -220,6 +290,8 @@ class Solver:
 
     def bytes_bound(self, solution: Solution) -> float | None:
         """The bytes of which a bound speaks: without ties, which are less than three quarters of a quantum."""
+        if math.isinf(solution.bound):
+            return None
         return max(0.0, (math.floor(solution.bound / self.unit - 0.75) + 1) * self.unit)
 
     def in_groups(self, solution: Solution) -> Solution:
@@ -248,8 +320,7 @@ class Solver:
                 self.graph.factors.append(TableFactor(tuple(variables), local, self.table_costs(work, quantum)))
                 self.entries.append(entry)
             elif isinstance(entry, MadeTree | UsesTree):
-                tree = self.tree(entry, domains, self.tree_costs(entry.node, self.moves, quantum))
-                if tree is not None:
+                for tree in self.trees(entry, domains, self.tree_costs(entry.node, self.moves, quantum)):
                     self.graph.factors.append(tree)
                     self.entries.append(entry)
         further = self.further(domains)
@@ -276,8 +347,8 @@ class Solver:
         return ()
 
     def out_of_time(self) -> bool:
-        """Whether the best found so far has to do; never here."""
-        return False
+        """Whether the best found so far has to do."""
+        return time.monotonic() > self.effort.end
 
     def tolerance(self, quantum: float) -> float:
         """Within which the least cost is proved."""
@@ -350,16 +421,23 @@ class Solver:
                         changed = True
         return [np.flatnonzero(mask).astype(np.int64) for mask in possible]
 
-    def tree(
+    def trees(
         self, entry: MadeTree | UsesTree, domains: list[NDArray[np.int64]], costs: NDArray[np.float64]
-    ) -> TreeFactor | None:
-        variables = _tree_variables(entry)
-        if not variables:
-            return None
+    ) -> list[TreeFactor]:
+        """A value's movements; none where it has no uses. In a part of a problem those of many uses are each by itself,
+        as if no two could share a movement."""
+        home, *uses = _tree_variables(entry) or (-1,)
         rigid = (False,) if isinstance(entry, MadeTree) else tuple(stays for _, _, stays in entry.node.uses)
-        layouts = np.unique(np.concatenate([domains[v] for v in variables]))
-        places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
-        return TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, rigid)
+        together = [(uses, rigid)]
+        if len(uses) > MANY_USES and not self.problem.within.whole:
+            together = [([use], (stays,)) for use, stays in zip(uses, rigid, strict=True)]
+        made: list[TreeFactor] = []
+        for own, stay in together if uses else ():
+            variables = (home, *own)
+            layouts = np.unique(np.concatenate([domains[v] for v in variables]))
+            places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
+            made.append(TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, stay))
+        return made
 
     def widen_slices(self) -> None:
         """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole."""
@@ -397,10 +475,6 @@ class Solver:
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
         self.ranked[group, node.weight] = np.where(finite, costs, FORBIDDEN)
         return self.ranked[group, node.weight]
-
-    def unfound(self) -> Exception:
-        """What is raised where nothing was found, and nothing proved."""
-        return OutOfWorkError()
 
     def infeasible(self) -> DiagnosticError:
         return fault(

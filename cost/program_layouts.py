@@ -27,6 +27,7 @@ from shardwright.cost.layout_problem import (
     Table,
     UseKey,
     UsesTree,
+    Within,
 )
 from shardwright.cost.layouts import MAX, SOFTMAX, SUM, WHOLE, Codes, Coding
 from shardwright.ir.digit_orders import typed_values
@@ -38,9 +39,10 @@ from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Tenso
 from shardwright.ir.walk import states_set
 
 
-def layout_problem(program: Program, options: PlacementOptions) -> LayoutProblem:
-    """What is to be chosen for a program, weights and state included."""
-    return _Builder(program, options).build()
+def layout_problem(program: Program, options: PlacementOptions, within: Within | None = None) -> LayoutProblem:
+    """What is to be chosen for a program, weights and state included, or `within` a part of that. Variables have the
+    same numbers in every part."""
+    return _Builder(program, options, within or Within(axis_groups(program)[1])).build()
 
 
 def step_worth(program: Program) -> float:
@@ -96,12 +98,14 @@ class _Frame:
 class _Builder:
     """Walks a program in its order and gathers the values, their uses, and what relates them."""
 
-    def __init__(self, program: Program, options: PlacementOptions) -> None:
+    def __init__(self, program: Program, options: PlacementOptions, within: Within) -> None:
         self.program = program
         self.options = options
-        idle, together = axis_groups(program)
-        self.coding = Coding(program.mesh, tuple(dim.name for dim in program.dims), idle, together)
-        self.problem = LayoutProblem(program, options, self.coding, step_worth(program))
+        self.within = within
+        self.coding = Coding(
+            program.mesh, tuple(dim.name for dim in program.dims), axis_groups(program)[0], within.together
+        )
+        self.problem = LayoutProblem(program, options, self.coding, step_worth(program), within)
         self.globals: dict[str, Node] = {}
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
@@ -351,6 +355,7 @@ class _Builder:
         ]
         slots = [i for i, arg in enumerate(args) if arg.shape is not None]
         columns = [*slots, *range(len(args), width)]
+        tables = [self.kept_rows(i, rows, columns, variables) for i, rows in enumerate(tables)]
         codes = [self.coding.combine([rows[column] for rows in tables]) for column in columns]
         keep = np.ones(len(codes[0]), np.bool_)
         if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
@@ -371,6 +376,15 @@ class _Builder:
         operands = tuple(-1 if arg.shape is None else next(slot) for arg in args)
         return Table(nodes, variables, codes, statement, operands, at)
 
+    def kept_rows(
+        self, axis: int, rows: NDArray[np.int64], columns: Sequence[int], variables: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Of an axis's rows ([operands and results, rows]) those that do to the variables what it has to."""
+        states = [self.within.state(variable, axis) for variable in variables]
+        if None in states:
+            return rows
+        return rows[:, (rows[columns] == np.array(states, np.int64)[:, None]).all(axis=0)]
+
     def restrict(self, node: Node, variable: int, kind: ValueType) -> None:
         """Only layouts that the written type admits."""
         if isinstance(kind, TensorType):
@@ -381,7 +395,7 @@ class _Builder:
             node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
             self.problem.entries.append(NotPartial(node, variable))
         elif not kind.open or _restricts(kind):
-            codes = self.every_layout(node)
+            codes = self.every_layout(node, variable)
             admitted = np.array(
                 [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
                 np.bool_,
@@ -393,17 +407,18 @@ class _Builder:
         """Leaves out the layouts that may not be chosen."""
         texts = {text for func, name, text in self.options.excluded if (func, name) == (node.func, node.name)}
         if texts and isinstance(value.type, OpenType):
-            codes = self.every_layout(node)
+            variable = node.made if node.made >= 0 else node.home
+            codes = self.every_layout(node, variable)
             kept = [self.coding.decode(int(c), node.shape, ON_DEVICE).layout_text not in texts for c in codes]
             left = codes[np.array(kept, np.bool_)]
             node.group.root().found.append(left)
-            variable = node.made if node.made >= 0 else node.home
             self.problem.entries.append(Table([node], [variable], [left]))
 
-    def every_layout(self, node: Node) -> Codes:
+    def every_layout(self, node: Node, variable: int) -> Codes:
         shape, partial = node.shape, [MAX] * self.has_max + [SOFTMAX] * (node in self.pairs)
         states = [WHOLE, SUM, *partial, *(self.coding.number(dim.name) for dim in shape.dims)]
-        codes = self.coding.combine([np.array(states, np.int64)] * len(self.program.mesh))
+        own = [self.within.state(variable, axis) for axis in range(len(self.program.mesh))]
+        codes = self.coding.combine([np.array(states if one is None else [one], np.int64) for one in own])
         return codes[self.coding.valid(codes, shape, self.allowed, self.program.sizes(self.func))]
 
     def equal(self, node: Node, variables: list[int]) -> None:
@@ -415,9 +430,9 @@ MOST_AXES = 3
 """With more axes of more than one chip, those that the program never tells apart are chosen for together."""
 
 
-def axis_groups(program: Program) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+def axis_groups(program: Program, most: int = MOST_AXES) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Positions of axes that need not be chosen for: idle ones, of one chip and never written; and groups chosen for
-    together, because no written type and no operation tells them apart, where there are more than `MOST_AXES`.
+    together, because no written type and no operation tells them apart, where there are more than `most`.
     """
     mesh = program.mesh
     roles: dict[str, list[object]] = {axis: [] for axis in mesh}
@@ -442,7 +457,7 @@ def axis_groups(program: Program) -> tuple[tuple[int, ...], tuple[tuple[int, ...
         for i, axis in enumerate(mesh)
         if mesh[axis] == 1 and all(role in (None, False, ([], False)) for role in roles[axis])
     )
-    if sum(size > 1 for size in mesh.values()) <= MOST_AXES:
+    if sum(size > 1 for size in mesh.values()) <= most:
         return idle, ()
     groups: dict[str, list[int]] = {}
     for i, axis in enumerate(mesh):

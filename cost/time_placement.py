@@ -9,7 +9,6 @@ that fits). A transfer that the program writes as one in flight may cost nothing
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -27,11 +26,9 @@ from shardwright.cost.kernel_shares import Structure, Traffic
 from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Table
 from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
-from shardwright.cost.placement import OUT_OF_TIME, Placement, Rows, Solver
+from shardwright.cost.placement import Effort, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.cost.work import Side, copied_bytes, products_of
-from shardwright.cost.work_limit import WorkLimit
-from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.ops import Alias, AllGather, Movement, Roll, Start, Wait
 from shardwright.ir.program import Let, Loop, SetState
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
@@ -54,11 +51,22 @@ _STEP = 1e-3
 
 @dataclass(frozen=True)
 class Prices:
-    """Nanoseconds for each byte on a chip: `byte_ns` of weights and state; `live_ns` of any other value, though not all
-    are live at once: what is found with it is a choice that takes less memory, and no bound."""
+    """Nanoseconds for each byte on a chip: `byte_ns` of weights and state, `dear_ns` of those in `dear`, `live_ns` of
+    any other value, though not all are live at once. Only what is found with `byte_ns` alone gives a bound; the
+    others find choices that take less memory."""
 
     byte_ns: float = 0.0
     live_ns: float = 0.0
+    dear: frozenset[str] = frozenset()
+    dear_ns: float = 0.0
+
+    def of_kept(self, name: str) -> float:
+        """The price of the bytes of a weight or a state value."""
+        return self.dear_ns if name in self.dear else self.byte_ns
+
+    def of(self, node: Node) -> float:
+        """The price of a value's bytes."""
+        return self.of_kept(node.name) if node.func is None else self.live_ns
 
 
 class TimeSolver(Solver):
@@ -71,21 +79,22 @@ class TimeSolver(Solver):
         constants: Constants,
         structure: Structure,
         prices: Prices,
-        end: float = math.inf,
-        limit: WorkLimit | None = None,
+        effort: Effort | None = None,
     ) -> None:
-        super().__init__(problem, limit)
+        super().__init__(problem, effort)
         self.chip, self.constants, self.structure, self.prices = chip, constants, structure, prices
-        self.end = end
         self.topology = topology_of(chip, problem.program.mesh)
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
         self.table_times: dict[Table, Floats] = {}
         self.taken_as_slices = _taken_as_slices(problem)
 
+    def of(self, problem: LayoutProblem) -> TimeSolver:
+        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices)
+
     def under(self, prices: Prices) -> TimeSolver:
         """The same problem under other prices, with its graph made."""
-        made = TimeSolver(self.problem, self.chip, self.constants, self.structure, prices, self.end)
+        made = TimeSolver(self.problem, self.chip, self.constants, self.structure, prices, self.effort)
         made.moves = self.moves
         made.build()
         return made
@@ -111,21 +120,9 @@ class TimeSolver(Solver):
         tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
         return max(quantum, _ENOUGH * sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables))
 
-    def out_of_time(self) -> bool:
-        return time.monotonic() > self.end
-
-    def infeasible(self) -> DiagnosticError:
-        if not self.out_of_time():
-            return super().infeasible()
-        span = self.problem.program.funcs[0].span
-        return fault(OUT_OF_TIME, "no layouts were found in the time that there was", span, "--time-limit gives more")
-
     def bytes_bound(self, solution: Solution) -> float | None:
         """Of bytes nothing is proved, for they are not what is minimised."""
         return None
-
-    def unfound(self) -> Exception:
-        return self.infeasible() if self.out_of_time() else super().unfound()
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
@@ -142,7 +139,7 @@ class TimeSolver(Solver):
         made: list[TableFactor] = []
         params = {self.problem.defined[(f.name, ()), v.name] for f in self.problem.program.funcs for v in f.params}
         for node in self.problem.nodes:
-            price = self.prices.byte_ns if node.func is None else self.prices.live_ns
+            price = self.prices.of(node)
             if node.func is None or node in params:
                 price += _HELD
             own = node.home >= 0 and node.name not in self.globals
@@ -194,7 +191,7 @@ class TimeSolver(Solver):
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
         """Of layouts that differ by axes that nothing tells apart, one variable takes the first only."""
         domains = super().domains(tables)
-        orders = self.interchangeable()
+        orders = self.interchangeable() if self.problem.within.whole else []
         if not orders:
             return domains
         best: tuple[float, int, NDArray[np.int64]] | None = None
@@ -404,20 +401,3 @@ def _seconds(
 ) -> tuple[float, float]:
     latency, transfer = latency_and_transfer(kind, axes, 1.0, topology)
     return latency * constants.latency_factor, transfer / constants.link_efficiency
-
-
-@dataclass(frozen=True)
-class TimeSolve:
-    """`TimeSolver` with everything but the problem."""
-
-    chip: Chip
-    constants: Constants
-    structure: Structure
-    prices: Prices
-    end: float = math.inf
-    """In seconds of the monotonic clock, when the best found so far has to do."""
-    limit: WorkLimit | None = None
-
-    def __call__(self, problem: LayoutProblem) -> Placement:
-        """Chooses the layouts. Raises an `OutOfWorkError` where the limit allows none to be found."""
-        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices, self.end, self.limit).solve()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.limited_placement import LimitedPlacement, most_entries
-from shardwright.cost.placement import OUT_OF_TIME
+from shardwright.cost.limited_placement import most_entries
+from shardwright.cost.placement import Effort
+from shardwright.cost.time_placement import NANOSECONDS, Prices, TimeSolver
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
 
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from shardwright.cost.objective import Objective
     from shardwright.cost.placement import Placement
     from shardwright.cost.program_cost import Cost
-    from shardwright.cost.time_placement import Prices
     from shardwright.ir.program import Program
 
 ENOUGH = 1e-3
 """Of the least time: how near to it what is called proved is."""
 
-_SHARE = 0.2
-"""Of the time that is left, for the layouts at one set of prices."""
+_FOR_PROOF = 0.5
+"""Of the time that is left, for a bound at the best prices."""
 
 _ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
@@ -107,7 +106,7 @@ class Found:
     @property
     def fits(self) -> bool:
         room = self.objective.chip.memory_bytes
-        return math.isinf(room) or self.peak <= room
+        return self.peak <= room
 
     @property
     def kept(self) -> int:
@@ -195,10 +194,6 @@ def choose(
     return _Chooser(program, objective, seconds, options).run()
 
 
-class OutOfTimeError(Exception):
-    """Nothing was found for some prices in the time that there was for them, though for others."""
-
-
 class _Chooser:
     def __init__(
         self, program: Program, objective: Objective, seconds: float, options: PlacementOptions | None
@@ -215,32 +210,27 @@ class _Chooser:
         self.found: list[Found] = []
         self.known: dict[str, Found] = {}
         self.bound_ns = -math.inf
+        self.price = Prices()
 
     def run(self) -> Found:
-        from shardwright.cost.time_placement import Prices
-
-        self.root = Prices()
-        found = self.attempt(self.root)
-        self.bound_ns = found.placement.solution.bound
-        if math.isinf(self.chip.memory_bytes):
-            return self.proved(found)
-        if not found.fits:
-            with suppress(OutOfTimeError):
-                self.price_memory()
-        if self.open():
+        unlimited = math.isinf(self.chip.memory_bytes)
+        if not unlimited and not self.attempt(Prices()).fits:
+            self.price_memory()
+        if unlimited or (self.open() and not self.price.byte_ns):
             self.prove()
+        if not unlimited and self.open():
+            self.exact()
         if not self.fitting():
             raise self.too_much(min(self.found, key=lambda found: found.peak))
-        best = min(self.fitting(), key=lambda found: found.objective_s)
-        return self.proved(best)
+        return self.proved(min(self.fitting(), key=lambda found: found.objective_s))
 
     def prove(self) -> None:
-        """Closes the gap: with a bound under the best prices, then with integer programs."""
-        with suppress(OutOfTimeError):
-            bound = self.attempt(self.root).placement.solution.bound
-            self.bound_ns = max(self.bound_ns, bound - self.root.byte_ns * self.chip.memory_bytes)
-            if self.open():
-                self.exact()
+        """Looks at all choices where memory has no price, which gives a bound."""
+        end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
+        start = self.known.get(repr(Prices()))
+        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start and start.placement)
+        with suppress(OutOfWorkError):
+            self.bound_ns = self.priced(Prices(), effort).placement.solution.bound
 
     def open(self) -> bool:
         """Whether there may be something better than what was found."""
@@ -254,8 +244,6 @@ class _Chooser:
         """
         from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
 
-        if find_spec("ortools") is None:  # without the extra `search` the gap stays
-            return
         excluded: list[Excluded] = []
         detail = _DETAIL
         less: dict[str, float] = {}
@@ -263,7 +251,7 @@ class _Chooser:
         while self.open() and time.monotonic() < self.end:
             outcome = Outcome()
             solve = ProgramSolve(
-                self.chip, self.constants, self.structure, self.incumbent(), self.root.byte_ns, self.bound_ns, ENOUGH,
+                self.chip, self.constants, self.structure, self.incumbent(), self.price.byte_ns, self.bound_ns, ENOUGH,
                 tuple(excluded), less if lowered else {}, detail, self.end, outcome,
             )  # fmt: skip
             found: Found | None = None
@@ -287,114 +275,104 @@ class _Chooser:
             lowered = True
 
     def incumbent(self) -> float:
-        from shardwright.cost.time_placement import NANOSECONDS
-
         return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
 
     def fitting(self) -> list[Found]:
         return [found for found in self.found if found.fits]
 
     def attempt(self, prices: Prices) -> Found:
-        """What takes the least time at these prices."""
-        from shardwright.cost.time_placement import TimeSolve
-
+        """What takes little time at these prices, as a few axes at a time find it."""
         known = repr(prices)
-        if known in self.known:
-            return self.known[known]
-        now = time.monotonic()
-        share = _SHARE if self.found else 1.0
-        end = now + max(1.0, (self.end - now) * share)
-        limit = WorkLimit(most_entries(self.program))
-        solve = TimeSolve(self.chip, self.constants, self.structure, prices, end, limit)
-        try:
-            found = self.placed(solve, prices.byte_ns)
-        except OutOfWorkError:
-            if self.found:
-                raise OutOfTimeError from None
-            found = self.by_bytes()
-        except DiagnosticError as error:
-            if error.diagnostics[0].code != OUT_OF_TIME:
-                raise
-            if self.found:
-                raise OutOfTimeError from error
-            found = self.by_bytes()
-        self.known[known] = found
-        return found
+        if known not in self.known:
+            start = self.found[-1].placement if self.found else None
+            self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, start=start))
+        return self.known[known]
 
-    def placed(self, solve: Callable[[LayoutProblem], Placement], byte_ns: float = 0.0) -> Found:
+    def priced(self, prices: Prices, effort: Effort) -> Found:
+        """What is chosen at these prices with so much effort."""
+
+        def solve(problem: LayoutProblem) -> Placement:
+            return TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort).solve()
+
+        return self.placed(solve, prices)
+
+    def placed(self, solve: Callable[[LayoutProblem], Placement], prices: Prices | None = None) -> Found:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        from shardwright.cost.time_placement import NANOSECONDS
         from shardwright.passes.place import place
 
         placed, placement = place(self.program, self.options, solve)
-        found = Found(self.objective, "feasible", placed, placement, placement.solution.cost / NANOSECONDS, 0.0, 0.0)
-        if byte_ns:
-            found = replace(found, model_s=found.model_s - byte_ns * found.kept / NANOSECONDS)
-        self.found.append(found)
-        return found
-
-    def by_bytes(self) -> Found:
-        """The layouts with few bytes that are found where there is too much for a search by time; nothing is proved."""
-        from shardwright.passes.place import place
-
-        choose = LimitedPlacement(self.program, axiswise=True)
-        placed, placement = place(self.program, self.options, choose=choose)
-        unproved = replace(placement.solution, bound=-math.inf)
-        found = Found(self.objective, "feasible", placed, replace(placement, solution=unproved), 0.0, 0.0, 0.0)
-        found = replace(found, model_s=found.objective_s)
+        spent = 0.0
+        if prices is not None:
+            kept = (*placed.weights, *placed.state)
+            spent = sum(prices.of_kept(value.name) * value.concrete.local_bytes(placed.mesh) for value in kept)
+        model_s = (placement.solution.cost - spent) / NANOSECONDS
+        found = Found(self.objective, "feasible", placed, placement, model_s, 0.0, 0.0)
         self.found.append(found)
         return found
 
     def price_memory(self) -> None:
         """Prices for the bytes of weights and state: dearer until everything fits, then those at which what fits costs
-        as much as what does not, as long as there is something cheaper in between.
+        as much as what does not, as long as there is something cheaper in between; then prices for some of them.
 
         Where weights and state are not enough, all other values are priced too, as little as makes everything fit.
         """
-        from shardwright.cost.time_placement import NANOSECONDS, Prices
-
         limit = self.chip.memory_bytes
         large = self.attempt(Prices())
         scale = large.objective_s * NANOSECONDS / limit
-        low, high, live = 0.0, scale, False
+        below, above, live = Prices(), Prices(scale), False
         tries = _LIVE
-        while True:
-            found = self.attempt(Prices(high, high if live else 0.0))
-            if found.peak <= limit:
-                break
-            if found.kept <= limit and not live:
+        while not (small := self.attempt(above)).fits:
+            if small.kept <= limit and not live:
                 live = True
-                continue
-            tries -= live
-            if not tries or high > 1e6 * scale or self.late():
-                return
-            low, high, large = high, high * 8, found
-        small = found
+            else:
+                tries -= live
+                if not tries or above.byte_ns > 1e6 * scale or self.late():
+                    return
+                below, large, above = above, small, Prices(above.byte_ns * 8)
+            above = Prices(above.byte_ns, above.byte_ns if live else 0.0)
+        self.price = Prices() if live else above
         for _ in range(_ROUNDS):
-            if self.late():
-                break
+            if self.late() or (not live and small.kept >= large.kept):
+                return
             if live:
-                middle = math.sqrt(low * high) if low else high / 8
-                found = self.attempt(Prices(middle, middle))
-                low, high = (low, middle) if found.peak <= limit else (middle, high)
-                continue
-            if small.kept >= large.kept:
+                price = math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8
+                prices = Prices(price, price)
+            else:
+                over = (small.model_s - large.model_s) / (large.kept - small.kept)
+                prices = self.price = Prices(max(0.0, over * NANOSECONDS))
+            found = self.attempt(prices)
+            saved = small.model_s - found.model_s + prices.byte_ns * (small.kept - found.kept) / NANOSECONDS
+            if found.fits:
+                above, small = prices, found
+            else:
+                below, large = prices, found
+            if not live and saved < ENOUGH * found.model_s:
                 break
-            high = (small.model_s - large.model_s) / (large.kept - small.kept) * NANOSECONDS
-            found = self.attempt(Prices(high))
-            saved = small.model_s - found.model_s + high * (small.kept - found.kept) / NANOSECONDS
-            if saved < ENOUGH * found.model_s:
-                break
-            small, large = (found, large) if found.peak <= limit else (small, found)
-        self.root = replace(self.root, byte_ns=0.0 if live else max(0.0, high))
+        if not live:
+            self.price_some(below, large, above, small)
+
+    def price_some(self, below: Prices, large: Found, above: Prices, small: Found) -> None:
+        """The higher price for as few weights and state values as make everything fit, those first that it makes
+        smallest."""
+        mesh = self.program.mesh
+
+        def nbytes(found: Found) -> dict[str, int]:
+            placed = found.placed
+            return {value.name: value.concrete.local_bytes(mesh) for value in (*placed.weights, *placed.state)}
+
+        before, after = nbytes(large), nbytes(small)
+        names = sorted((name for name in before if before[name] > after[name]), key=lambda n: after[n] - before[n])
+        few, many = 0, len(names)
+        while many - few > 1 and not self.late():
+            middle = (few + many) // 2
+            prices = Prices(below.byte_ns, 0.0, frozenset(names[:middle]), above.byte_ns)
+            few, many = (few, middle) if self.attempt(prices).fits else (middle, many)
 
     def late(self) -> bool:
         """Whether the time for looking for prices is over; the rest is for proofs."""
         return time.monotonic() > self.began + _FOR_PRICES * (self.end - self.began)
 
     def proved(self, best: Found) -> Found:
-        from shardwright.cost.time_placement import NANOSECONDS
-
         reached = best.model_s if math.isinf(self.chip.memory_bytes) else best.objective_s
         bound = max(0.0, min(self.bound_ns / NANOSECONDS, reached))
         closed = bound >= reached * (1 - ENOUGH)

@@ -12,7 +12,8 @@ from shardwright.cost.chips import REFERENCE, load_chip
 from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
 from shardwright.cost.objective import Objective
-from shardwright.cost.placement import OUT_OF_TIME, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.placement import Location, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
@@ -82,7 +83,7 @@ class Place(Pass):
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
         if self.objective == "bytes" or self.axiswise:
-            choose = LimitedPlacement(program, axiswise=self.axiswise)
+            choose = LimitedPlacement(program, proof=not self.axiswise)
             placed, placement = place(program, options, choose=choose)
             return Chosen(placed, placement, choose.proof(placement))
         from shardwright.passes.choosing import choose as choose_by_time
@@ -188,7 +189,7 @@ def _without_conflict(
     open_ones = [(first.solution.cost, 0, options, first)]
     seen = {options.whole_reshapes}
     conflict: DigitConflictError | None = None
-    late: DiagnosticError | None = None
+    late: OutOfWorkError | None = None
     # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
     while open_ones and (tries is None or len(seen) <= tries):
         _, _, narrowed, placement = heapq.heappop(open_ones)
@@ -205,14 +206,18 @@ def _without_conflict(
                 tried = replace(narrowed, whole_reshapes=whole)
                 try:
                     following = chosen(program, tried)
-                except DiagnosticError as error:
-                    late = error if error.diagnostics[0].code == OUT_OF_TIME else late
+                except OutOfWorkError as error:
+                    late = error
+                except DiagnosticError:
+                    continue
                 else:
                     heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
             continue
         return written, placement
+    if late is not None:
+        raise late
     assert conflict is not None
-    return late or conflict
+    return conflict
 
 
 def _origin(program: Program, written: Program, func: str, result: str) -> str | None:

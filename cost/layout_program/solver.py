@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from shardwright.cost.layout_program.cases import Case, Cases
 from shardwright.cost.layout_program.columns import Linear, Solved
 from shardwright.cost.layout_program.formulation import Formulation, Tree
 from shardwright.cost.layout_program.memory_rows import MemoryRows
-from shardwright.cost.placement import Placement
+from shardwright.cost.placement import Effort, Placement
 from shardwright.cost.time_placement import Floats, Prices, TimeSolver
 from shardwright.ir.diagnostics import fault
 
@@ -115,7 +116,7 @@ class ProgramSolve:
 
 class _ProgramSolver(TimeSolver):
     def __init__(self, problem: LayoutProblem, wanted: ProgramSolve) -> None:
-        super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), wanted.end)
+        super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), Effort(end=wanted.end))
         self.wanted = wanted
         self.edges_of: dict[Node, list[tuple[int, int]]] = {}
         self.moves_of: dict[tuple[int, ...], dict[Node, list[tuple[int, int]]]] = {}
@@ -179,15 +180,15 @@ class _ProgramSolver(TimeSolver):
         if left is None:
             case.bound = limit
             return None, True
-        seconds = self.end - time.monotonic()
-        if left.size > min(most, CANDIDATES_A_SECOND * seconds):
+        seconds = self.effort.end - time.monotonic()
+        if left.size > min(most, CANDIDATES_A_SECOND * seconds) or find_spec("ortools") is None:
             return None, False
         made = Formulation(self.graph, left)
         MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             self.exclude(made, each)
         self.wanted.outcome.columns += made.program.size
-        seconds = self.end - time.monotonic()
+        seconds = self.effort.end - time.monotonic()
         if seconds <= 0:
             return None, False
         solved = made.program.solve(seconds, _EXACT)

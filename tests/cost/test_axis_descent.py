@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.backends.validation import validate
-from shardwright.cost.axis_descent import AxisByAxis
-from shardwright.cost.placement import PlacementOptions, place_layouts
+from shardwright.cost.placement import Effort, Placement, place_layouts
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
@@ -58,6 +57,10 @@ def program(text: str) -> Program:
     return elaborate(parse(Source("<test>", text)))
 
 
+def quickly(made: Program) -> Placement:
+    return place_layouts(made, effort=Effort(proof=False))
+
+
 @pytest.mark.parametrize(
     ("x", "w_in", "w_out"),
     [
@@ -69,7 +72,7 @@ def program(text: str) -> Program:
 )
 def test_the_paper_s_feedforward_layers_are_placed_as_cheaply_as_can_be(x: str, w_in: str, w_out: str) -> None:
     made = program(FEEDFORWARD.format(x=x, w_in=w_in, w_out=w_out))
-    found = AxisByAxis(made)(made, PlacementOptions())
+    found = quickly(made)
     assert found.bytes_received == place_layouts(made).bytes_received
 
 
@@ -91,7 +94,7 @@ def test_digits_that_a_dimension_cannot_hold_are_not_chosen() -> None:
     }
     """
     made = program(text)
-    found = AxisByAxis(made)(made, PlacementOptions())
+    found = quickly(made)
     over = {axis for kind in found.kinds.values() for axis in kind.split("B")}
     assert len(over) < 2
     assert found.bytes_received >= place_layouts(made).bytes_received
@@ -107,7 +110,7 @@ def test_a_dimension_may_be_demanded_over_more_axes_than_divide_it() -> None:
     }
     """
     made = program(text)
-    found = AxisByAxis(made)(made, PlacementOptions())
+    found = quickly(made)
     assert found.bytes_received == place_layouts(made).bytes_received
 
 
@@ -121,5 +124,5 @@ def test_what_the_author_moved_stays() -> None:
     }
     """
     made = program(text)
-    kinds = AxisByAxis(made)(made, PlacementOptions()).kinds
+    kinds = quickly(made).kinds
     assert sorted({kind.layout_text for kind in kinds.values()}) == ["BE_x", "BE_xy"]

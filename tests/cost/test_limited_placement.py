@@ -16,10 +16,9 @@ from program_text import program
 from shardwright.backends.validation import TOLERANCE
 from shardwright.cli.front import main
 from shardwright.compiling import load
-from shardwright.cost.axis_problems import on_axes
 from shardwright.cost.layout_problem import PlacementOptions
 from shardwright.cost.layouts import Coding, moving_costs
-from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
+from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof, on_axes
 from shardwright.cost.placement import place_layouts
 from shardwright.cost.work_limit import WorkLimit
 from shardwright.ir.mesh import Mesh
@@ -129,7 +128,7 @@ def test_movements_on_part_of_a_mesh_take_no_more_than_their_share() -> None:
 
 
 def test_a_program_on_some_axes_keeps_their_demands() -> None:
-    part = on_axes(program(FEEDFORWARD), {"x": "x", "z": "z"}, Mesh.of(x=2, z=2))
+    part = on_axes(program(FEEDFORWARD), Mesh.of(x=2, z=2))
     assert [str(value.type) for value in part.funcs[0].params] == ["f32 BE_xz", "f32 E_xF_z", "f32 F_zE_x"]
 
 
