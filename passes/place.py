@@ -50,16 +50,12 @@ class Place(Pass):
     of layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
     collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
     where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
-
-    With `axiswise=true` one axis after the other takes what is best in bytes (`cost.axis_descent`): the same in nearly
-    all programs, several times as fast, and not proved.
     """
 
     name: ClassVar[str] = "place"
     objective: str = "time"
     chip: str = ""
     calls: str = ""
-    axiswise: bool = False
 
     @classmethod
     def of(cls, objective: str = "time", chip: str = "", calls: Mapping[str, float] | None = None) -> Place:
@@ -77,13 +73,13 @@ class Place(Pass):
         if _is_explicit(program):
             return program, None
         chosen = self.chosen(program)
-        return chosen.placed, None if self.axiswise else chosen.proof
+        return chosen.placed, chosen.proof
 
     def chosen(self, program: Program, excluded: Excluded = frozenset()) -> Choice:
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
-        if self.objective == "bytes" or self.axiswise:
-            choose = LimitedPlacement(program, proof=not self.axiswise)
+        if self.objective == "bytes":
+            choose = LimitedPlacement(program)
             placed, placement = place(program, options, choose=choose)
             return Chosen(placed, placement, choose.proof(placement))
         from shardwright.passes.choosing import choose as choose_by_time

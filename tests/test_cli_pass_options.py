@@ -9,7 +9,7 @@ import pytest
 from shardwright.cli.front import main
 
 MODEL = str(Path(__file__).parent.parent / "examples" / "13_palm_model.shard")
-LOOPED = "decompose,place{axiswise=true},choose-digit-order,insert-moves,loop-collectives"
+LOOPED = "decompose,place{objective=bytes},choose-digit-order,insert-moves,loop-collectives"
 
 OPTIONS = {
     "fuse-parallel-block{by=q}": "fuse-parallel-block: by: the mesh x=4 y=4 z=4 has no axis q [bad-option]",
@@ -27,8 +27,8 @@ OPTIONS = {
         "schedule-blocks: enters: the diagonal order needs a function start in which a batch begins, and the program"
         " has prefill, decode [bad-option]"
     ),
-    "place{axiswise=5}": "place: axiswise is true or false, not 5 [bad-option]",
-    "place{axiswise=true,axiswise=true}": "place: the option axiswise is given twice [bad-pipeline]",
+    "decompose{attend=5}": "decompose: attend is true or false, not 5 [bad-option]",
+    "place{chip=h100,chip=h100}": "place: the option chip is given twice [bad-pipeline]",
     "place{axis=true}": "place has no option axis [unknown-option]",
     "pad-heads{to=-1}": "pad-heads: to is a whole number, not -1 [bad-option]",
 }

@@ -13,7 +13,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
 from shardwright.prediction.fitting import n_chips_of
-from shardwright.prediction.programs import Deployment, Phase, Weights
+from shardwright.prediction.programs import Deployment, Phase, Weights, fitted_layout
 from shardwright.prediction.rows import torus_mesh
 
 
@@ -46,6 +46,11 @@ class Sweep:
         """Positions of the cache."""
         return self.prompt + self.generated
 
+    @property
+    def middle(self) -> int:
+        """Positions of the cache that decode has filled half-way through a generation."""
+        return self.prompt + max(1, self.generated // 2)
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -61,28 +66,12 @@ class Configuration:
         return self.deployment.mesh.n_chips
 
 
-@dataclass(frozen=True)
-class Group:
-    """Configurations whose programs demand the same layouts, so that one explicit program serves them all."""
-
-    sample: Configuration
-    """The one whose sizes choose the layouts that are left open."""
-    members: tuple[Configuration, ...]
-
-    def sample_on(self, mesh: Mesh) -> Configuration:
-        """The one that stands for those on a mesh, where the digits of the sample's layouts do not fit there."""
-        return min(
-            (one for one in self.members if one.deployment.mesh == mesh), key=lambda one: (one.batch, one.looped)
-        )
-
-
-def groups_of(sweep: Sweep) -> list[Group]:
+def configurations_of(sweep: Sweep) -> list[Configuration]:
     """The configurations of a sweep. Presets that come to the same layout on a mesh count once, by the first's name.
 
     Prefill with attention over the batch is left out where the layout does not split the batch, unless it alone is
     asked for: it reads no long cache, and pays for moving queries and keys (Pope et al. 2022, section 3.3). Not so in
     a generation, where decode may want the cache split so.
-    The sample is the member with nearest to 64 chips, and of these the one with the least batch.
 
     Raises where no slice of the chip has so many chips, or the cache is longer than the model's positions.
     """
@@ -95,29 +84,25 @@ def groups_of(sweep: Sweep) -> list[Group]:
             NOWHERE,
             f"give --prompt-len and --gen-len that make {model.longest} or less",
         )
-    found: dict[object, list[Configuration]] = {}
+    found: list[Configuration] = []
     for mesh in meshes(sweep):
         for batch in sweep.batches:
             for phase in sweep.phases:
                 seen: set[object] = set()
                 for layout in sweep.layouts:
                     for attention in sweep.attention:
-                        demands, split = _demands(sweep, layout, attention, mesh, batch, phase)
+                        fitted = fitted_layout(Deployment(model, mesh, layout, attention), batch)
                         alone = both and not sweep.together
-                        needless = phase == "prefill" and attention == "batch" and not split and alone
+                        needless = phase == "prefill" and attention == "batch" and not fitted.batch and alone
+                        demands = _demands(fitted)
                         if demands in seen or needless:
                             continue
                         seen.add(demands)
-                        for weights in sweep.weights:
-                            deployment = Deployment(model, mesh, layout, attention, weights)
-                            made = Configuration(deployment, phase, batch)
-                            found.setdefault((phase, weights, mesh.axes, demands), []).append(made)
-    made_groups: list[Group] = []
-    for members in found.values():
-        sample = min(members, key=lambda one: (abs(one.n_chips - 64), one.batch))
-        more = [replace(one, looped=True) for one in members] if sweep.looped else []
-        made_groups.append(Group(sample, (*members, *more)))
-    return made_groups
+                        found += [
+                            Configuration(Deployment(model, mesh, layout, attention, weights), phase, batch)
+                            for weights in sweep.weights
+                        ]
+    return [*found, *(replace(one, looped=True) for one in found if sweep.looped)]
 
 
 def meshes(sweep: Sweep) -> list[Mesh]:
@@ -164,22 +149,10 @@ def _every_mesh(chip: Chip, n_chips: int) -> Iterator[Mesh]:
         x *= 2
 
 
-def _demands(
-    sweep: Sweep, layout: str, attention: AttentionOver, mesh: Mesh, batch: int, phase: Phase
-) -> tuple[tuple[object, ...], bool]:
-    """The preset as it fits, without its name and what it says of sizes, and whether it splits the batch."""
-    fitted = fitted_layout(sweep, layout, attention, mesh, batch, phase)
+def _demands(fitted: Layout) -> tuple[object, ...]:
+    """A preset as it fits, without its name and what it says of sizes."""
     stored = sorted((role.name, dim, axes) for (role, dim), axes in fitted.stored.items())
-    over = sorted((fitted.attention or {}).items())
-    return (tuple(stored), fitted.batch, fitted.residual, tuple(over)), bool(fitted.batch)
-
-
-def fitted_layout(sweep: Sweep, layout: str, attention: AttentionOver, mesh: Mesh, batch: int, phase: Phase) -> Layout:
-    """The preset on this mesh, for one phase of this model. Raises where there is no such preset."""
-    model = sweep.model.model
-    sizes = model.sizes(batch, sweep.prompt if phase == "prefill" else 1, sweep.context)
-    numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
-    return fit_layouts([layout], mesh, numbers, model.attention.query_dims, attention, cached=True)[0]
+    return tuple(stored), fitted.batch, fitted.residual, tuple(sorted((fitted.attention or {}).items()))
 
 
 def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:

@@ -9,8 +9,9 @@ from shardwright.ir.types import DType
 from shardwright.models.forward import Request, model_program
 from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.frontier import described
-from shardwright.pareto.pricing import Point, passes_of
+from shardwright.pareto.pricing import Point
 from shardwright.pareto.store import identity_of
+from shardwright.prediction.programs import wanted_program
 
 
 def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configuration, Point]]) -> str:
@@ -34,7 +35,8 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")
     if where.weights == "int8":
-        lines.append(f"# Weights are stored in int8: shardwright opt FILE --passes {passes_of(one)}")
+        passes = wanted_program(where, one.phase, one.batch).passes
+        lines.append(f"# Weights are stored in int8: shardwright opt FILE --passes {passes}")
         lines.append(
             "# shows them, and shardwright generate CHECKPOINT --decode-layout FILE --weights int8 loads them so."
         )

@@ -24,9 +24,8 @@ _TYPES = {"str": str, "int": int, "bool": bool, "float": float}
 class Store:
     """The points of sweeps with the same model, chip, constants, lengths and code, in one file.
 
-    A line holds a point and what its price depends on beside that, and is written in one step, so that two processes
-    can append to one file. What an interruption left of a line is passed over when the file is read, as is every line
-    that is not as it was written.
+    A line holds a point, and is written in one step, so that two processes can append to one file. What an interruption
+    left of a line is passed over when the file is read, as is every line that is not as it was written.
     """
 
     file: Path
@@ -37,15 +36,15 @@ class Store:
             for line in self.file.read_text(encoding="utf-8").splitlines():
                 read = _read(line)
                 if read is not None:
-                    self._points[read[0], *identity_of(read[1])] = read[1]
+                    self._points[identity_of(read)] = read
 
-    def get(self, key: str, identity: Point) -> Point | None:
-        """The point that has this identity, and was kept under this key."""
-        return self._points.get((key, *identity_of(identity)))
+    def get(self, identity: Point) -> Point | None:
+        """The point that has this identity."""
+        return self._points.get(identity_of(identity))
 
-    def add(self, points: Iterable[tuple[str, Point]]) -> None:
-        """Keeps points under their keys. A folder that cannot be written costs time alone, and is no fault."""
-        lines = [json.dumps({"key": key, **_finite(point)}, allow_nan=False) for key, point in points]
+    def add(self, points: Iterable[Point]) -> None:
+        """Keeps points. A folder that cannot be written costs time alone, and is no fault."""
+        lines = [json.dumps(_finite(point), allow_nan=False) for point in points]
         text = "".join(f"{line}\n" for line in lines)
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,7 @@ def _finite(point: Point) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()}
 
 
-def _read(line: str) -> tuple[str, Point] | None:
+def _read(line: str) -> Point | None:
     """A line as it was written, else None."""
     try:
         values: Any = json.loads(line)
@@ -119,5 +118,4 @@ def _read(line: str) -> tuple[str, Point] | None:
         if type(value) is not _TYPES[str(item.type)]:
             return None
         made[item.name] = value
-    key = found.get("key")
-    return (key, Point(**made)) if isinstance(key, str) else None
+    return Point(**made)

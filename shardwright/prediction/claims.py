@@ -61,7 +61,9 @@ def _cost(
     attention: AttentionOver, n_chips: int,
 ) -> Cost:  # fmt: skip
     chip = load_chip("tpu-v4")
-    deployment = Deployment(built_in(model).model, torus_mesh(chip, n_chips), layout, attention, weights)
+    deployment = Deployment(
+        built_in(model).model, torus_mesh(chip, n_chips), layout, attention, weights, decomposed=True
+    )
     return phase_cost(deployment, chip, phase, batch, length, context)
 
 

@@ -109,7 +109,7 @@ def figure_7() -> Figure:
     }
     curves: list[Curve] = []
     for layout, (attention, batches) in layouts.items():
-        deployment = Deployment(model, torus_mesh(chip, 64), layout, attention)
+        deployment = Deployment(model, torus_mesh(chip, 64), layout, attention, decomposed=True)
         times = [phase_cost(deployment, chip, "prefill", batch, 2048, 2048).time_s for batch in batches]
         tokens = [2048 * batch for batch in batches]
         points = [(n, mfu(chip, 64, 540e9, n, seconds)) for n, seconds in zip(tokens, times, strict=True)]
@@ -135,7 +135,7 @@ def figure_8() -> Figure:
     }
     curves: list[Curve] = []
     for label, (name, attention) in variants.items():
-        deployment = Deployment(built_in(name).model, torus_mesh(chip, 64), "ws2d", attention)
+        deployment = Deployment(built_in(name).model, torus_mesh(chip, 64), "ws2d", attention, decomposed=True)
         points = [
             (context, 1e3 * phase_cost(deployment, chip, "decode", 256, 1, context).time_s)
             for context in (128, 256, 512, 1024, 2048, 4096, 8192)

@@ -95,7 +95,7 @@ def _ran(
     padded = "-64-heads" if size == "540B" and chips >= 64 else ""
     known = built_in(f"palm-{size.lower()}{padded}")
     mesh = torus_mesh(chip, chips)
-    deployment = Deployment(known.model, mesh, layout, attention, weights)
+    deployment = Deployment(known.model, mesh, layout, attention, weights, decomposed=True)
     if weight_bytes(known.model, weights) > chips * chip.memory_bytes:
         return
     for batch in batches:

@@ -42,14 +42,14 @@ class Workload:
 
 def phase_cost(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int,
-    constants: Constants | None = None,
+    constants: Constants | None = None, *, looped: bool = False,
 ) -> Cost:  # fmt: skip
     """The cost of one call of `prefill` or `decode` with a cache of `context` positions, of a batch that is rounded up
-    where that takes less time; tokens are those of the batch itself."""
+    where that takes less time; tokens are those of the batch itself. `looped` as in `phase_program`."""
     tokens = batch * (length if phase == "prefill" else 1)
 
     def of_batch(padded: int) -> Cost:
-        program = phase_program(deployment, phase, padded, length, context)
+        program = phase_program(deployment, phase, padded, length, context, looped=looped)
         return replace(cost_of(program, program.func(phase), chip, constants), tokens=tokens)
 
     return min(map(of_batch, batches_of(deployment, batch)), key=lambda cost: cost.time_s)

@@ -51,13 +51,15 @@ _APART = {"bf16": "cleanup", "int8": "quantize-weights"}
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on a mesh: its layout, over what attention is split, and the number format of its weights."""
+    """A model on a mesh: its layout, over what attention is split, and the number format of its weights. Published
+    systems computed attention `decomposed` into products and a softmax, with the scores in memory."""
 
     model: Model
     mesh: Mesh
     layout: str
     attention: AttentionOver
     weights: Weights = "bf16"
+    decomposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,27 @@ class Wanted:
     name: str
 
 
-def phase_program(deployment: Deployment, phase: Phase, batch: int, length: int, context: int) -> Program:
+def phase_program(
+    deployment: Deployment, phase: Phase, batch: int, length: int, context: int, *, looped: bool = False
+) -> Program:
     """The explicit program of one phase: `length` tokens of each of `batch` sequences (1 in decode), a cache of
-    `context` positions."""
+    `context` positions. Its collectives are loops if `looped`; else a weight-gathered layout has each layer's weights
+    on their way while the one before computes (Wang et al. 2023)."""
+    from shardwright.passes.gather_ahead import GatherAhead
+    from shardwright.passes.loop_collectives import LoopCollectives
+
     sizes = {"B": batch, "T": context} | ({"L": length} if phase == "prefill" else {})
     trouble: DiagnosticError | None = None
     for wanted in candidates(deployment, phase, batch):
         try:
             program = on_mesh(compiled(wanted.text, wanted.passes), deployment.mesh, sizes)
-            return gathers_ahead(program, deployment.layout)
+            if looped:
+                return LoopCollectives().run(program)
+            return GatherAhead().run(program) if deployment.layout.startswith("wg") else program
         except DiagnosticError as error:  # layouts that were chosen for other sizes do not divide these
             trouble = trouble or error
     assert trouble is not None
     raise trouble
-
-
-def gathers_ahead(program: Program, layout: str) -> Program:
-    """The explicit program as a weight-gathered layout is run: each layer's weights on their way while the one before
-    computes (Wang et al. 2023)."""
-    from shardwright.passes.gather_ahead import GatherAhead
-
-    return GatherAhead().run(program) if layout.startswith("wg") else program
 
 
 def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:
@@ -146,7 +148,7 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
     length = 1 if phase == "decode" else _PROMPT
     request = Request(
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
-        decomposed=True,
+        decomposed=deployment.decomposed,
     )  # fmt: skip
     passes = (_PACKED if packed else _APART)[deployment.weights]
     shape = "x".join(str(size) for size in mesh.values())
@@ -159,17 +161,15 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
 # ---------------------------------------------------------------- compiled programs
 
 
-def compile_text(text: str, passes: str, *, axiswise: bool = False) -> str:
-    """The explicit program that the compiler makes of a program's text, after these passes.
-
-    `axiswise` chooses layouts one axis after the other, in a fraction of the time and nearly as well.
-    """
+def compile_text(text: str, passes: str) -> str:
+    """The explicit program that the compiler makes of a program's text, after these passes. What a preset leaves open
+    takes the fewest bytes, on which chip is no matter: that is how presets are described."""
     from shardwright.ir.format import format_module
     from shardwright.ir.unparse import unparse
     from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
     from shardwright.passes.place import Place
 
-    explicit = explicit_passes(Place(objective="bytes", axiswise=axiswise))
+    explicit = explicit_passes(Place(objective="bytes"))
     return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *explicit))))
 
 
@@ -216,7 +216,7 @@ def is_compiled(wanted: Wanted) -> bool:
 @lru_cache(maxsize=512)
 def compiled(text: str, passes: str) -> Program:
     """The explicit program of a text after these passes: one that comes with the package, one that was made before, or
-    one that is made now, axis by axis."""
+    one that is made now."""
     return loaded(compiled_text(text, passes))
 
 
@@ -228,7 +228,7 @@ def compiled_text(text: str, passes: str) -> str:
         return shipped()[made_of]
     with suppress(OSError):
         return own.read_text(encoding="utf-8")
-    made = compile_text(text, passes, axiswise=True)
+    made = compile_text(text, passes)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
         beside = own.with_suffix(f".{os.getpid()}.part")

@@ -29,7 +29,7 @@ def table_1() -> list[Check]:
     for line in published_lines("pope2022_table_1.csv"):
         attention: AttentionOver = "batch" if line["kv_sharding"] == "batch" else "head"
         model = built_in(_VARIANTS[line["attention"]]).model
-        deployment = Deployment(model, torus_mesh(chip, 64), "ws2d", attention)
+        deployment = Deployment(model, torus_mesh(chip, 64), "ws2d", attention, decomposed=True)
         batch = int(line["batch"])
         one, two = (decode_memory(deployment, batch, positions).state for positions in (1, 2))
         longest = int(_CACHE_SHARE * chip.memory_bytes // (two - one))
@@ -58,7 +58,7 @@ def _measured_chip() -> Chip:
 
 
 def _call(model: str, n: int, phase: Phase, batch: int, length: int, context: int, chip: Chip, how: Constants) -> Cost:
-    deployment = Deployment(built_in(model).model, Mesh.of(x=n), "megatron", "head")
+    deployment = Deployment(built_in(model).model, Mesh.of(x=n), "megatron", "head", decomposed=True)
     return phase_cost(deployment, chip, phase, batch, length, context, how)
 
 
@@ -78,7 +78,7 @@ def _capacity(n: int) -> float:
 
 
 def _kv_bytes() -> float:
-    deployment = Deployment(built_in("chen-52b").model, Mesh.of(x=1), "megatron", "head")
+    deployment = Deployment(built_in("chen-52b").model, Mesh.of(x=1), "megatron", "head", decomposed=True)
     one, two = (decode_memory(deployment, 1, positions).state for positions in (1, 2))
     return float(two - one)
 

@@ -269,7 +269,7 @@ def _row(
         found = f"{model.name} has {needed / 1e9:.0f} GB of {weights} weights"
         note = "take more chips" if weights == "int8" else "take more chips, or int8 weights"
         raise fault("bad-row", f"{found}, and {chips} {chip.name} hold {there / 1e9:.0f} GB", line.span, note)
-    deployment = Deployment(model.model, mesh, preset, attention, weights)
+    deployment = Deployment(model.model, mesh, preset, attention, weights, decomposed=True)
     told = f"{chips} chips, batch {workload.batch}"
     if line.text("ffn_layout"):
         told += f", {preset}, {attention}, {weights}"

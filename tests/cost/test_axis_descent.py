@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from shardwright.backends.validation import validate
-from shardwright.cost.placement import Effort, Placement, place_layouts
+from shardwright.cost.limited_placement import LimitedPlacement
+from shardwright.cost.placement import Effort, Placement, PlacementOptions, place_layouts
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
-from shardwright.passes.pipelines import EXPLICIT, run_passes
-from shardwright.passes.place import Place
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import MOVEMENTS, run_passes
+from shardwright.passes.place import place
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2
@@ -79,8 +82,9 @@ def test_the_paper_s_feedforward_layers_are_placed_as_cheaply_as_can_be(x: str, 
 @pytest.mark.parametrize("text", [FEEDFORWARD.format(x="BLE_xyz", w_in="E_xF_yz", w_out="F_yzE_x"), LAYERS])
 def test_the_explicit_program_means_the_same(text: str) -> None:
     before = program(text)
-    axiswise = [Place(axiswise=True) if isinstance(applied, Place) else applied for applied in EXPLICIT]
-    after = run_passes(before, axiswise)
+    decomposed = run_passes(before, (Decompose(), Cleanup()))
+    placed, _ = place(decomposed, PlacementOptions(), choose=LimitedPlacement(decomposed, proof=False))
+    after = run_passes(placed, MOVEMENTS)
     assert validate(before, after) is not None
 
 

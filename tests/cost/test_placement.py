@@ -267,11 +267,11 @@ func mlp(x: BE?, w2: FE_y?) -> (BE?, BE?(partialsum-?), BE_y?) {
 """
 
 
-@pytest.mark.parametrize("axiswise", [False, True])
-def test_values_at_the_edges_are_partial_only_where_their_types_say_so(axiswise: bool) -> None:
+@pytest.mark.parametrize("objective", ["time", "bytes"])
+def test_values_at_the_edges_are_partial_only_where_their_types_say_so(objective: str) -> None:
     read = program(EDGES)
     assert read.weights[0].type == OpenType.any_split(read.weights[0].shape)
-    filled = Place(axiswise=axiswise).run(read)
+    filled = Place(objective=objective).run(read)
     (func,) = filled.funcs
     edges = [
         *(value.type for value in (*filled.weights, *filled.state, *func.params)),
@@ -281,7 +281,7 @@ def test_values_at_the_edges_are_partial_only_where_their_types_say_so(axiswise:
     assert not [str(kind) for kind in edges if kind.partial]
     # Where it is written, it is kept.
     within = program(EDGES.replace("BE_y?)", "BE_y?(partialsum-x))").replace("BE?(partialsum-?)", "BE(partialsum-x)"))
-    (func,) = Place(axiswise=axiswise).run(within).funcs
+    (func,) = Place(objective=objective).run(within).funcs
     assert [str(kind.partial or "") for kind in func.results] == ["", "(partialsum-x)", "(partialsum-x)"]
 
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(file for file in FOLDER.glob("*.shard") if file.stem != "13_palm_model")
 
 OPTIONS = {
-    "place": ["{axiswise=true}"],
+    "place": ["{objective=bytes}"],
     "choose-digit-order": ["", "{tied=true}"],
     "weight-gather": ["", "{axes=xy}", "{axes=none}"],
     "attention-over-batch": ["", "{axes=yz}"],

@@ -271,7 +271,7 @@ def _refused(outcome: Outcome, surface: Any) -> bool:
 
 
 _SURFACE_PASSES = (
-    "decompose", "cleanup", "place", "place{axiswise=true}", "choose-digit-order", "weight-gather",
+    "decompose", "cleanup", "place", "place{objective=bytes}", "choose-digit-order", "weight-gather",
     "weight-gather{axes=x}", "weight-gather{axes=none}", "attention-over-batch", "attention-over-batch{axes=x}",
     "reduce-into{dim=hidden}", "reduce-into{dim=sequence}", "reduce-into{dim=batch}", "fuse-parallel-block",
 )  # fmt: skip
