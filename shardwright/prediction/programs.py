@@ -39,8 +39,8 @@ _PROMPT: Final = 23
 says that they stay, and prime, so that sequences are not cut: Pope et al. (2022, section 3.5) scatter into E and F
 rather than into B and L."""
 
-_STANDARD: Mapping[int, Sequence[int]] = {1: (8,), 2: (4, 4), 3: (4, 4, 4)}
-"""Sizes of the axes that layouts are chosen for, by how many axes there are."""
+_STANDARD: Mapping[int, Sequence[Sequence[int]]] = {1: [(8,)], 2: [(4, 4)], 3: [(4, 4, 4), (8, 4, 4), (2, 2, 2)]}
+"""Sizes of the axes that layouts are chosen for, by how many axes there are: the first that a layout fits alike."""
 
 SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 """Explicit programs of published rows and figures; `bench/compile_published.py` writes them."""
@@ -109,7 +109,7 @@ def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
 
 
 def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
-    """What `phase_program` tries one after the other: on the standard mesh if the layout is the same there, on the
+    """What `phase_program` tries one after the other: on standard meshes if the layout is the same there, on the
     deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer axes.
 
     Projections are packed first, save where weights are gathered over axes that the batch does not fill: the digits of
@@ -119,8 +119,8 @@ def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wan
     axes = batch_axes(mesh, batch)
     packed = len(axes) == len(mesh) or not deployment.layout.startswith("wg")
     asked = fitted_layout(deployment, batch)
-    standard = Mesh(tuple(zip(mesh.axes, _STANDARD.get(len(mesh), mesh.values()), strict=True)))
-    for own in dict.fromkeys((standard, mesh)):
+    standard = [Mesh(tuple(zip(mesh.axes, sizes, strict=True))) for sizes in _STANDARD.get(len(mesh), ())]
+    for own in dict.fromkeys((*standard, mesh)):
         sample, least = replace(deployment, mesh=own), own.product(axes)
         if _alike(fitted_layout(sample, least), asked):
             yield _wanted(sample, phase, least, packed=packed)
