@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 States = NDArray[np.int64]
 """What each axis does to each variable: [variables, axes], numbers of `Coding`."""
 
-_ENTRIES = 1 << 20
+_ENTRIES = 1 << 22
 """Of a table: with more, branch and bound in place of elimination."""
 
 _NODES = 8

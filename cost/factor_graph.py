@@ -101,7 +101,7 @@ class FactorGraph:
             if len(variables) < len(sizes):  # it has a variable twice
                 return None
             open_ones = tuple(v for v in variables if self.sizes[v] > 1)
-            if factor.entries > most or math.prod(sizes) > most:
+            if factor.dense_entries(sizes) > most:
                 return None
             costs = factor.dense(sizes).reshape([self.sizes[v] for v in open_ones])
             if open_ones:

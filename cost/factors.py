@@ -106,6 +106,10 @@ class TableFactor:
         """Whether there is a row for each of so many choices of a variable."""
         return len(self._sorted[slot][1]) == size
 
+    def dense_entries(self, sizes: Sequence[int]) -> int:
+        """How many numbers `dense` looks at."""
+        return math.prod(sizes)
+
     def dense(self, sizes: Sequence[int]) -> Costs:
         """The cost of every combination of choices, of which each variable has so many."""
         made = np.full(math.prod(sizes), FORBIDDEN)
@@ -282,6 +286,10 @@ class TreeFactor:
         places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
         return TreeFactor(self.variables, self.moves, places, self.rigid)
 
+    def dense_entries(self, sizes: Sequence[int]) -> int:
+        """How many numbers `dense` looks at."""
+        return math.prod(sizes[1:]) * (sizes[0] if len(self._leaf_slots) < 2 else len(self.moves) ** 2)
+
     def dense(self, sizes: Sequence[int]) -> Costs:
         """The cost of every combination of choices, of which each variable has so many."""
         places = self.places
@@ -294,7 +302,7 @@ class TreeFactor:
                 continue
             served: Costs = np.minimum.reduce([reached[part] + reached[subset ^ part] for part in halves(subset)])
             flat = served.reshape(len(self.moves), -1)
-            reached[subset] = (self.moves[:, :, None] + flat[None]).min(axis=1).reshape(served.shape)
+            reached[subset] = np.stack([(row[:, None] + flat).min(axis=0) for row in self.moves]).reshape(served.shape)
         made = reached[-1][places[0]]
         for slot, stays in enumerate(self.rigid, 1):
             if stays:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
 
@@ -220,7 +221,8 @@ class Solver:
         """The best choice; where the limit does not allow to look at all of them, one that no axis can better. Raises a
         `DiagnosticError` where there is none, an `OutOfWorkError` where none was found."""
         if not self.effort.proof:
-            return self.quickly()
+            with suppress(OutOfWorkError):  # axes that are demanded alike cannot always do the same
+                return self.quickly()
         try:
             self.build()
         except OutOfWorkError:

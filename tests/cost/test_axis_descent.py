@@ -130,3 +130,15 @@ def test_what_the_author_moved_stays() -> None:
     made = program(text)
     kinds = quickly(made).kinds
     assert sorted({kind.layout_text for kind in kinds.values()}) == ["BE_x", "BE_xy"]
+
+
+def test_where_axes_that_are_demanded_alike_cannot_do_the_same_all_choices_are_looked_at() -> None:
+    text = """
+    mesh x=2 y=2
+    dim B=2 E=2 F=3
+    func f(a: BE_x, b: BE_y, w: EF?) -> BF? {
+      return (a + b) @[E] w
+    }
+    """
+    made = program(text)
+    assert quickly(made).bytes_received >= place_layouts(made).bytes_received
