@@ -11,7 +11,6 @@ general a lower bound that branching closes. Every step drops the choices that c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
