@@ -42,10 +42,11 @@ class Declarations:
     """What is wrong with the weights and the state."""
     faulty: frozenset[str] = frozenset()
     """Their names, about whose uses nothing more is said."""
-    chip: str = ""
+    chip: syntax.ChipItem | None = None
 
     def program(self, funcs: tuple[Func, ...]) -> Program:
-        return Program(self.mesh, self.dims, self.weights, self.state, funcs, self.chip)
+        made = Program(self.mesh, self.dims, self.weights, self.state, funcs)
+        return replace(made, chip=self.chip.name, chip_span=self.chip.span) if self.chip else made
 
     def sizes(self) -> dict[str, int]:
         return {dim.name: dim.size for dim in self.dims}
@@ -279,7 +280,7 @@ def unknown_dimension(name: str, known: Sequence[str], span: Span) -> Diagnostic
     )
 
 
-def _chip(module: syntax.Module) -> str:
+def _chip(module: syntax.Module) -> syntax.ChipItem | None:
     first: syntax.ChipItem | None = None
     for item in module.items:
         if isinstance(item, syntax.ChipItem):
@@ -287,7 +288,7 @@ def _chip(module: syntax.Module) -> str:
                 note = Note("the first is here", first.span)
                 raise fault("redefinition", "the chip is given twice", item.span, note)
             first = item
-    return first.name if first else ""
+    return first
 
 
 def _mesh(module: syntax.Module, overrides: Mapping[str, int]) -> Mesh:

@@ -161,6 +161,7 @@ class Program:
     funcs: tuple[Func, ...]
     chip: str = ""
     """The chip that the text names, for the choice of layouts; "" where it names none."""
+    chip_span: Span = field(default=NOWHERE, compare=False, repr=False)
 
     def dim(self, name: str) -> DimInfo:
         """The declared dimension; KeyError if there is none."""

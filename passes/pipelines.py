@@ -234,7 +234,9 @@ def options_from(name: str, text: str) -> Generator[None]:
     try:
         yield
     except DiagnosticError as error:
-        if error.source is None and error.diagnostics[0].code in {"bad-option", "unknown-chip", "unreadable-file"}:
+        first = error.diagnostics[0]
+        options = {"bad-option", "unknown-chip", "unreadable-file"}
+        if error.source is None and first.span == NOWHERE and first.code in options:
             error.source = Source(name, text)
         raise
 

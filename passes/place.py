@@ -91,7 +91,13 @@ class Place(Pass):
         named = self.chip or program.chip
         if not named or named == REFERENCE.name:
             return Objective(calls=self.calls_in(program))
-        chip = load_chip(named)
+        try:
+            chip = load_chip(named)
+        except DiagnosticError as error:
+            (said,) = error.diagnostics
+            if self.chip or error.source is not None:
+                raise
+            raise DiagnosticError([replace(said, span=program.chip_span)]) from None
         return Objective(chip, chip.constants, self.calls_in(program))
 
     def calls_in(self, program: Program) -> dict[str, float]:

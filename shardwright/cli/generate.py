@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import (
+    add_choice,
     add_experts,
     add_json,
     add_output,
     add_sizes,
     natural,
     number,
+    place_of,
     positive,
     size_in_bytes,
 )
@@ -95,6 +97,7 @@ def _add_plan(parser: Parser) -> None:
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
     add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
+    add_choice(parser)
     add_experts(parser)
     add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
     add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
@@ -372,4 +375,5 @@ def _options(args: argparse.Namespace) -> Options:
         args.experts,
         args.expert_capacity,
         read_passes(args.passes),
+        place_of(args),
     )

@@ -37,6 +37,9 @@ def generate(
     passes: str = "",
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
+    chip: str = "",
+    objective: str = "time",
+    calls: Mapping[str, float] | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -49,9 +52,10 @@ def generate(
 ) -> list[Completion]:
     """The completions of prompts, texts or lists of token ids, in their order, with their samples one after the other.
 
-    `passes`, as `shardwright opt` reads them, are done to the program. `stop_tokens` None are the checkpoint's own;
-    `()` goes on to `max_new_tokens`, which None makes 64, or as many as there is room for. `mesh` None is all devices
-    at hand. Raises a `DiagnosticError` where the checkpoint, a prompt or an option is at fault.
+    `passes`, as `shardwright opt` reads them, are done to the program; `chip`, `objective` and `calls` say how its
+    layouts are chosen. `stop_tokens` None are the checkpoint's own; `()` goes on to `max_new_tokens`, which None makes
+    64, or as many as there is room for. `mesh` None is all devices at hand. Raises a `DiagnosticError` where the
+    checkpoint, a prompt or an option is at fault.
     """
     from shardwright.generation.bad_logits import explained
     from shardwright.generation.loading import load_engine
@@ -63,6 +67,7 @@ def generate(
     from shardwright.ir.diagnostics import Source, located
     from shardwright.models.architectures import describe
     from shardwright.models.config import config_path, read_config
+    from shardwright.passes.place import Place
 
     config = read_config(checkpoint)
     with located(Source(str(config_path(checkpoint)), "")):
@@ -84,6 +89,7 @@ def generate(
         experts,
         expert_capacity,
         read_passes(passes),
+        Place.of(objective, chip, calls),
     )
     if max_new_tokens is None:
         max_new_tokens = default_new_tokens(model, made, options)

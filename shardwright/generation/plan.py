@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,8 @@ from shardwright.ir.verifier import Level
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.base import Pass
-from shardwright.passes.pipelines import EXPLICIT
+from shardwright.passes.pipelines import explicit_passes
+from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
 
 WeightFormat = Literal["int8", "int4"]
@@ -28,7 +29,7 @@ class Plan:
     own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
     format to which they are quantized, `passes` what else is done to the program. `scores` asks for log-probabilities
     of given tokens too, `sampled` for drawing of tokens beside taking the most probable. `experts` and
-    `expert_capacity` are those of `import_model`.
+    `expert_capacity` are those of `import_model`. `place` chooses the layouts that are left open.
     """
 
     mesh: Mesh
@@ -46,6 +47,7 @@ class Plan:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     passes: tuple[Pass, ...] = ()
+    place: Place = field(default_factory=Place)
 
     @property
     def read_layout(self) -> str:
@@ -61,7 +63,8 @@ class Plan:
     @property
     def pipeline(self) -> tuple[Pass, ...]:
         """All that makes an explicit program of it; passes that take explicit programs come last."""
-        return (*self.before_layouts, *EXPLICIT, *(given for given in self.passes if given.takes is Level.EXPLICIT))
+        after = (given for given in self.passes if given.takes is Level.EXPLICIT)
+        return (*self.before_layouts, *explicit_passes(self.place), *after)
 
 
 def is_file(layout: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 from shardwright.generation.plan import Plan, WeightFormat, default_mesh, is_file
@@ -21,6 +21,7 @@ from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.base import Pass
 from shardwright.passes.pipelines import parse_pipeline
+from shardwright.passes.place import Place
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 """Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
@@ -43,6 +44,7 @@ class Options:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     passes: tuple[Pass, ...] = ()
+    place: Place = field(default_factory=Place)
 
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_batch", "chunk", "cache"):
@@ -107,6 +109,7 @@ def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: 
         options.experts,
         options.expert_capacity,
         options.passes,
+        options.place,
     )
 
 

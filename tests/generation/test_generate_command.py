@@ -58,6 +58,9 @@ def test_json_lines_in_and_out(generate: Callable, tmp_path: Path) -> None:
 def test_one_prompt_is_text(generate: Callable) -> None:
     options = ("--mesh", "x=1", "--max-new-tokens", "4", "--ignore-eos", "--prompt", "w5 w6 w7")
     shown, streamed = generate(*options), generate(*options, "--stream")
+    chosen = generate(*options, "--chip", "tpu-v4", "--objective", "bytes", "--calls", "prefill=1,decode=4")
+    assert chosen.out == shown.out
+    assert generate(*options, "--chip", "h10").err.startswith("--chip: error: there is no chip `h10` [unknown-chip]\n")
     assert (shown.status, shown.err) == (0, "")
     assert len(shown.out.split()) == 4
     assert streamed.out == shown.out

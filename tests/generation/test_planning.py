@@ -19,6 +19,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.passes.pipelines import EXPLICIT
+from shardwright.passes.place import Place
 
 MODEL = describe(Config(config_of("llama-grouped")))
 X2Y2 = Mesh.of(x=2, y=2)
@@ -175,6 +176,12 @@ def test_stop_tokens_are_the_checkpoints(tmp_path: Path) -> None:
     assert caught.value.render() == (
         f'{path}: error: eos_token_id is "two", not a token id or a list of them [bad-config]'
     )
+
+
+def test_layouts_are_chosen_as_is_asked() -> None:
+    place = Place.of("bytes", "tpu-v4", {"decode": 8})
+    made = make_plan(MODEL, prompts_of(3), Settings(5), Options(X2Y2, place=place))
+    assert [applied for applied in made.pipeline if applied.name == "place"] == [place]
 
 
 def test_passes_on_explicit_programs_come_last() -> None:
