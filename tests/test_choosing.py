@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program_text import program
@@ -96,6 +97,74 @@ def test_all_commands_choose_the_same(file: Path, chip: str, rows: int, capsys: 
     (func,) = made.funcs
     on = load_chip(chip or "reference")
     assert json.loads(capsys.readouterr().out)["time_s"] == cost_of(made, func, on).time_s
+
+
+FETCHED = """
+mesh x=2
+dim B=64 E=2048 F=8192 N=4
+weights { w: NEF? on host
+          v: NFE? on host }
+func f(x: BE?) -> BE? {
+  y = loop[N](h: BE? = x) { next tanh(h @[E] w) @[F] v }
+  return y
+}
+"""
+
+CACHED = """
+mesh x=2 y=2
+dim B=8 L=128 T=256 E=512 H=8 D=64 N=4
+weights { wq: NEHD?
+          wk: NED?
+          wo: NHDE? }
+state { k: NBTD?
+        pos: int32 }
+"""
+for _head, _step in (("prefill", "size[L]"), ("decode[L=1]", "1")):
+    CACHED += f"""
+func {_head}(x: BLE?) -> BLE? {{
+  y = loop[N](h: BLE? = x) {{
+    set k = update[T](k, h @[E] wk, pos)
+    o = attend[T, D, causal=L, scale=0.125](h @[E] wq, k, k, pos=pos)
+    next h + o @[HD] wo
+  }}
+  set pos = pos + {_step}
+  return y
+}}
+"""
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+AGREED = {
+    "weights on the host": FETCHED,
+    "two functions over a cache": CACHED,
+    "an open layer": (EXAMPLES / "search" / "feedforward.shard").read_text(),
+    "PaLM's block": (EXAMPLES / "10_palm_parallel_block.shard").read_text(),
+    "an explicit program": (EXAMPLES / "12_explicit_attention.shard").read_text(),
+}
+
+
+@pytest.mark.parametrize("chip", ["h100", "tpu-v4"])
+@pytest.mark.parametrize("name", AGREED)
+def test_cost_search_and_what_they_write_agree_to_the_last_digit(
+    name: str, chip: str, capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    """`pareto` and `reproduce` price such programs, too (tests/pareto)."""
+    file.write_text(AGREED[name])
+    found, written = (file.with_name(f"{name}.shard") for name in ("found", "written"))
+
+    def told(command: str, of: Path, *options: str) -> Any:
+        capsys.readouterr()
+        assert main([command, str(of), "--chip", chip, *options, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    def cost(of: Path) -> float:
+        priced = told("cost", of)
+        return sum(func["time_s"] for func in priced.get("functions", [priced]))
+
+    searched = told("search", file, "-o", str(found))["objective_s"]
+    passes = "decompose,cleanup,place,choose-digit-order{tied=true},insert-moves,cleanup,choose-digit-order,edge-blocks"
+    options = ["--chip", chip, "--passes", f"offload,{passes}" if "on host" in AGREED[name] else passes]
+    assert main(["opt", str(file), *options, "-o", str(written)]) == 0
+    assert {cost(file), cost(found), cost(written)} == {searched}
 
 
 @pytest.mark.parametrize("rows", [16, 256, 4096, 65536])
