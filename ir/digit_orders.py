@@ -39,13 +39,16 @@ def _typed(program: Program, func: Func) -> Iterator[tuple[str, ValueType, Span]
         yield f"the result of {func.name}", kind, func.span
 
 
-def splitting_axes(program: Program) -> dict[tuple[str, str | None], dict[str, Use]]:
+SplittingAxes = dict[tuple[str, str | None], dict[str, Use]]
+
+
+def splitting_axes(program: Program) -> SplittingAxes:
     """For each dimension the axes that split it anywhere, with their first use.
 
     A dimension whose size a function overrides is another dimension inside it: its key holds the function's
     name, that of all others None.
     """
-    found: dict[tuple[str, str | None], dict[str, Use]] = {}
+    found: SplittingAxes = {}
     for func in program.funcs:
         overridden = {name for name, _ in func.overrides}
         for name, kind, span in _typed(program, func):
@@ -68,13 +71,14 @@ def split_extents(program: Program) -> dict[tuple[str, str | None], set[int]]:
     return found
 
 
-def orders_in(program: Program, func: Func) -> dict[str, Order]:
-    """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen.
+def orders_in(program: Program, func: Func, used: SplittingAxes | None = None) -> dict[str, Order]:
+    """The order of each dimension as the function sees it; axes in the order of the mesh where none is chosen. `used`
+    are the program's `splitting_axes`, for those who ask about several functions.
 
     A dimension whose size the function overrides has the axes that split it there for digits: first those of the
     program's order, which need not fit into the other size, then any others.
     """
-    used = splitting_axes(program)
+    used = splitting_axes(program) if used is None else used
     overridden = {name for name, _ in func.overrides}
     orders: dict[str, Order] = {}
     for dim in program.dims:

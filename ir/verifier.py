@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
-from shardwright.ir.digit_orders import Use, orders_in, splitting_axes, typed_values
+from shardwright.ir.digit_orders import SplittingAxes, Use, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, common_order, fitting_order
 from shardwright.ir.elaboration.demands import check_divides
 from shardwright.ir.extents import check_extents
@@ -28,13 +28,14 @@ class Level(Enum):
 
 def verify(program: Program, level: Level) -> None:
     """Raises a `DiagnosticError` with every fault of a program at this level."""
-    check_divisibility(program)
+    used = splitting_axes(program)
+    check_divisibility(program, used)
     diagnostics: list[Diagnostic] = []
     if level is Level.EXPLICIT:
         for value in (*program.weights, *program.state):
             diagnostics.extend(_holes(value.name, value.type, value.span))
     for func in program.funcs:
-        orders = orders_in(program, func)
+        orders = orders_in(program, func, used)
         checker = _Checker(program, func, level, orders)
         checker.block(func.body, Scope.of(program, func))
         checker.blocks_at_edges()
@@ -46,10 +47,10 @@ def verify(program: Program, level: Level) -> None:
         raise DiagnosticError(diagnostics)
 
 
-def check_divisibility(program: Program) -> None:
+def check_divisibility(program: Program, used: SplittingAxes | None = None) -> None:
     """Raises where chips do not divide an extent that a type splits over them, or its order lacks one of the axes."""
     diagnostics: list[Diagnostic] = []
-    for (name, func), uses in splitting_axes(program).items():
+    for (name, func), uses in (used or splitting_axes(program)).items():
         order = program.dim(name).order if func is None else None  # a function's own size has digits of its own
         for axis, use in uses.items():
             if order is not None and axis not in order:

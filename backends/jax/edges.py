@@ -8,6 +8,7 @@ maximands), with a leading array dimension for each partial axis.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.functions import concrete
@@ -98,10 +99,14 @@ class ProgramEdges:
     program: Program
     in_digits: bool = False
 
+    @cached_property
+    def _digits(self) -> dict[str, Digits]:
+        return {func.name: Digits.of(self.program, func) for func in self.program.funcs}
+
     def digits(self, func: Func) -> Digits:
         """The digits of a function, with all that crosses its edges in blocks: by permutes, or as gathers and slices
         allow."""
-        digits = Digits.of(self.program, func)
+        digits = self._digits[func.name]
         if self.in_digits:
             return digits
         types = {value.name: value.type for value in func.params} | dict(zip(func.returns, func.results, strict=True))
@@ -125,4 +130,5 @@ class ProgramEdges:
 
     def stored(self, value: Value) -> Edge:
         """A weight or state value; its dimensions have one size in all functions."""
-        return edge_of(value.name, concrete(value.name, value.type), Digits.of(self.program, self.program.funcs[0]))
+        digits = self._digits[self.program.funcs[0].name]
+        return edge_of(value.name, concrete(value.name, value.type), digits)

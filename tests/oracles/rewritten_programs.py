@@ -39,8 +39,8 @@ def largest_error(
 ) -> float:
     """The largest error of `after`, relative to the largest element of each result, over all functions and states.
 
-    Asserts that the program compiled for the mesh, `compiled` where a test has it, gives what the unsharded one gives, up
-    to `tolerance`.
+    Asserts that the program compiled for the mesh, `compiled` where a test has it, gives what the unsharded one gives,
+    up to `tolerance`.
     """
     compiled = compiled or explicit(after)
     worst = 0.0
