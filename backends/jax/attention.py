@@ -42,6 +42,10 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
         at = operation.at("pos")
         pos = "" if at is None else f" + {aligned(terms[at], rows, DType.INT32)}"
         options.append(f"last={own}{pos}")
+        together = _together(lowering.size(q, operation.causal)) if block < here else None
+        if together is not None:
+            axis = rows.index(operation.causal) - len(rows)
+            options.append(f"queries=({axis_of(q, operation.causal)}, {axis}, {together})")
     if (at := operation.at("length")) is not None:
         options.append(f"length={aligned(terms[at], rows, DType.INT32)}")
     for name, value, default in (
@@ -52,6 +56,13 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
     codes = [*(term.code for term in terms[:3]), specs, axes, lowering.global_index(k, T), str(block), *options]
     call = f"attend({', '.join(codes)})"
     return call if operation.lse or result.is_pair else f"{call}[0]"
+
+
+def _together(queries: int) -> int | None:
+    """So many queries are taken at a time, that blocks of positions which these do not see are passed over; None where
+    all are, for there are few, or their number has no divisor of use."""
+    size = next(size for size in range(min(BLOCK, queries), 0, -1) if queries % size == 0)
+    return size if size < queries and 4 * size >= BLOCK else None
 
 
 def lower_join(_operation: ops.JoinAttention, terms: Sequence[Term], _result: TensorType, lowering: Lowering) -> str:

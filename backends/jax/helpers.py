@@ -4,14 +4,41 @@ from __future__ import annotations
 
 HELPERS: dict[str, str] = {
     "attend": '''
-def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, scale=1.0, softcap=0.0):
+def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, scale=1.0, softcap=0.0, queries=None):
     """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
-    over the scores s, in f32. One block of positions after the other is scored, backwards too (Rabe and Staats 2021).
+    over the scores s, in f32. One block of positions after the other is scored, backwards too (Rabe and Staats 2021),
+    but for those of which no query sees any.
 
     specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
-    a window the last so many of these, and those below `length`.
+    a window the last so many of these, and those below `length`. queries: their axis in q, and in `last` from the end,
+    where they are taken so many at a time.
     """
+    if queries is not None:
+        axis, size = queries[1:]
+
+        def cut(x, axis):
+            x = jnp.moveaxis(x, axis, 0)
+            return jnp.moveaxis(x.reshape(-1, size, *x.shape[1:]), 1, axis + (axis >= 0))
+
+        def joined(x, axis):
+            x = jnp.moveaxis(x, 0, axis - 1)
+            at = x.ndim + axis
+            return x.reshape(*x.shape[:at - 1], -1, *x.shape[at + 1:])
+
+        masks = {name: jnp.asarray(x) for name, x in (('last', last), ('length', length)) if x is not None}
+        own = {name: cut(x, axis) for name, x in masks.items() if x.ndim >= -axis and x.shape[axis] > 1}
+        rest = dict(window=window, scale=scale, softcap=softcap)
+        mean, lse = lax.map(
+            lambda part: attend(part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, **rest),
+            (cut(q, queries[0]), own))
+        return joined(mean, axis - 1), joined(lse, axis)
+
     wide = dict(preferred_element_type=jnp.float32, precision='highest' if q.dtype == jnp.float32 else None)
+    # False, and varying over all axes that something here varies over. What varies over fewer becomes so here: within a
+    # block its gradient would be summed over chips of which some pass the block over.
+    no = functools.reduce(jnp.logical_or, (
+        jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length) if x is not None))
+    q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
 
     def further(carry, part):
         k, v, t = part
@@ -33,6 +60,21 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
             total, summed = total + share * carry[1], summed + share[..., None] * carry[2]
         return greatest, total, summed
 
+    def seen(part):
+        t, some = part[2], True
+        if last is not None:
+            some &= jnp.min(t) <= last
+        if window:
+            some &= jnp.max(t) > last - window
+        if length is not None:
+            some &= jnp.min(t) < length
+        return jnp.any(some)
+
+    def next_block(carry, part):
+        if last is None and length is None:
+            return further(carry, part), None
+        return lax.cond(seen(part), further, lambda carry, part: carry, carry, part), None
+
     n = (len(t) - 1) // block
     first = len(t) - n * block
 
@@ -47,7 +89,7 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
     if n:
         parts = (blocks(k, axes[0]), blocks(v, axes[1]), blocks(t, 0))
         carry = greatest, total, summed
-        (greatest, total, summed), _ = lax.scan(lambda carry, part: (further(carry, part), None), carry, parts)
+        (greatest, total, summed), _ = lax.scan(next_block, carry, parts)
     none = total == 0
     total = jnp.where(none, 1, total)
     return (summed / total[..., None]).astype(v.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))

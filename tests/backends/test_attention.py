@@ -191,6 +191,28 @@ def test_decomposed(name: str) -> None:
     close(simulate(explicit(split), "f", arrays).results[0], wanted[0])
 
 
+@pytest.mark.parametrize("splits", [{}, {"T": "x"}, {"B": "x", "K": "y"}], ids=str)
+@pytest.mark.parametrize("name", ["causal", "from positions of rows", "window", "lengths", "all", "in another order"])
+def test_blocks_that_no_query_sees_are_passed_over(
+    name: str, splits: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries two at a time, positions two at a time: results and gradients are the same, chips that pass over other
+    blocks than others among them. Values that are no numbers, which any weight of 0 would let through, stay out."""
+    for of, number in (("BLOCK", 2), ("MOST_TOGETHER", 0), ("FEW_QUERIES", 0)):
+        monkeypatch.setattr(jax_attention, of, number)
+    case = CASES[name]
+    arrays = case.arrays(5)
+    laid = explicit(case.program(splits))
+    close(run_program(laid, "f", arrays)[0][0], case.wanted(arrays)[0], 1e-5)
+    check_gradients(case.program(splits))
+    if name == "causal" and "T" not in splits:  # of 8 positions 4 queries see 4, and the first two 2
+        arrays["v"][:, 4:] = np.nan
+        assert np.isfinite(np.asarray(run_program(laid, "f", arrays)[0][0])).all()
+        arrays["v"][:, 2:] = np.nan
+        found = np.asarray(run_program(laid, "f", arrays)[0][0])
+        assert (np.isfinite(found).all((0, 2, 3, 4)) == [True, True, False, False]).all()
+
+
 def test_scores_are_not_in_memory() -> None:
     """Neither forwards nor backwards: 134 MB of them on a chip."""
     import jax
