@@ -16,8 +16,8 @@ BLOCK = 512
 """Positions in a block."""
 MOST_TOGETHER = 1024
 """So many positions are one block."""
-FEW_QUERIES = 32
-"""Of so many queries for each head of keys the scores take little beside the keys, in whatever block."""
+FEW_QUERIES = 128
+"""Of so many queries for each head of keys the scores take no more than the keys and values, in whatever block."""
 
 Lower = Callable[[Operation, Sequence[Term], TensorType, Lowering], str]
 

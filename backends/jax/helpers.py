@@ -34,11 +34,14 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
         return joined(mean, axis - 1), joined(lse, axis)
 
     wide = dict(preferred_element_type=jnp.float32, precision='highest' if q.dtype == jnp.float32 else None)
-    # False, and varying over all axes that something here varies over. What varies over fewer becomes so here: within a
-    # block its gradient would be summed over chips of which some pass the block over.
-    no = functools.reduce(jnp.logical_or, (
-        jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length) if x is not None))
-    q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
+    n = (len(t) - 1) // block
+    first = len(t) - n * block
+    if n:
+        # False, and varying over all axes that something here varies over. What varies over fewer becomes so here:
+        # within a block its gradient would be summed over chips of which some pass the block over.
+        no = functools.reduce(jnp.logical_or, (
+            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length) if x is not None))
+        q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
 
     def further(carry, part):
         k, v, t = part
@@ -74,9 +77,6 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
         if last is None and length is None:
             return further(carry, part), None
         return lax.cond(seen(part), further, lambda carry, part: carry, carry, part), None
-
-    n = (len(t) - 1) // block
-    first = len(t) - n * block
 
     def blocks(x, axis):
         x = lax.slice_in_dim(x, first, None, axis=axis)
