@@ -17,7 +17,7 @@ import time
 import numpy as np
 from transformer_problems import transformer
 
-from shardwright.cost.integer_program import highs as processes
+from shardwright.cost import highs as processes
 from shardwright.cost.integer_program.mathopt import Solving
 from shardwright.cost.integer_program.problem import Edge, Problem
 from shardwright.cost.integer_program.solve import solve

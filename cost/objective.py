@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from shardwright.cost.chips import REFERENCE, Chip
 from shardwright.cost.constants import DATASHEET, Constants
 
+SOLVERS = ("auto", "ortools")
+"""All that there is, and HiGHS through OR-tools alone."""
+
 
 @dataclass(frozen=True)
 class Objective:
     """Time on `chip` under its memory, its kernels and links as `constants` say; functions count by `calls`, once where
-    they are not named."""
+    they are not named. `solver` is one of `SOLVERS`."""
 
     chip: Chip = REFERENCE
     constants: Constants = DATASHEET
     calls: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    solver: str = "auto"
 
     @classmethod
     def on(cls, chip: Chip) -> Objective:

@@ -211,8 +211,24 @@ class _Chooser:
         self.known: dict[str, Found] = {}
         self.bound_ns = -math.inf
         self.price = Prices()
+        self.alone = objective.solver == "ortools"
+        self.fault: DiagnosticError | None = None
+        """Why the integer program has found nothing."""
 
     def run(self) -> Found:
+        if self.alone:
+            from shardwright.cost.highs import import_solver
+
+            import_solver()
+            self.exact()
+        else:
+            self.search()
+        if not self.fitting():
+            raise self.too_much()
+        return self.proved(min(self.fitting(), key=lambda found: found.objective_s))
+
+    def search(self) -> None:
+        """By prices and elimination, and by integer programs where these leave a gap."""
         unlimited = math.isinf(self.chip.memory_bytes)
         if not unlimited and not self.attempt(Prices()).fits:
             self.price_memory()
@@ -220,9 +236,6 @@ class _Chooser:
             self.prove()
         if not unlimited and self.open():
             self.exact()
-        if not self.fitting():
-            raise self.too_much(min(self.found, key=lambda found: found.peak))
-        return self.proved(min(self.fitting(), key=lambda found: found.objective_s))
 
     def prove(self) -> None:
         """Looks at all choices where memory has no price, which gives a bound."""
@@ -252,19 +265,22 @@ class _Chooser:
             outcome = Outcome()
             solve = ProgramSolve(
                 self.chip, self.constants, self.structure, self.incumbent(), self.price.byte_ns, self.bound_ns, ENOUGH,
-                tuple(excluded), less if lowered else {}, detail, self.end, outcome,
+                tuple(excluded), less if lowered else {}, detail, self.end, self.alone, outcome,
             )  # fmt: skip
             found: Found | None = None
-            with suppress(DiagnosticError):
+            try:
                 found = self.placed(solve)
+            except DiagnosticError as error:
+                self.fault = error
             if lowered:
                 lowered = False
                 continue
             self.bound_ns = max(self.bound_ns, outcome.bound_ns)
             if found is None or found.fits:
                 return
-            if outcome.excluded is not None:
-                excluded.append(outcome.excluded)
+            chosen = found.placement.solution.choice
+            if chosen in outcome.excluded:
+                excluded.append(outcome.excluded[chosen])
             if detail:
                 detail = 0.0
                 continue
@@ -383,10 +399,13 @@ class _Chooser:
             seconds=time.monotonic() - self.began,
         )
 
-    def too_much(self, found: Found) -> DiagnosticError:
+    def too_much(self) -> DiagnosticError:
         """Which memory does not fit, by how much, and what would make it fit."""
         from shardwright.ir.diagnostics import NOWHERE, fault
 
+        if not self.found:
+            return self.nothing()
+        found = min(self.found, key=lambda found: found.peak)
         cost = max(found.costs, key=lambda cost: cost.memory.peak)
         memory, room = cost.memory, self.chip.memory_bytes
         parts = {"weights": memory.weights, "state": memory.state, "activations": memory.activations}
@@ -415,6 +434,22 @@ class _Chooser:
             NOWHERE,
             *notes,
         )
+
+    def nothing(self) -> DiagnosticError:
+        """Why HiGHS alone has found no layouts."""
+        from shardwright.cost.movements import duration_text
+        from shardwright.ir.diagnostics import NOWHERE, fault
+
+        if self.fault is not None and self.fault.diagnostics[0].code != "nothing-better":
+            return self.fault
+        chip = self.chip
+        if self.bound_ns == math.inf:
+            said = f"no layouts fit in the {_bytes(chip.memory_bytes)} of {chip.name}"
+            return fault("does-not-fit", said, NOWHERE, "leave out --solver ortools to be told what takes most")
+        said = f"HiGHS found no layouts in {self.end - self.began:.3g} s"
+        if self.bound_ns > 0:
+            said += f"; none takes less than {duration_text(self.bound_ns / NANOSECONDS)}"
+        return fault("out-of-time", said, NOWHERE, "leave out --solver ortools, or give more time")
 
 
 def _bytes(nbytes: float) -> str:

@@ -84,6 +84,7 @@ def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
         return replace(
             each,
             objective=each.objective if each.objective != Place.objective else place.objective,
+            solver=each.solver if each.solver != Place.solver else place.solver,
             chip=each.chip or place.chip,
             calls=each.calls or place.calls,
         )

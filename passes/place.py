@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,10 +12,10 @@ from typing import ClassVar, Protocol
 
 from shardwright.cost.chips import REFERENCE, load_chip
 from shardwright.cost.layout_problem import LayoutProblem
-from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof
-from shardwright.cost.objective import Objective
-from shardwright.cost.placement import Location, Node, Placement, PlacementOptions, UseKey, place_layouts
-from shardwright.cost.work_limit import OutOfWorkError
+from shardwright.cost.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
+from shardwright.cost.objective import SOLVERS, Objective
+from shardwright.cost.placement import Effort, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
@@ -26,6 +28,9 @@ from shardwright.passes.base import Pass, Proof
 from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
 
 OBJECTIVES = ("time", "bytes")
+
+SECONDS = 60.0
+"""For HiGHS alone."""
 
 ROOMY_TRIES = 24
 """How often layouts are chosen anew, each time with one more dimension left whole, for all digits to have room."""
@@ -46,7 +51,8 @@ class Place(Pass):
     The chip is `chip`, else the one that the program names, else the reference chip (`cost.objective`); functions count
     once each, or as often as `calls=prefill:1+decode:256` says. With `objective=bytes` the fewest bytes are received
     per chip, then the fewest collectives run. The choice is exact (`passes.choosing`, `cost.placement`); where that is
-    beyond the limit of work one axis after the other chooses, and a bound is found (`cost.limited_placement`). A change
+    beyond the limit of work one axis after the other chooses, and a bound is found (`cost.limited_placement`). With
+    `solver=ortools` HiGHS alone has the same problem, for a minute at most. A change
     of layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
     collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
     where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
@@ -56,20 +62,27 @@ class Place(Pass):
     objective: str = "time"
     chip: str = ""
     calls: str = ""
+    solver: str = "auto"
 
     @classmethod
-    def of(cls, objective: str = "time", chip: str = "", calls: Mapping[str, float] | None = None) -> Place:
+    def of(
+        cls,
+        objective: str = "time",
+        chip: str = "",
+        calls: Mapping[str, float] | None = None,
+        solver: str = "auto",
+    ) -> Place:
         """The pass with these options."""
-        return cls(
-            objective, chip, "+".join(f"{func}:{count:.15g}".replace("+", "") for func, count in (calls or {}).items())
-        )
+        counts = "+".join(f"{func}:{count:.15g}".replace("+", "") for func, count in (calls or {}).items())
+        return cls(objective, chip, counts, solver)
 
     def run(self, program: Program) -> Program:
         return self.run_with_proof(program)[0]
 
     def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
-        if self.objective not in OBJECTIVES:
-            raise fault("bad-option", f"place: objective is {' or '.join(OBJECTIVES)}, not {self.objective}", NOWHERE)
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+            if (given := getattr(self, name)) not in known:
+                raise fault("bad-option", f"place: {name} is {' or '.join(known)}, not {given}", NOWHERE)
         if _is_explicit(program):
             return program, None
         chosen = self.chosen(program)
@@ -78,6 +91,8 @@ class Place(Pass):
     def chosen(self, program: Program, excluded: Excluded = frozenset()) -> Choice:
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
+        if self.objective == "bytes" and self.solver == "ortools":
+            return self.chosen_alone(program, options)
         if self.objective == "bytes":
             choose = LimitedPlacement(program)
             placed, placement = place(program, options, choose=choose)
@@ -86,11 +101,22 @@ class Place(Pass):
 
         return choose_by_time(program, self.wanted(program), options=options)
 
+    def chosen_alone(self, program: Program, options: PlacementOptions) -> Choice:
+        """The layouts with the fewest bytes, by HiGHS alone."""
+        from shardwright.cost.highs import import_solver
+        from shardwright.cost.layout_program.solver import BytesProgram
+
+        import_solver()
+        effort = Effort(WorkLimit(MOST_ENTRIES), time.monotonic() + SECONDS)
+        placed, placement = place(program, options, lambda problem: BytesProgram(problem, effort).solve())
+        received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
+        return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
+
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
         named = self.chip or program.chip
         if not named or named == REFERENCE.name:
-            return Objective(calls=self.calls_in(program))
+            return Objective(calls=self.calls_in(program), solver=self.solver)
         try:
             chip = load_chip(named)
         except DiagnosticError as error:
@@ -98,7 +124,7 @@ class Place(Pass):
             if self.chip or error.source is not None:
                 raise
             raise DiagnosticError([replace(said, span=program.chip_span)]) from None
-        return Objective(chip, chip.constants, self.calls_in(program))
+        return Objective(chip, chip.constants, self.calls_in(program), self.solver)
 
     def calls_in(self, program: Program) -> dict[str, float]:
         """How often each function is called, of those that are named."""

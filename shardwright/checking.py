@@ -43,12 +43,13 @@ def check(
     objective: str = "time",
     chip: str = "",
     calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
 ) -> list[CheckedFunction]:
     """The types of all values that the author named, layouts chosen as `explicit` chooses them. Raises a
     `DiagnosticError` with every fault."""
     from shardwright.passes.place import Place
 
-    return check_with_proof(program, explicit=explicit, place=Place.of(objective, chip, calls))[0]
+    return check_with_proof(program, explicit=explicit, place=Place.of(objective, chip, calls, solver))[0]
 
 
 def check_with_proof(

@@ -86,25 +86,27 @@ def explicit(
     objective: str = "time",
     chip: str = "",
     calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
 ) -> Program:
     """The program with every layout chosen and every movement a statement, as `target`'s compiler keeps it where one is
     given.
 
     Layouts take the least predicted time on `chip` (a name, or a chip file's path), else the target's chip, else the
     one that the program names, else the reference chip; functions count once, or as often as `calls` says. With
-    `objective` "bytes" they receive the fewest bytes. Raises a `DiagnosticError` where demands cannot be met together.
+    `objective` "bytes" they receive the fewest bytes; `solver` is as for the pass `place`. Raises a `DiagnosticError`
+    where demands cannot be met together.
     """
     from shardwright.passes.pipelines import explicit as run
 
-    return run(program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target))
+    return run(program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target, solver))
 
 
-def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None) -> Place:
+def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None, solver: str) -> Place:
     from shardwright.backends.targets.names import parse_target
     from shardwright.passes.place import Place
 
     implied = parse_target(target).chip if target is not None and not chip else None
-    return Place.of(objective, chip or (implied.name if implied else ""), calls)
+    return Place.of(objective, chip or (implied.name if implied else ""), calls, solver)
 
 
 def passes_of(target: str | None) -> tuple[Pass, ...]:
@@ -144,6 +146,7 @@ def compile_program(
     objective: str = "time",
     chip: str = "",
     calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
 ) -> Compiled:
     """A stand-alone JAX module for a program.
 
@@ -161,7 +164,7 @@ def compile_program(
     from shardwright.passes.pipelines import explicit as run
 
     traces: list[Trace] = []
-    place = _place(objective, chip, calls, target)
+    place = _place(objective, chip, calls, target, solver)
     made = run(program, traces.append, edges=edges, then=passes_of(target), place=place)
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None

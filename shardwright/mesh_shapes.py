@@ -40,7 +40,7 @@ def search_shapes(
             complete = False
             break
         try:
-            found.append(search(load(shape), objective, max(left, 1.0)))
+            found.append(search(load(shape), objective, max(left, 0.0)))
         except DiagnosticError as error:
             first = first or error
     if not found:

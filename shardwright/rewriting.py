@@ -68,7 +68,7 @@ def search_rewrites(
     tried: list[Tried] = []
     for place, text in enumerate(queue):
         rewritten = _after(load, text)
-        left = max(1.0, seconds - (time.monotonic() - began))
+        left = max(0.0, seconds - (time.monotonic() - began))
         share = left / (len(queue) - place) if text or not automatic else left
         if text in automatic and tried[0].found is not None:
             share = min(share, max(_LEAST_SECONDS, _PATIENCE * tried[0].found.seconds))

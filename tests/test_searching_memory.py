@@ -15,7 +15,7 @@ from search_fillings import Filling, every_filling, homes, layout, least, limits
 
 from shardwright.compiling import load
 from shardwright.cost.chips import Chip, Torus, load_chip
-from shardwright.cost.objective import Objective
+from shardwright.cost.objective import SOLVERS, Objective
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.passes.choosing import Found, search
 
@@ -183,9 +183,10 @@ def compared(program: tuple[str, str, Choices], slower: float) -> tuple[str, lis
     return text, fillings, sorted(set(chosen))
 
 
-def assert_least(text: str, fillings: list[Filling], limit: int, slower: float, within: float = 1e-6) -> Found:
+def assert_least(text: str, fillings: list[Filling], limit: int, slower: float, solver: str = "auto") -> Found:
     """What is found fits, and is the least of the fillings that do, and its bound no more than that."""
-    made = search(load(Source("program", text)), Objective.on(chip(slower, float(limit))))
+    within = 1e-6
+    made = search(load(Source("program", text)), replace(Objective.on(chip(slower, float(limit))), solver=solver))
     wanted = least(fillings, limit)
     assert made.peak <= limit
     assert made.objective_s == pytest.approx(wanted, rel=within)
@@ -215,7 +216,8 @@ def test_equal_to_every_filling_that_fits(program: tuple[str, str, Choices], slo
     text, fillings, limits = compared(program, slower)
     assert limits, "the fastest filling takes the least memory: nothing is tested"
     for limit in limits:
-        assert assert_least(text, fillings, limit, slower).status == "optimal"
+        for solver in SOLVERS:
+            assert assert_least(text, fillings, limit, slower, solver).status == "optimal"
 
 
 @pytest.mark.slow
@@ -242,8 +244,8 @@ def test_equal_to_every_filling_of_random_programs(kind: str, seed: int) -> None
             program = of_products(values, kind)
     text, fillings, limits = compared(program, slower)
     for limit in limits:
-        made = assert_least(text, fillings, limit, slower)
-        assert made.status == "optimal"
+        for solver in SOLVERS:
+            assert assert_least(text, fillings, limit, slower, solver).status == "optimal"
 
 
 def test_nothing_fits_whatever_the_layouts() -> None:
@@ -251,6 +253,7 @@ def test_nothing_fits_whatever_the_layouts() -> None:
     values = {"mesh": "x=4", "B": 512, "E": 2048, "F": 256, "x": "BE", "w": "E_xF", "v": "F_xE", "y": "B_xE"}
     text, fillings, _ = compared(of_products(values), 100.0)
     limit = min(each.peak for each in fillings) - 1
-    with pytest.raises(DiagnosticError) as caught:
-        search(load(Source("program", text)), Objective.on(chip(100.0, float(limit))))
-    assert caught.value.diagnostics[0].code == "does-not-fit"
+    for solver in SOLVERS:
+        with pytest.raises(DiagnosticError) as caught:
+            search(load(Source("program", text)), replace(Objective.on(chip(100.0, float(limit))), solver=solver))
+        assert caught.value.diagnostics[0].code == "does-not-fit"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.integer_program.highs import GRACE, Matrix, Running
+from shardwright.cost.highs import GRACE, Matrix, Running
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 MOST_ENTRIES = 1 << 21

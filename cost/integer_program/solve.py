@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.cost.highs import GRACE
 from shardwright.cost.integer_program.elimination import MOST_ENTRIES, Order, eliminate
 from shardwright.cost.integer_program.frontier import LEAST_LABELS, frontier
-from shardwright.cost.integer_program.highs import GRACE
 from shardwright.cost.integer_program.improvement import Neighbours
 from shardwright.cost.integer_program.known import Known, Solution
 from shardwright.cost.integer_program.mathopt import Solved, Solving

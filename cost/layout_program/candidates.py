@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factor_graph import FactorGraph
-from shardwright.cost.factors import Factor, TableFactor, TreeFactor
+from shardwright.cost.factors import FORBIDDEN, Factor, TableFactor, TreeFactor
 
 Masks = list[NDArray[np.bool_]]
 
@@ -44,6 +44,18 @@ class Candidates:
         """Rows and moves that are left."""
         moves = sum(int(mask.sum()) for masks in self.moves.values() for mask in masks)
         return sum(int(mask.sum()) for mask in self.rows.values()) + moves
+
+
+def possible_moves(tree: TreeFactor) -> Masks:
+    """The moves of a tree that can be, for each subset of its leaves: the whole sets out from choices of home, and a
+    leaf arrives at one of its own."""
+    possible = tree.moves < FORBIDDEN / 2
+    leaves = [place for place, stays in zip(tree.places[1:], tree.rigid, strict=True) if not stays]
+    masks = [possible.copy() for _ in range(1 << len(leaves))]
+    for i, place in enumerate(leaves):
+        masks[1 << i][:, ~np.isin(np.arange(len(possible)), place)] = False
+    masks[-1][~np.isin(np.arange(len(possible)), tree.places[0])] = False
+    return masks
 
 
 def narrowed(

@@ -1,19 +1,23 @@
-"""A mixed-integer program as columns and sparse rows, solved by HiGHS through MathOpt."""
+"""A mixed-integer program as columns and sparse rows, solved by HiGHS (`cost.highs`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.highs import Matrix, minimize
+
 Floats = NDArray[np.float64]
 Columns = NDArray[np.int64]
+
+
+_COLUMNS_HERE = 20_000
+"""Of a program that is solved without a process of its own: no step of it takes long."""
 
 
 @dataclass(frozen=True)
@@ -92,52 +96,21 @@ class ColumnProgram:
     def entries(self) -> int:
         return sum(len(columns) for columns, _ in self.lines)
 
-    def solve(self, seconds: float, relative_gap: float, threads: int | None = None) -> Solved:
+    def solve(self, seconds: float, relative_gap: float) -> Solved:
         """The least cost, to within a share of it, as far as the time goes."""
-        from ortools.math_opt import model_pb2, sparse_containers_pb2
-        from ortools.math_opt.python import mathopt
-
-        proto: Any = model_pb2.ModelProto(name="layouts")
         costs = np.concatenate(self.costs)
-        proto.variables.ids.extend(range(self.size))
-        proto.variables.lower_bounds.extend([0.0] * self.size)
-        proto.variables.upper_bounds.extend(np.concatenate(self.uppers).tolist())
-        proto.variables.integers.extend(np.concatenate(self.integers).tolist())
-        proto.variables.names.extend([""] * self.size)
-        paid = np.flatnonzero(costs)
-        proto.objective.linear_coefficients.ids.extend(paid.tolist())
-        proto.objective.linear_coefficients.values.extend(costs[paid].tolist())
-        proto.linear_constraints.ids.extend(range(len(self.lines)))
-        proto.linear_constraints.lower_bounds.extend(self.lower)
-        proto.linear_constraints.upper_bounds.extend(self.upper)
-        proto.linear_constraints.names.extend([""] * len(self.lines))
-        widths = [len(columns) for columns, _ in self.lines]
-        proto.linear_constraint_matrix.CopyFrom(
-            sparse_containers_pb2.SparseDoubleMatrixProto(
-                row_ids=np.repeat(np.arange(len(widths)), widths).tolist(),
-                column_ids=np.concatenate([columns for columns, _ in self.lines]).tolist(),
-                coefficients=np.concatenate([values for _, values in self.lines]).tolist(),
-            )
+        widths = np.array([len(columns) for columns, _ in self.lines], np.int64)
+        matrix = Matrix(
+            costs,
+            np.zeros(self.size),
+            np.concatenate(self.uppers),
+            np.concatenate(self.integers),
+            widths,
+            np.concatenate([columns for columns, _ in self.lines]),
+            np.concatenate([values for _, values in self.lines]),
+            np.array(self.lower),
+            np.array(self.upper),
         )
-        model: Any = mathopt.Model.from_model_proto(proto)
-        result = mathopt.solve(
-            model,
-            mathopt.SolverType.HIGHS,
-            params=mathopt.SolveParameters(
-                time_limit=timedelta(seconds=max(seconds, 0.1)), relative_gap_tolerance=relative_gap, threads=threads
-            ),
-        )
-        reason = result.termination.reason
-        values: Floats | None = None
-        objective = math.inf
-        if result.solutions and result.solutions[0].primal_solution is not None:
-            found = result.variable_values()
-            values = np.array([found[model.get_variable(k)] for k in range(self.size)])
-            objective = float(costs @ values)
-        return Solved(
-            values,
-            objective,
-            float(result.termination.objective_bounds.dual_bound),
-            reason == mathopt.TerminationReason.OPTIMAL,
-            reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED),
-        )
+        found = minimize(matrix, None, max(seconds, 0.1), relative_gap, _COLUMNS_HERE)
+        objective = math.inf if found.values is None else float(costs @ found.values)
+        return Solved(found.values, objective, found.bound, found.status == "optimal", found.status == "infeasible")

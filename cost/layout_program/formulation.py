@@ -56,6 +56,8 @@ class Formulation:
 
     graph: FactorGraph
     candidates: Candidates
+    whole_moves: bool = True
+    """Whether moves are 0/1 columns; they need not be where no row beside the tree's has them."""
     program: ColumnProgram = field(default_factory=ColumnProgram)
     kept: list[Numbers] = field(default_factory=list[Numbers])
     choices: list[Columns] = field(default_factory=list[Columns])
@@ -106,6 +108,7 @@ class Formulation:
         full = len(masks) - 1
         diagonal = np.eye(n, dtype=np.bool_)
         made: list[Arcs] = []
+        whole = self.whole_moves and len(leaves) > 1
         into: dict[int, list[tuple[Columns, Numbers, float]]] = {s: [] for s in range(1, full + 1)}
         out_of: dict[tuple[int, bool], list[tuple[Columns, Numbers, float]]] = {}
         lasts = {full} | {s ^ a for s in range(1, full + 1) if s & (s - 1) for a in halves(s)}
@@ -118,7 +121,7 @@ class Formulation:
                 if not last and subset & (subset - 1):
                     mask = mask & ~diagonal
                 source, target = (each.astype(np.int64) for each in np.nonzero(mask))
-                columns = self.program.columns(factor.moves[source, target], integer=bool(full & (full - 1)))
+                columns = self.program.columns(factor.moves[source, target], integer=whole)
                 made.append(Arcs(subset, last, source, target, columns))
                 into[subset].append((columns, target, 1.0))
                 out_of.setdefault((subset, last), []).append((columns, source, -1.0))

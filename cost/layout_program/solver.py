@@ -19,22 +19,28 @@ from numpy.typing import NDArray
 from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants
 from shardwright.cost.factor_graph import Solution
+from shardwright.cost.factors import TreeFactor
 from shardwright.cost.kernel_shares import Structure
 from shardwright.cost.layout_problem import LayoutProblem, Node, UsesTree
-from shardwright.cost.layout_program.candidates import Candidates, narrowed
+from shardwright.cost.layout_program.candidates import Candidates, narrowed, possible_moves
 from shardwright.cost.layout_program.cases import Case, Cases
 from shardwright.cost.layout_program.columns import Linear, Solved
 from shardwright.cost.layout_program.formulation import Formulation, Tree
 from shardwright.cost.layout_program.memory_rows import MemoryRows
-from shardwright.cost.placement import Effort, Placement
+from shardwright.cost.limited_placement import MOST_ENTRIES
+from shardwright.cost.placement import Effort, Placement, Solver
 from shardwright.cost.time_placement import Floats, Prices, TimeSolver
-from shardwright.ir.diagnostics import fault
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
+from shardwright.ir.diagnostics import DiagnosticError, fault
 
 CANDIDATES_A_SECOND = 5_000
 """Rows and moves for each second that is left; with more HiGHS seldom comes to an end."""
 
 _EXACT = 1e-6
 """Of the least time: within it HiGHS proves."""
+
+_EXACT_BYTES = 1e-10
+"""Of the fewest bytes."""
 
 _ABOVE = 1e-3
 """Of a case's bound: how far above it is looked first. Four times as far each time, and no further than `_FAR`."""
@@ -49,6 +55,10 @@ _SMALL = 2_000
 
 _FEW = 20_000
 """Candidates for HiGHS where a case can be cut in two instead."""
+
+
+COLUMNS_A_SECOND = 50_000
+"""For each second that is left, where HiGHS is alone; its program of more would not be written down in time."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,8 @@ class Outcome:
     solved: bool = True
     """Whether all came to an end."""
     columns: int = 0
-    excluded: Excluded | None = None
-    """What was chosen, to be excluded where it does not fit after all."""
+    excluded: dict[tuple[int, ...], Excluded] = field(default_factory=dict[tuple[int, ...], Excluded])
+    """What was chosen, by the choice, to be excluded where it does not fit after all."""
 
     def add(self, bound_ns: float, *, solved: bool) -> None:
         """Another problem's bound, and whether it came to an end."""
@@ -93,7 +103,7 @@ class ProgramSolve:
     `byte_ns` is the price for a byte of weights and state to begin with, `bound_ns` a bound that is known; a bound that
     is lower by the share `enough` than what was found has to do where there is much to choose. `less` is for a function
     how much less memory it may take than the chip has; moments with less alive than the share `detail` of it have no
-    row. `end` is in seconds of the monotonic clock.
+    row. `end` is in seconds of the monotonic clock. `alone` gives HiGHS the whole problem at once.
     """
 
     chip: Chip
@@ -107,28 +117,55 @@ class ProgramSolve:
     less: Mapping[str, float] = field(default_factory=dict[str, float])
     detail: float = 0.0
     end: float = math.inf
+    alone: bool = False
     outcome: Outcome = field(default_factory=Outcome)
 
     def __call__(self, problem: LayoutProblem) -> Placement:
-        """Raises `nothing-better` where there is no choice below the upper bound, or too many for HiGHS."""
+        """Raises `nothing-better` where there is no choice below the upper bound, or too many for HiGHS; `too-large`
+        where HiGHS is alone."""
         return _ProgramSolver(problem, self).solve()
 
 
 class _ProgramSolver(TimeSolver):
     def __init__(self, problem: LayoutProblem, wanted: ProgramSolve) -> None:
-        super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), Effort(end=wanted.end))
+        effort = Effort(WorkLimit(MOST_ENTRIES if wanted.alone else math.inf), wanted.end)
+        super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, Prices(), effort)
         self.wanted = wanted
         self.edges_of: dict[Node, list[tuple[int, int]]] = {}
         self.moves_of: dict[tuple[int, ...], dict[Node, list[tuple[int, int]]]] = {}
         """Of solutions, by choice, the movements of each value."""
+        self.exclusions: dict[tuple[int, ...], Excluded] = {}
 
     def solve(self) -> Placement:
-        self.build()
-        found = self.least()
+        if self.wanted.alone:
+            found = self.whole()
+        else:
+            self.build()
+            found = self.least()
         if found is None:
             raise fault("nothing-better", "no layouts that fit take less time", self.problem.program.funcs[0].span)
         self.edges_of = self.moves_of.get(found.choice, {})
-        return self.placement(self.in_groups(found), self.moves, self.unit)
+        numbered = self.in_groups(found)
+        if found.choice in self.exclusions:
+            self.wanted.outcome.excluded[numbered.choice] = self.exclusions[found.choice]
+        return self.placement(numbered, self.moves, self.unit)
+
+    def whole(self) -> Solution | None:
+        """All of it, by HiGHS alone."""
+        memory = math.isfinite(self.chip.memory_bytes)
+        made = whole_program(self, memory)
+        if memory:
+            MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
+        for each in self.wanted.excluded:
+            self.exclude(made, each)
+        solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
+        bound = math.inf if solved.infeasible else solved.bound - self.most_ties()
+        self.wanted.outcome.add(bound, solved=solved.optimal or solved.infeasible)
+        found = self.read(made, solved)
+        if not memory:  # moves may be in parts: the cheapest are known without them
+            self.moves_of.clear()
+            self.exclusions.clear()
+        return found and replace(found, bound=bound)
 
     def least(self) -> Solution | None:
         """Case by case until none has a bound below what was found: at first one in another, until there is something,
@@ -223,7 +260,7 @@ class _ProgramSolver(TimeSolver):
                 layouts = self.layouts(tree)
                 ends = made.moved(f, solved.values)
                 moves[entry.node] = [(int(layouts[a]), int(layouts[b])) for a, b in ends]
-        self.wanted.outcome.excluded = self.exclusion(made, choice, solved.values)
+        self.exclusions[choice] = self.exclusion(made, choice, solved.values)
         return Solution(choice, solved.objective, solved.bound, 0)
 
     def least_kept(self) -> float:
@@ -281,3 +318,45 @@ class _ProgramSolver(TimeSolver):
                     at = np.flatnonzero((codes[arcs.source] == source) & (codes[arcs.target] == target))
                     line.add(arcs.columns[at], 1.0)
         made.program.row(line, -math.inf, len(each.choices) + len(each.moves) - 1.0)
+
+
+# ---------------------------------------------------------------- HiGHS alone
+
+
+def whole_program(solver: Solver, memory: bool) -> Formulation:
+    """A solver's whole graph, with nothing ruled out; `memory` says whether moves are to be in rows of memory. Raises
+    `too-large` where there is not the time for it."""
+    try:
+        solver.build()
+    except OutOfWorkError:
+        raise _too_large(solver, "too many columns to be counted") from None
+    graph = solver.graph
+    moves = {f: possible_moves(x) for f, x in enumerate(graph.factors) if isinstance(x, TreeFactor)}
+    everything = replace(Candidates.all_of(graph), moves=moves)
+    seconds = max(0.0, solver.effort.end - time.monotonic())
+    if everything.size > COLUMNS_A_SECOND * seconds:
+        raise _too_large(solver, f"{everything.size:,} columns, more than it could be given in {seconds:.3g} s")
+    return Formulation(graph, everything, memory)
+
+
+def _too_large(solver: Solver, size: str) -> DiagnosticError:
+    said = f"the layouts are an integer program of {size}"
+    return fault("too-large", said, solver.problem.program.funcs[0].span, "leave out --solver ortools")
+
+
+class BytesProgram(Solver):
+    """Chooses layouts by bytes received, by HiGHS alone."""
+
+    def solve(self) -> Placement:
+        """Raises `out-of-time` where HiGHS finds nothing, `too-large` where it cannot be given the problem."""
+        made = whole_program(self, memory=False)
+        # In units of the least difference: what solvers miss by is absolute.
+        made.program.costs = [costs / self.unit for costs in made.program.costs]
+        solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT_BYTES)
+        if solved.infeasible:
+            raise self.infeasible()
+        if solved.values is None:
+            raise fault("out-of-time", "HiGHS found no layouts in the time", self.problem.program.funcs[0].span)
+        choice = tuple(made.chosen(solved.values))
+        solution = Solution(choice, solved.objective * self.unit, solved.bound * self.unit, 0)
+        return self.placement(self.in_groups(solution), self.moves, self.unit)

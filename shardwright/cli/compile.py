@@ -58,6 +58,7 @@ def execute(args: argparse.Namespace) -> int:
             objective=args.objective,
             chip=args.chip or "",
             calls=args.calls,
+            solver=args.solver,
         )
     warn(compiled.layouts)
     explained = None if args.target is None else _explained(args, compiled.program)

@@ -131,7 +131,10 @@ def load_program(
         program = elaborate(module or parse(source), args.mesh, args.dim)
     if args.passes is None:
         with located(source):
-            return explicit(program, target=target, objective=args.objective, chip=args.chip or "", calls=args.calls)
+            chip, calls = args.chip or "", args.calls
+            return explicit(
+                program, target=target, objective=args.objective, chip=chip, calls=calls, solver=args.solver
+            )
     if not args.passes.strip():
         return program
     from shardwright.passes.pipelines import chosen_as, options_from, parse_pipeline, run_passes

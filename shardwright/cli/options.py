@@ -215,7 +215,7 @@ def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
 
 
 def add_choice(parser: Parser, *, chip: bool = True) -> None:
-    """How layouts are chosen: --chip NAME (unless the command has it already), --objective and --calls."""
+    """How layouts are chosen: --chip NAME (unless the command has it already), --objective, --calls and --solver."""
     if chip:
         parser.add_argument(
             "--chip", metavar="NAME", help="the chip that layouts are chosen for, under its memory, by name or by the "
@@ -236,6 +236,13 @@ def add_choice(parser: Parser, *, chip: bool = True) -> None:
         read=number(0.0, 1e12),
         help="how often functions are called, once where they are not named; layouts of weights count for all",
     )
+    parser.add_argument(
+        "--solver",
+        choices=("auto", "ortools"),
+        default="auto",
+        help="ortools: the whole problem goes to HiGHS through OR-tools, without elimination, bounds and descent "
+        "before it (default: auto)",
+    )
 
 
 def place_of(args: argparse.Namespace) -> Place:
@@ -246,7 +253,7 @@ def place_of(args: argparse.Namespace) -> Place:
         from shardwright.cli.cost import load_named_chip
 
         load_named_chip(args.chip)  # where there is none, it is this option's fault
-    return Place.of(args.objective, args.chip or "", args.calls)
+    return Place.of(args.objective, args.chip or "", args.calls, args.solver)
 
 
 def warn(proof: Proof | None) -> None:

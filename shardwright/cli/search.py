@@ -288,6 +288,7 @@ def _solve_problem(args: argparse.Namespace) -> int:
     import time
 
     from shardwright.cli.output import print_json, write_output
+    from shardwright.cost.highs import import_solver
     from shardwright.cost.integer_program.json_format import read_problem
     from shardwright.cost.integer_program.solve import solve
 
@@ -302,14 +303,6 @@ def _solve_problem(args: argparse.Namespace) -> int:
     elif args.output != "-":
         print(_text(problem, found))
     return 0
-
-
-def import_solver() -> None:
-    """Raises ModuleNotFoundError before any work is done where the solver's library is missing."""
-    from importlib import import_module
-
-    import_module("ortools")
-    import_module("ortools.math_opt.python.mathopt")
 
 
 def solution_json(found: Solution) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.integer_program.problem import Floats
+Floats = NDArray[np.float64]
 
 MOST_COLUMNS_HERE = 1000
 """Of a program that this process solves itself, which saves the start of another."""
@@ -61,15 +62,18 @@ STOPPED = Minimum("stopped", None, -np.inf)
 
 
 class Running:
-    """A program that is being solved, in a process of its own where it is large. To be left through `with`."""
+    """A program that is being solved to within the share `gap` of its least cost, in a process of its own where it is
+    large: with more columns than `here`. To be left through `with`."""
 
-    def __init__(self, matrix: Matrix, start: Floats | None, seconds: float) -> None:
+    def __init__(
+        self, matrix: Matrix, start: Floats | None, seconds: float, gap: float = 0.0, here: int | None = None
+    ) -> None:
         self.end = time.monotonic() + seconds
         self.process: subprocess.Popen[bytes] | None = None
         self.found: Minimum | None = None
-        if len(matrix.costs) <= MOST_COLUMNS_HERE:
+        if len(matrix.costs) <= (MOST_COLUMNS_HERE if here is None else here):
             with _nothing_printed():
-                self.found = solve_here(matrix, start, self.end)
+                self.found = solve_here(matrix, start, self.end, gap=gap)
             return
         sent = {field.name: getattr(matrix, field.name) for field in fields(Matrix)}
         if start is not None:
@@ -78,7 +82,7 @@ class Running:
         np.savez(program, allow_pickle=False, **sent)
         # In a session of its own: an interrupt at the terminal is this process's to handle.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), str(self.end - time.monotonic())],
+            [sys.executable, "-m", __name__, str(os.getpid()), str(self.end - time.monotonic()), str(gap)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -116,10 +120,18 @@ class Running:
         return self.found
 
 
-def minimize(matrix: Matrix, start: Floats | None, seconds: float) -> Minimum:
-    """Solves within a time, from these values of the variables if there are any."""
-    with Running(matrix, start, seconds) as running:
+def minimize(
+    matrix: Matrix, start: Floats | None, seconds: float, gap: float = 0.0, here: int | None = None
+) -> Minimum:
+    """Solves within a time, from these values of the variables if there are any; the rest as for `Running`."""
+    with Running(matrix, start, seconds, gap, here) as running:
         return running.result(seconds + 2 * GRACE) or STOPPED
+
+
+def import_solver() -> None:
+    """Raises ModuleNotFoundError before any work is done where the solver's library is missing."""
+    import_module("ortools")
+    import_module("ortools.math_opt.python.mathopt")
 
 
 def _read(answer: bytes) -> Minimum:
@@ -135,7 +147,7 @@ def linear_minimum(matrix: Matrix) -> Floats | None:
     return solve_here(matrix, None, time.monotonic() + 60, linear=True).values
 
 
-def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool = False) -> Minimum:
+def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool = False, gap: float = 0.0) -> Minimum:
     """In this process, until the clock says `end`, or a little longer."""
     from ortools.math_opt import model_pb2, sparse_containers_pb2
     from ortools.math_opt.python import mathopt
@@ -176,7 +188,7 @@ def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool
             result = mathopt.solve(
                 model,
                 mathopt.SolverType.GLOP if linear else mathopt.SolverType.HIGHS,
-                params=mathopt.SolveParameters(time_limit=timedelta(seconds=left), relative_gap_tolerance=0.0),
+                params=mathopt.SolveParameters(time_limit=timedelta(seconds=left), relative_gap_tolerance=gap),
                 model_params=mathopt.ModelSolveParameters(solution_hints=hints),
             )
         except (RuntimeError, ValueError, AttributeError):  # an error of the solver, and one in reporting it
@@ -229,7 +241,7 @@ def _main() -> None:
         start = sent.get("start")
     # Some time stays for what HiGHS does after its limit, and for the answer to be written.
     left = end - time.monotonic()
-    found = solve_here(matrix, start, end - 0.2 - 0.03 * left - 2e-6 * len(matrix.costs))
+    found = solve_here(matrix, start, end - 0.2 - 0.03 * left - 2e-6 * len(matrix.costs), gap=float(sys.argv[3]))
     written = io.BytesIO()
     values = np.zeros(0) if found.values is None else found.values
     np.savez(written, allow_pickle=False, status=STATUSES.index(found.status), values=values, bound=found.bound)
