@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
-from shardwright.cost.variable_elimination import TooLargeError, eliminate
+from shardwright.cost.variable_elimination import Table, TooLargeError, eliminate, min_marginals
 from shardwright.cost.work_limit import WorkLimit
 
 _SWEEPS = 40
@@ -92,27 +92,41 @@ class FactorGraph:
     def eliminated(self, most: int) -> Solution | None:
         """The least cost by eliminating one variable after the other; None where that takes tables of more than `most`
         entries."""
-        tables: list[tuple[tuple[int, ...], Costs]] = []
-        constant = 0.0
-        for factor in self.factors:
-            variables = tuple(dict.fromkeys(factor.variables))
-            sizes = [self.sizes[v] for v in factor.variables]
-            if len(variables) < len(sizes):  # it has a variable twice
-                return None
-            open_ones = tuple(v for v in variables if self.sizes[v] > 1)
-            if factor.dense_entries(sizes) > most:
-                return None
-            costs = factor.dense(sizes).reshape([self.sizes[v] for v in open_ones])
-            if open_ones:
-                tables.append((open_ones, costs))
-            else:
-                constant += float(costs)
         try:
+            tables, constant = self.tables(most)
             choice, cost = eliminate(tables, most)
         except TooLargeError:
             return None
         cost += constant
         return Solution(tuple(choice.get(v, 0) for v in range(len(self.sizes))), cost, cost, 0)
+
+    def min_marginals(self, most: int) -> dict[int, Costs] | None:
+        """For each variable with a choice what each of its choices costs at least; None as in `eliminated`."""
+        try:
+            tables, constant = self.tables(most)
+            return {variable: costs + constant for variable, costs in min_marginals(tables, most).items()}
+        except TooLargeError:
+            return None
+
+    def tables(self, most: int) -> tuple[list[Table], float]:
+        """The factors as tables over variables with a choice, and what those cost that have none. Raises
+        `TooLargeError` where a table has more than `most` entries."""
+        tables: list[Table] = []
+        constant = 0.0
+        for factor in self.factors:
+            variables = tuple(dict.fromkeys(factor.variables))
+            sizes = [self.sizes[v] for v in factor.variables]
+            if len(variables) < len(sizes):  # it has a variable twice
+                raise TooLargeError
+            open_ones = tuple(v for v in variables if self.sizes[v] > 1)
+            if factor.dense_entries(sizes) > most:
+                raise TooLargeError
+            costs = factor.dense(sizes).reshape([self.sizes[v] for v in open_ones])
+            if open_ones:
+                tables.append((open_ones, costs))
+            else:
+                constant += float(costs)
+        return tables, constant
 
     def remainders(
         self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False

@@ -97,7 +97,7 @@ def place_layouts(
     options = options or PlacementOptions()
     problem = layout_problem(program, options)
     best = solve(problem) if solve is not None else Solver(problem, effort).solve()
-    violated = _indivisible(program, best, options.digit_sets)
+    violated = indivisible(program, best, options.digit_sets)
     if violated is None:
         return best
     key, choices = violated
@@ -127,7 +127,7 @@ def place_layouts(
     )
 
 
-def _indivisible(
+def indivisible(
     program: Program, placement: Placement, settled: Collection[tuple[str, str | None]]
 ) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
     """A dimension that the solution splits over more axes than divide it, with the largest sets that do.

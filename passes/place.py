@@ -30,7 +30,7 @@ from shardwright.passes.choose_digit_order import ChooseDigitOrder, DigitConflic
 OBJECTIVES = ("time", "bytes")
 
 SECONDS = 60.0
-"""For HiGHS alone."""
+"""For choosing layouts, at most; most take far less."""
 
 ROOMY_TRIES = 24
 """How often layouts are chosen anew, each time with one more dimension left whole, for all digits to have room."""
@@ -88,26 +88,26 @@ class Place(Pass):
         chosen = self.chosen(program)
         return chosen.placed, chosen.proof
 
-    def chosen(self, program: Program, excluded: Excluded = frozenset()) -> Choice:
+    def chosen(self, program: Program, excluded: Excluded = frozenset(), seconds: float = SECONDS) -> Choice:
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
         if self.objective == "bytes" and self.solver == "ortools":
-            return self.chosen_alone(program, options)
+            return self.chosen_alone(program, options, seconds)
         if self.objective == "bytes":
             choose = LimitedPlacement(program)
             placed, placement = place(program, options, choose=choose)
             return Chosen(placed, placement, choose.proof(placement))
         from shardwright.passes.choosing import choose as choose_by_time
 
-        return choose_by_time(program, self.wanted(program), options=options)
+        return choose_by_time(program, self.wanted(program), seconds, options)
 
-    def chosen_alone(self, program: Program, options: PlacementOptions) -> Choice:
+    def chosen_alone(self, program: Program, options: PlacementOptions, seconds: float) -> Choice:
         """The layouts with the fewest bytes, by HiGHS alone."""
         from shardwright.cost.highs import import_solver
         from shardwright.cost.layout_program.solver import BytesProgram
 
         import_solver()
-        effort = Effort(WorkLimit(MOST_ENTRIES), time.monotonic() + SECONDS)
+        effort = Effort(WorkLimit(MOST_ENTRIES), time.monotonic() + seconds)
         placed, placement = place(program, options, lambda problem: BytesProgram(problem, effort).solve())
         received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
         return Chosen(placed, placement, PlacementProof(received, min(received, bound)))

@@ -115,7 +115,7 @@ def _search_program(args: argparse.Namespace) -> int:
             shapes=args.mesh_shape == "search",
         )
         found = searched.best
-        lines = explain(searched.program, place_of(args), args.time_limit) if args.explain else []
+        lines = explain(searched.program, place_of(args), args.time_limit, found) if args.explain else []
     if lines:
         print("\n".join(lines), file=sys.stderr)
     text = print_program(found.program)

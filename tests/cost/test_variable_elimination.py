@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardwright.cost.variable_elimination import TooLargeError, eliminate
+from shardwright.cost.variable_elimination import TooLargeError, eliminate, min_marginals
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -25,6 +25,12 @@ def test_the_least_total_is_that_of_all_choices(seed: int) -> None:
     choice, least = eliminate(factors)
     assert least == min(total(each) for each in product(*map(range, sizes)))
     assert total(tuple(choice.get(v, 0) for v in range(6))) == least
+    every = {each: total(each) for each in product(*map(range, sizes))}
+    marginals = min_marginals(factors)
+    assert sorted(marginals) == sorted({v for variables, _ in factors for v in variables})
+    for variable, costs in marginals.items():
+        wanted = [min(t for each, t in every.items() if each[variable] == c) for c in range(sizes[variable])]
+        assert costs.tolist() == wanted
 
 
 def test_ties_go_to_the_earlier_choice() -> None:

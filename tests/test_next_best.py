@@ -1,0 +1,54 @@
+"""`--explain` against searches in which the chosen layout of one value is forbidden."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shardwright.compiling import load
+from shardwright.ir.diagnostics import Source
+from shardwright.next_best import explain
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import run_passes
+from shardwright.passes.place import Place
+
+LAYER = """
+mesh {mesh}
+dim B=64 E=256 F=512
+
+func f(x: bf16 BE_x, w: bf16 EF?, u: bf16 EF?, v: bf16 FE?) -> bf16 BE? {{
+  h: BF? = x @[E] w
+  g: BF? = silu(h) * (x @[E] u)
+  y: BE? = g @[F] v
+  return y
+}}
+"""
+LINE = re.compile(r"(?:f\.)?(\w+): (\S+); next best (\S+), (at most )?(.*)")
+
+
+@pytest.mark.parametrize("objective", ["time", "bytes"])
+@pytest.mark.parametrize(("mesh", "exact"), [("x=4", True), ("x=2 y=2", True), ("x=2 y=2 z=2", False)])
+def test_priced_as_by_another_search(mesh: str, exact: bool, objective: str) -> None:
+    """On two axes what is said is the least of what is left; on three it is no less, and says where it may be more."""
+    program = load(Source("layer", LAYER.format(mesh=mesh)))
+    place = Place(objective=objective)
+    placed = run_passes(program, (Decompose(), Cleanup()))
+    best = place.chosen(placed)
+    said = explain(program, place)
+    assert said[0] == str(best.proof)
+    for line in said[1:]:
+        found = LINE.fullmatch(line)
+        assert found is not None, line
+        other = place.chosen(placed, frozenset({("f", found[1], found[2])}))
+        wanted = other.proof.beyond(best.proof)
+        if not found[4]:
+            assert found[5] == wanted
+        assert found[4] is None or not exact
+
+
+def test_no_time() -> None:
+    program = load(Source("layer", LAYER.format(mesh="x=2 y=2")))
+    for line in explain(program, Place(), 0.0)[1:]:
+        assert line.endswith("; the time for asking what else there is has run out")
