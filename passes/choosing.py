@@ -222,7 +222,8 @@ class _Chooser:
             import_solver()
             self.exact()
         else:
-            self.search()
+            with suppress(OutOfWorkError):  # what was found so far has to do
+                self.search()
         if not self.fitting():
             raise self.too_much()
         return self.proved(min(self.fitting(), key=lambda found: found.objective_s))
@@ -300,7 +301,8 @@ class _Chooser:
         """What takes little time at these prices, as a few axes at a time find it."""
         known = repr(prices)
         if known not in self.known:
-            start = self.found[-1].placement if self.found else None
+            # With little time left one step that is free to change everything is worth more than some from here.
+            start = self.found[-1].placement if self.found and not self.late() else None
             self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, start=start))
         return self.known[known]
 
@@ -342,9 +344,10 @@ class _Chooser:
                 live = True
             else:
                 tries -= live
-                if not tries or above.byte_ns > 1e6 * scale or self.late():
+                if not tries or above.byte_ns > 1e6 * scale:
                     return
-                below, large, above = above, small, Prices(above.byte_ns * 8)
+                dearer = 1e7 * scale if self.late() else above.byte_ns * 8
+                below, large, above = above, small, Prices(dearer)
             above = Prices(above.byte_ns, above.byte_ns if live else 0.0)
         self.price = Prices() if live else above
         for _ in range(_ROUNDS):
@@ -414,7 +417,8 @@ class _Chooser:
         if memory.live:
             notes.append(f"the largest activation is {memory.live[0].name}, {_bytes(memory.live[0].bytes)}")
         least = min(found.costs[0].memory.weights + found.costs[0].memory.state for found in self.found)
-        which = "whatever the layouts" if least > room else "in the layouts that take least of those tried"
+        sure = least > room and not self.late()
+        which = "whatever the layouts" if sure else "in the layouts that take least of those tried"
         chips = cost.n_chips * math.ceil(memory.peak / room)
         notes.append(f"about {chips} chips would hold it, split as far as it is now")
         wide = sum(
@@ -436,12 +440,15 @@ class _Chooser:
         )
 
     def nothing(self) -> DiagnosticError:
-        """Why HiGHS alone has found no layouts."""
+        """Why no layouts were found."""
         from shardwright.cost.movements import duration_text
         from shardwright.ir.diagnostics import NOWHERE, fault
 
         if self.fault is not None and self.fault.diagnostics[0].code != "nothing-better":
             return self.fault
+        if not self.alone:
+            said = "no layouts were found that meet the demanded types together, nor proved not to be there"
+            return fault("no-placement", said, NOWHERE, "leave some of them to the compiler: end the layout with ?")
         chip = self.chip
         if self.bound_ns == math.inf:
             said = f"no layouts fit in the {_bytes(chip.memory_bytes)} of {chip.name}"

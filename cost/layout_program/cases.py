@@ -69,6 +69,7 @@ class Cases:
 
     def __init__(self, solver: TimeSolver, limit: float) -> None:
         self.priced = PricedGraph(solver)
+        self.out_of_time = solver.out_of_time
         self.limit = limit
         self.kept = [node for node in solver.problem.nodes if node.func is None]
         self.nbytes = {node.home: solver.device_bytes(node)[solver.choices[node.home]] for node in self.kept}
@@ -88,7 +89,7 @@ class Cases:
             return self.settle(case, 0.0, upper) < upper
         best = self.settle(case, case.price, upper)
         rising = True
-        while rising and best < upper:
+        while rising and best < upper and not self.out_of_time():
             before = best
             best = self.improve(case, best, upper)
             rising = best - before > 0.1 * (upper - before if math.isfinite(upper) else _UNDECIDED * best)
@@ -112,7 +113,8 @@ class Cases:
                 else:
                     case.left = left
             case.bound = max(case.bound, min(bound, upper))
-            if bound >= upper or bound - before < _RISE * (min(upper, (1 + 2 * _UNDECIDED) * abs(bound)) - bound):
+            enough = _RISE * (min(upper, (1 + 2 * _UNDECIDED) * abs(bound)) - bound)
+            if bound >= upper or bound - before < enough or self.out_of_time():
                 break
         return bound
 
@@ -121,7 +123,7 @@ class Cases:
         unit = _SHARE * best / self.limit
         for factor in (2.0, 0.5):
             moved = False
-            while best < upper:
+            while best < upper and not self.out_of_time():
                 trial = case.price * factor if factor < 1 else max(case.price * factor, unit * 0.5)
                 if moved and factor < 1 and trial < unit / 4:
                     trial = 0.0

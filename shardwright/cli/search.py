@@ -182,8 +182,10 @@ def _found_text(searched: Searched) -> str:
         proof = "proved least"
     elif found.bound_s > 0:
         proof = f"at most {100 * found.gap:.3g} % above the least"
-    else:
+    elif any(each.found is None for each in searched.tried):
         proof = "not proved, since a rewrite was not searched to its end"
+    else:
+        proof = "not proved in the time"
     room = f" of {bytes_text(cost.chip.memory_bytes)}" if math.isfinite(cost.chip.memory_bytes) else ""
     lines = [
         f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}",
