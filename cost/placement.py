@@ -436,7 +436,7 @@ class Solver:
         made: list[TreeFactor] = []
         for own, stay in together if uses else ():
             variables = (home, *own)
-            layouts = np.unique(np.concatenate([domains[v] for v in variables]))
+            layouts = unique_codes([domains[v] for v in variables])
             places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
             made.append(TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, stay))
         return made

@@ -16,8 +16,6 @@ from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, loc
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-_GRAMMAR = Path(__file__).with_name("grammar.lark")
-
 
 def read_source(path: str | Path) -> Source:
     """The text of a file; raises `no-file`, `not-a-file`, `unreadable`, `binary` or `not-utf8`."""
@@ -109,22 +107,10 @@ class _Newlines:
 
 @cache
 def _grammar() -> Lark:
-    from lark import Lark
-
+    from shardwright.ir.grammar_tables import parser
     from shardwright.ir.tree_builder import TreeBuilder
 
-    actions: Any = TreeBuilder()
-    newlines: Any = _Newlines()
-    return Lark(
-        _GRAMMAR.read_text(encoding="utf-8"),
-        parser="lalr",
-        lexer="basic",
-        postlex=newlines,
-        transformer=actions,
-        keep_all_tokens=True,
-        maybe_placeholders=False,
-        start=["module", "lone_type"],
-    )
+    return parser(transformer=TreeBuilder(), postlex=_Newlines())
 
 
 def _run(source: Source, start: str) -> Any:
