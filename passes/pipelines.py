@@ -15,48 +15,13 @@ from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, has_holes, verify
 from shardwright.ir.weight_source import WeightSource
-from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.edge_blocks import EdgeBlocks
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.gather_ahead import GatherAhead
 from shardwright.passes.insert_moves import InsertMoves
-from shardwright.passes.loop_collectives import LoopCollectives
-from shardwright.passes.offload import Offload
-from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
-from shardwright.passes.quantize_weights import QuantizeWeights
-from shardwright.passes.reduce_into import ReduceInto
-from shardwright.passes.schedule_blocks import ScheduleBlocks
-from shardwright.passes.split_collectives import SplitCollectives
-from shardwright.passes.weight_gather import WeightGather
-
-PASSES: dict[str, type[Pass]] = {
-    p.name: p
-    for p in (
-        Decompose,
-        Place,
-        ChooseDigitOrder,
-        InsertMoves,
-        EdgeBlocks,
-        Cleanup,
-        FuseParallelBlock,
-        QuantizeWeights,
-        WeightGather,
-        AttentionOverBatch,
-        PadHeads,
-        ReduceInto,
-        LoopCollectives,
-        GatherAhead,
-        Offload,
-        ScheduleBlocks,
-        SplitCollectives,
-    )
-}
-"""Every pass by name."""
 
 MOVEMENTS: tuple[Pass, ...] = (
     ChooseDigitOrder(tied=True),
@@ -127,7 +92,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
             if (lack := _lack(applied, before, error, placed=placed)) is not None:
                 raise lack from error
             raise CompilerFault(f"{applied.name} left an ill-typed program: {error}") from error
-        if isinstance(applied, Place) or (program != before and not isinstance(applied, _AFTER_PLACE)):
+        if isinstance(applied, Place) or (program != before and applied.name not in _AFTER_PLACE):
             placed = isinstance(applied, Place)
         if observe is not None:
             observe(Trace(applied, program, seconds, before, proof))
@@ -179,7 +144,10 @@ def _verified(applied: Pass, before: Program, program: Program, level: Level) ->
     return left
 
 
-_AFTER_PLACE = (ChooseDigitOrder, Cleanup, InsertMoves, EdgeBlocks, LoopCollectives, SplitCollectives, GatherAhead)
+_AFTER_PLACE = (
+    "choose-digit-order", "cleanup", "insert-moves", "edge-blocks", "loop-collectives", "split-collectives",
+    "gather-ahead",
+)  # fmt: skip
 """The passes that leave layouts chosen where they are."""
 
 
@@ -218,7 +186,11 @@ def explicit(
     passes that follow, as those of a target.
     """
     passes = (*explicit_passes(place or Place(), edges), *then)
-    return run_passes(program, (Offload(), *passes) if off_device(program) else passes, observe)
+    if off_device(program):
+        from shardwright.passes.offload import Offload
+
+        passes = (Offload(), *passes)
+    return run_passes(program, passes, observe)
 
 
 def describe(made: type[Pass]) -> str:
@@ -247,6 +219,8 @@ _ITEM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\{([^{}]*)\})?\s*")
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
     """`'decompose,place{objective=bytes}'` as passes. Raises a `DiagnosticError` that names the known ones."""
+    from shardwright.passes.every_pass import PASSES
+
     passes: list[Pass] = []
     at = 0
     while at < len(text):
@@ -280,6 +254,8 @@ def _options(name: str, text: str) -> dict[str, str]:
 
 
 def _made(name: str, options: Mapping[str, str]) -> Pass:
+    from shardwright.passes.every_pass import PASSES
+
     if name not in PASSES:
         near = did_you_mean(name, list(PASSES))
         raise fault(

@@ -21,7 +21,8 @@ from shardwright.ir.elaborate import elaborate
 from shardwright.ir.ops.elementwise_table import FORMS
 from shardwright.ir.parser import parse
 from shardwright.ir.verifier import Level, verify
-from shardwright.passes.pipelines import EXPLICIT, PASSES, parse_pipeline
+from shardwright.passes.every_pass import PASSES
+from shardwright.passes.pipelines import EXPLICIT, parse_pipeline
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -40,8 +40,8 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import load, print_program
     from shardwright.ir.diagnostics import Source, located
+    from shardwright.passes.every_pass import PASSES
     from shardwright.passes.pipelines import (
-        PASSES,
         Trace,
         chosen_as,
         describe,

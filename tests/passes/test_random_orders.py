@@ -9,7 +9,8 @@ import pytest
 
 from shardwright import load, print_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.pipelines import PASSES, parse_pipeline, run_passes
+from shardwright.passes.every_pass import PASSES
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(file for file in FOLDER.glob("*.shard") if file.stem != "13_palm_model")
