@@ -22,9 +22,9 @@ import torch
 import transformers
 from offloaded_run import Run, machine_here, offloaded
 
-from shardwright.backends.torch.schedule import Kind
 from shardwright.cost.chips import Machine
 from shardwright.cost.offloading.runtimes import load_runtime
+from shardwright.cost.unrolling import Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType, Tier
@@ -33,9 +33,6 @@ from shardwright.models.dummy_checkpoint import write_dummy
 from shardwright.models.importing import import_model
 from shardwright.offloading.request import Request
 from shardwright.prediction.offloading import best_plan, setting_of
-
-_TO_DEVICE = (Kind.COPY_WEIGHTS, Kind.COPY_CACHE, Kind.COPY_HIDDEN)
-_FROM_DISK = (Kind.READ_WEIGHTS, Kind.READ_CACHE, Kind.READ_HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,11 @@ def compare(*, toy: bool, machine: str | None = None, alone: bool = False) -> No
         run = _ours(path, case, here)
         print(f"ours: {run.rate:,.2f} tokens per second; {run.against_prediction()}")
         print("\n".join(run.breakdown()))
-        for name, kinds, rate in (
-            ("host to device", _TO_DEVICE, here.host_link.to_device_bytes_per_s),
-            ("disk", _FROM_DISK, here.disk.read_bytes_per_s if here.disk else 1.0),
+        for name, resource, rate in (
+            ("host to device", Resource.TO_DEVICE, here.host_link.to_device_bytes_per_s),
+            ("disk", Resource.DISK_READ, here.disk.read_bytes_per_s if here.disk else 1.0),
         ):
-            reached = run.reached(kinds)
+            reached = run.reached(resource)
             print(f"{name}: {reached / 1e9:.3g} GB/s of {rate / 1e9:.3g}, {100 * reached / rate:.0f} %")
         print(f"peaks: {', '.join(f'{tier} {nbytes / 1e9:.3g} GB' for tier, nbytes in run.report.peak_bytes.items())}")
         if not alone:

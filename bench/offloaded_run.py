@@ -6,13 +6,14 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.backends.torch.schedule import Event, Kind, Timed
+from shardwright.backends.timeline.durations import token_of
+from shardwright.backends.torch.running import Timed
 from shardwright.cost.chips import Machine, load_machine
 from shardwright.cost.offloading.runtimes import load_runtime
+from shardwright.cost.unrolling import Event, Resource
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.mesh import Mesh
@@ -20,19 +21,20 @@ from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.offloading.measuring import measure
-from shardwright.offloading.run import OffloadedModel, Report, Request
+from shardwright.offloading.report import Report
+from shardwright.offloading.request import Request
+from shardwright.offloading.run import OffloadedModel
 from shardwright.prediction.offload_timeline import run_prediction
 from shardwright.prediction.offloading import setting_of
 
 ROWS = {
-    "compute": (Kind.COMPUTE,),
-    "weight (R)": (Kind.READ_WEIGHTS, Kind.COPY_WEIGHTS),
-    "cache (R)": (Kind.READ_CACHE, Kind.COPY_CACHE),
-    "cache (W)": (Kind.STORE_CACHE, Kind.WRITE_CACHE),
-    "hidden (R)": (Kind.READ_HIDDEN, Kind.COPY_HIDDEN),
-    "hidden (W)": (Kind.STORE_HIDDEN, Kind.WRITE_HIDDEN),
+    "compute": (Resource.DEVICE,),
+    "disk (R)": (Resource.DISK_READ,),
+    "to device": (Resource.TO_DEVICE,),
+    "from device": (Resource.FROM_DEVICE,),
+    "disk (W)": (Resource.DISK_WRITE,),
 }
-"""The columns of Sheng et al. 2023, table 8, and hidden states, which are little there."""
+"""What is busy, with what of the text's movements it does."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,18 @@ class Run:
         error = 100 * (self.predicted / self.report.seconds - 1)
         return f"{self.report.seconds:.2f} s, predicted {self.predicted:.2f} s, {error:+.1f} %"
 
-    def reached(self, kinds: Sequence[Kind]) -> float:
-        """Bytes a second that these events moved, over the whole run."""
-        return sum(timed.event.nbytes for timed in self.timed if timed.event.kind in kinds) / self.report.seconds
+    def reached(self, resource: Resource) -> float:
+        """Bytes a second that the resource moved, over the whole run."""
+        return self.report.moved_bytes.get(str(resource), 0) / self.report.seconds
 
     def breakdown(self) -> list[str]:
-        """Busy seconds by kind, in prefill and in decode: what runs at the same time counts in each."""
+        """Busy seconds by resource, in prefill and in decode: what runs at the same time counts in each."""
         made = [f"{'':10}" + "".join(f"{name:>12}" for name in ROWS)]
         for phase, chosen in (("prefill", True), ("decode", False)):
-            taken: defaultdict[Kind, float] = defaultdict(float)
+            taken: defaultdict[Resource, float] = defaultdict(float)
             for timed in self.timed:
-                event = timed.event
-                if (event.token == 0 if event.batch >= 0 else event.run == 0) is chosen:
-                    taken[event.kind] += timed.end - timed.begin
+                if (token_of(timed.event) == 0) is chosen:
+                    taken[timed.event.resource] += timed.end - timed.begin
             made.append(f"{phase:10}" + "".join(f"{sum(taken[k] for k in kinds):12.2f}" for kinds in ROWS.values()))
         return made
 

@@ -31,13 +31,12 @@ from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
+from shardwright.offloading.block_run import BlockRun
 from shardwright.offloading.request import Request
 from shardwright.offloading.run import OffloadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from shardwright.backends.torch.batches import Batch
 
 VOCAB, KEYS, VALUES = 128, 16, 48
 """Tokens; the first are keys, the next values."""
@@ -131,25 +130,19 @@ class Forced(OffloadedModel):
         """Logits [texts, tokens, V] before each token from `prompt` on."""
         made = np.zeros((len(texts), texts.shape[1] - prompt, VOCAB), dtype=np.float32)
 
-        class Choosing:
-            def __init__(self, rows: dict[int, list[int]]) -> None:
-                self.rows = rows
+        class Given(BlockRun):
+            def choose(self, turn: tuple[int, int], logits: Tensor) -> tuple[list[int], list[float]]:
+                number, token = turn
+                rows = [prompt.index for prompt in self.block.buckets[number].prompts]
+                made[rows, token] = logits[: len(rows)].float().cpu().numpy()
+                return [*(int(texts[row, prompt + token]) for row in rows), *[0] * (len(logits) - len(rows))], []
 
-            def draw(self, batch: Batch, token: int, logits: Tensor) -> list[int]:
-                rows = self.rows[batch.number]
-                made[rows, token] = logits.float().cpu().numpy()
-                return [int(texts[row, prompt + token]) for row in rows]
-
-            def accept(self, batch: Batch, token: int, drawn: Sequence[int]) -> list[list[int]] | None:
-                return None if token == made.shape[1] - 1 else [[each] for each in drawn]
-
-        for block in self._blocks():
-            batches = [self._batch(number, bucket) for number, bucket in block]
-            order = self._order([number for number, _ in block])
-            rows = {number: [each.index for each in bucket.prompts] for number, bucket in block}
-            self.runtime.run(batches, order.passes, Choosing(rows), order.groups)
-            for batch in batches:
-                batch.release()
+        for block in self.blocks:
+            given = Given(self, block)
+            given.work()
+            while (ended := given.ended.get()) is not None:
+                if isinstance(ended, BaseException):
+                    raise ended
         return made
 
 

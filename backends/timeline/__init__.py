@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardwright.backends.timeline.occupancy import memory_over_time
 from shardwright.backends.timeline.record import Course, Entry, Timeline, course_of, read_timeline, write_timeline
 from shardwright.backends.timeline.recorder import Recorder, Recording
 
@@ -13,7 +12,6 @@ __all__ = [
     "Recording",
     "Timeline",
     "course_of",
-    "memory_over_time",
     "read_timeline",
     "write_timeline",
 ]

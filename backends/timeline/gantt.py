@@ -190,10 +190,10 @@ def _merged(spans: Sequence[tuple[float, float, str, str]], finest: float) -> di
 
 
 def _label(axis: Any, row: int, start: float, end: float, name: str, shown: tuple[float, float, float]) -> None:
-    """As much of the name as there is room for: all of it, or its numbers, as in `s3 b0 t1`."""
+    """As much of the name as there is room for: all of it, or its numbers, as in `t1 N3 M0`."""
     begin, stop, scale = shown
     room = (end - start) / (stop - begin) / _CHARACTER
-    for text in (name, " ".join(letter + n for letter, n in re.findall(r"\b([a-z])[a-z]* (\d+)", name))):
+    for text in (name, " ".join(letter + n for letter, n in re.findall(r"\b([A-Za-z])\w*=(\d+)", name))):
         if text and len(text) + 1 < room:
             middle = scale * (start + end) / 2
             axis.text(middle, row, text, ha="center", va="center", color="white", fontsize=6.5)

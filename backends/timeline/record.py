@@ -1,7 +1,7 @@
 """A schedule's course, predicted and measured, and the JSON file that holds it.
 
     {"format": "shardwright-timeline", "title": "opt-30b on t4", "capacity_bytes": {"device": 16e9},
-     "predicted": {"events": [{"resource": "to device", "name": "copy weights layer 1", "start": 0.0, "end": 0.25,
+     "predicted": {"events": [{"resource": "to device", "name": "copy wq_next N=0", "start": 0.0, "end": 0.25,
                                "bytes": 600, "after": [], "step": null}, ...],
                    "memory_bytes": {"device": [[0.0, 600], [0.5, 0]]}},
      "measured": {...}}
@@ -30,7 +30,7 @@ from shardwright.cost.offloading.simulation import Bound, Span, bounds, step_bou
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 
 if TYPE_CHECKING:
-    from shardwright.backends.torch.schedule import Event, Schedule
+    from shardwright.cost.unrolling import Event
 
 FORMAT = "shardwright-timeline"
 
@@ -123,21 +123,17 @@ class Timeline:
 
 
 def course_of(
-    schedule: Schedule, spans: Sequence[Span], memory: Memory | None = None, given: tuple[Bound, ...] | None = None
+    events: Sequence[Event], spans: Sequence[Span], memory: Memory | None = None, given: tuple[Bound, ...] | None = None
 ) -> Course:
-    """The course of a schedule of the PyTorch runtime whose events had these spans, in its order."""
-    steps: dict[tuple[int, int, int], int] = {}
+    """The course of a program's events that had these spans, in their order. A step is a trip of its loops."""
+    steps: dict[tuple[tuple[str, int], ...], int] = {}
     made: list[Entry] = []
-    for event, (start, end) in zip(schedule.events, spans, strict=True):
-        step = steps.setdefault((event.run, event.stage, event.batch), len(steps)) if event.kind == "compute" else None
-        resource = str(event.resource)
-        made.append(Entry(event.number, resource, _name(event), start, end, event.nbytes, event.after, step))
+    for event, (start, end) in zip(events, spans, strict=True):
+        step = steps.setdefault(event.trips, len(steps)) if event.action == "compute" else None
+        trips = "".join(f" {dim}={index}" for dim, index in event.trips)
+        name = f"{event.action} {event.name}{trips}"
+        made.append(Entry(event.number, str(event.resource), name, start, end, event.nbytes, event.after, step))
     return Course(tuple(made), memory or {}, given)
-
-
-def _name(event: Event) -> str:
-    batch = "" if event.batch < 0 else f" batch {event.batch} token {event.token}"
-    return f"{event.kind} stage {event.stage}{batch}"
 
 
 # ---------------------------------------------------------------- the file

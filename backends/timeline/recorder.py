@@ -11,8 +11,9 @@ from typing import Any
 
 from shardwright.backends.timeline.durations import Seconds, by_measurement
 from shardwright.backends.timeline.record import Memory, Timeline, course_of
-from shardwright.backends.torch.schedule import Event, Kind, Schedule, Timed
+from shardwright.backends.torch.running import Timed
 from shardwright.cost.offloading.simulation import Span, simulate
+from shardwright.cost.unrolling import Action, Event, Resource
 
 MOST_EVENTS = 400_000
 """That are kept; a diagonal schedule of all prompts is one block, and may have more."""
@@ -50,16 +51,15 @@ class Recording:
         copy at its mean rate and each computation its mean time."""
         if not self.timed:
             return Timeline(title)
-        schedule = Schedule(self.events, ())
-        predicted = simulate(self.events, seconds or by_measurement(schedule, self.spans))
-        measured = course_of(schedule, self.spans, self.memory)
-        return Timeline(title, course_of(schedule, predicted), measured, dict(capacity or {}))
+        predicted = simulate(self.events, seconds or by_measurement(self.events, self.spans))
+        measured = course_of(self.events, self.spans, self.memory)
+        return Timeline(title, course_of(self.events, predicted), measured, dict(capacity or {}))
 
     # ------------------------------------------------------------ from process to process
 
     def as_json(self) -> dict[str, Any]:
         events = [
-            [e.number, e.kind, e.run, e.stage, e.batch, e.token, e.part, e.after, e.nbytes, e.order, begin, end]
+            [e.number, e.resource, e.action, e.name, e.trips, e.after, e.nbytes, begin, end]
             for e, begin, end in ((each.event, each.begin, each.end) for each in self.timed)
         ]
         return {"events": events, "memory": {k: list(v) for k, v in self.memory.items()}, "origin": self.origin}
@@ -67,8 +67,9 @@ class Recording:
     @staticmethod
     def of_json(table: Mapping[str, Any]) -> Recording:
         timed: list[Timed] = []
-        for number, kind, run, stage, batch, token, part, after, nbytes, order, begin, end in table["events"]:
-            event = Event(number, Kind(kind), run, stage, batch, token, part, tuple(after), (), (), nbytes, order)
+        for number, resource, action, name, trips, after, nbytes, begin, end in table["events"]:
+            where = tuple((str(dim), int(index)) for dim, index in trips)
+            event = Event(number, Resource(resource), Action(action), name, (), where, tuple(after), nbytes)
             timed.append(Timed(event, begin, end))
         memory = {tier: tuple((time, nbytes) for time, nbytes in points) for tier, points in table["memory"].items()}
         return Recording(tuple(timed), memory, table["origin"])

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
-from shardwright.backends.torch.stages import Attend, Stage, Staged, without
+from shardwright.backends.torch.row_updates import begins_of, put_rows
 from shardwright.backends.torch.tensors import Argument, Named
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number, Operand
-from shardwright.ir.ops import Ahead, Movement, Roll
+from shardwright.ir.ops import Movement, Roll
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, Shape
-from shardwright.ir.walk import captured
+from shardwright.ir.walk import captured, names_read, states_set
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Values:
-    """The tensors at hand, by name; what the layers of a pass have in common; and what computes attention over a cache
-    from queries and new keys and values."""
+    """The tensors at hand, by name, and what the layers of a pass have in common."""
 
     tensors: dict[str, Tensor]
     common: Common = field(default_factory=Common)
-    attention: Callable[[Attend, Named, Named, Named], Tensor] | None = None
 
 
 Step = Callable[[Values], None]
@@ -42,22 +40,35 @@ Step = Callable[[Values], None]
 
 class Block:
     """Statements, and the `outputs` that are needed after them. `shapes` are of the values that are there before,
-    `states` those of them that are written in place, `sizes` of the dimensions that loops go over."""
+    `states` those of them that are written in place, `sizes` of the dimensions that loops go over. State that is
+    `fragile` is set while what was read of it is still used: None for all. With `sparse` attention of one query looks
+    at that share of the positions. What is `owned` is nobody else's when the statements begin, and used no more after
+    them."""
 
     def __init__(
         self,
-        body: Sequence[Statement | Attend],
+        body: Sequence[Statement],
         shapes: Mapping[str, Shape],
         states: Iterable[str],
         outputs: Sequence[str],
         sizes: Mapping[str, int],
         device: torch.device,
+        fragile: Set[str] | None = None,
+        sparse: float = 1.0,
+        owned: Set[str] = frozenset(),
     ) -> None:
+        self._fragile = fragile
+        self._owned = owned
+        self._sparse = sparse
         self._shapes = dict(shapes)
         self._states = frozenset(states)
         self._sizes = sizes
         self._device = device
         self._same: dict[str, str] = {}
+        self._updating: set[int] = set()
+        self._last: Mapping[str, int] = {}
+        self.taken_over: set[str] = set()
+        """What is owned and overwritten."""
         self._memory = {name: frozenset((name,)) for name in shapes}
         """Of each tensor by whose names its memory may go, too: the first that had it."""
         self._given = frozenset(shapes)
@@ -90,17 +101,29 @@ class Block:
 
     # ------------------------------------------------------------ compilation
 
-    def _compiled(self, body: Sequence[Statement | Attend], outputs: Sequence[str]) -> list[Step]:
-        statements: list[Let | SetState | Loop | Attend] = []
-        for statement in body:
+    def shape(self, name: str) -> Shape:
+        return self._shapes[name]
+
+    def _compiled(self, body: Sequence[Statement], outputs: Sequence[str]) -> list[Step]:
+        statements: list[Let | SetState | Loop] = []
+        shapes = self._shapes | {v.name: v.shape for s in body for v in s.results}
+        updates = _updates_in_place(body, self._states, shapes)
+        for at, statement in enumerate(body):
             if isinstance(statement, Let) and self._renames(statement):
                 continue
-            if isinstance(statement, Let | SetState | Loop | Attend):  # what is freed is dropped after its last use
+            if isinstance(statement, Let) and at in updates:
+                self._same[statement.result.name] = str(statement.operands[0])
+                self._shapes[statement.result.name] = statement.result.shape
+                self._updating.add(id(statement))
+            if isinstance(statement, SetState) and self._root(statement.operand) == statement.state:
+                continue
+            if isinstance(statement, Let | SetState | Loop):  # what is freed is dropped after its last use
                 statements.append(statement)
         last: dict[str, int] = {self._root(name): len(statements) for name in outputs}
         for at, statement in reversed(list(enumerate(statements))):
             for name in self._read(statement):
                 last.setdefault(name, at)
+        self._last = last
         return [self._step(statement, at, last) for at, statement in enumerate(statements)]
 
     def _renames(self, statement: Let) -> bool:
@@ -110,8 +133,6 @@ class Block:
             return False
         if isinstance(operation, Movement) and isinstance(operation.moves, Roll):
             raise fault("no-roll", "the PyTorch backend runs programs of one device, where nothing rolls")
-        if isinstance(operation, Movement) and isinstance(operation.moves, Ahead) and operation.moves.ahead:
-            raise fault("fetched-ahead", "a stage of offloading fetches nothing for the next one", statement.span)
         root = self._root(operand)
         (result,) = statement.results
         if root not in self._states:  # those are written in place: what was read before must not change with them
@@ -122,7 +143,7 @@ class Block:
     def _root(self, name: str) -> str:
         return self._same.get(name, name)
 
-    def _read(self, statement: Let | SetState | Loop | Attend) -> list[str]:
+    def _read(self, statement: Let | SetState | Loop) -> list[str]:
         match statement:
             case Let():
                 names: Iterable[Operand] = statement.operands
@@ -130,24 +151,66 @@ class Block:
                 names = (statement.operand,)
             case Loop():
                 names = sorted(captured(statement))
-            case Attend():
-                names = (statement.q, statement.k_new, statement.v_new)
         return [self._root(name) for name in names if isinstance(name, str)]
 
-    def _step(self, statement: Let | SetState | Loop | Attend, at: int, last: Mapping[str, int]) -> Step:
+    def _step(self, statement: Let | SetState | Loop, at: int, last: Mapping[str, int]) -> Step:
         read = self._read(statement)
         dead = tuple(n for n in dict.fromkeys(read) if last[n] == at and n not in self._given)
         match statement:
             case SetState():
-                return _writing(statement.state, read[0], dead)
-            case Attend():
-                shapes = [self._shapes[name] for name in (statement.q, statement.k_new, statement.v_new)]
-                self._makes(statement.result, ())
-                return _attending(statement, read, shapes, dead)
+                return _writing(statement.state, read[0], dead, self._shapes[statement.state].dtype)
             case Loop():
                 return self._looping(statement, dead)
+            case Let(operation=ops.Update()) if (step := self._writing_rows(statement, read, dead, at)) is not None:
+                return step
             case Let():
                 return self._computing(statement, read, dead, at, last)
+
+    def _writing_rows(self, statement: Let, read: Sequence[str], dead: Sequence[str], at: int) -> Step | None:
+        """An update: in place of state that is then set to it, and of what is used no more; else in a copy. None where
+        rows begin at positions by more than one dimension."""
+        operation, shapes = statement.operation, [self._shapes[name] for name in read]
+        assert isinstance(operation, ops.Update)
+        names, new_names, position = shapes[0].names, shapes[1].names, statement.operands[2]
+        by = () if isinstance(position, Number) else shapes[2].names
+        if operation.wrap or len(by) > 1 or len(read) < 2:
+            return None
+        rest = [*by, *(name for name in names if name != operation.dim and name not in by)]
+        order = [names.index(name) for name in (operation.dim, *rest)]
+        along = [name for name in new_names if name not in rest]
+        new_order = [new_names.index(name) for name in (*along, *rest)]
+        through, result = id(statement) in self._updating, statement.result.name
+        own = not through and (read[0] in dead or (read[0] in self._owned and at == self._last_read(read[0])))
+        if own and read[0] in self._given:
+            self.taken_over.add(read[0])
+        if not through:
+            self._makes(statement.result, (read[0],) if own else ())
+
+        def step(values: Values) -> None:
+            import torch
+
+            tensors = values.tensors
+            cache, new = tensors[read[0]], tensors[read[1]].permute(new_order)
+            if not through and not (own and _alone_in_memory(cache)):
+                cache = cache.clone(memory_format=torch.contiguous_format)
+            if new.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
+                new = new.clone()
+            if isinstance(position, Number):
+                positions = begins_of(torch.tensor(int(position.value)), ())
+            else:
+                key = "begins", tensors[read[2]].data_ptr()
+                if key not in values.common:
+                    values.common[key] = tensors[read[2]], begins_of(tensors[read[2]], by)
+                positions = values.common[key][1]
+            put_rows(cache.permute(order), new if along else new[None], positions)
+            _drop(values, dead)
+            if not through:
+                tensors[result] = cache
+
+        return step
+
+    def _last_read(self, name: str) -> int:
+        return self._last.get(name, -1)
 
     def _looping(self, loop: Loop, dead: Sequence[str]) -> Step:
         """Its body is a block of its own, which sees of what has the loop's dimension the slice of its trip."""
@@ -156,7 +219,10 @@ class Block:
         inner |= {carry.value.name: carry.value.shape for carry in loop.carries}
         if loop.index is not None:
             inner[loop.index] = Shape(DType.INT32, ())
-        body = Block(loop.body, inner, self._states, loop.following, self._sizes, self._device)
+        owned = {carry.value.name for carry in loop.carries if carry.value.name not in loop.following}
+        body = Block(
+            loop.body, inner, self._states, loop.following, self._sizes, self._device, None, self._sparse, owned
+        )
         initial = [self._root(carry.initial) for carry in loop.carries]
         for result, name in zip(loop.results, initial, strict=True):
             self._makes(result, [name, *map(self._root, seen)])
@@ -169,7 +235,7 @@ class Block:
         def step(values: Values) -> None:
             import torch
 
-            carried = [values.tensors[name] for name in initial]
+            carried = [values.tensors[name].clone() for name in initial]
             for trip in range(trips):
                 tensors: dict[str, Tensor] = {}
                 for name, root, at in sliced:
@@ -197,18 +263,25 @@ class Block:
     ) -> Step:
         operation, (result, *others) = statement.operation, statement.results
         operands = [o if isinstance(o, Number) else self._shapes[o] for o in statement.operands]
-        run = None if others else prepared(operation, operands, result.shape)
+        run = None if others else prepared(operation, operands, result.shape, self._sparse)
+        kept = self._views_state(operation, read)
         if run is None:
             for value in statement.results:
                 self._makes(value, read)
-            return _interpreting(statement, read, operands, dead, self._device)
+            return _interpreting(statement, read, operands, dead, self._device, copied=kept)
         donor = next((n for n in read if n in dead and self._is_free(n, at, last)), None)
         reusing = in_place(operation) if all(o == result.shape for o in operands) else None
         if donor is None or reusing is None or len(set(read)) < len(read):
             self._makes(result, read if isinstance(operation, ops.Take) else ())
-            return _calling(run, read, result.name, dead)
+            return _calling(_copied(run) if kept else run, read, result.name, dead)
         self._makes(result, (donor,))
         return _calling(reusing, [donor, *(n for n in read if n != donor)], result.name, dead)
+
+    def _views_state(self, operation: object, read: Sequence[str]) -> bool:
+        """Whether what it gives may lie in the memory of state that is set while it is used."""
+        if not isinstance(operation, _VIEWS) or not read or read[0] not in self._states:
+            return False
+        return self._fragile is None or read[0] in self._fragile
 
     def _is_free(self, name: str, at: int, last: Mapping[str, int]) -> bool:
         """Whether the memory of a tensor that dies at this step may be the result's: nothing else that lives is in it,
@@ -218,26 +291,40 @@ class Block:
         return not own & self._given and all(last.get(n, -1) < at for n in others)
 
 
+def without(shape: Shape, dim: str) -> Shape:
+    """What one trip of a loop over `dim` sees of a value of this shape."""
+    return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
+
+
 def block_of(program: Program, func: Func, device: torch.device) -> Block:
     """A whole function that reads neither weights nor state."""
     shapes = {value.name: value.shape for value in func.params}
     return Block(func.body, shapes, (), func.returns, program.sizes(func), device)
 
 
-class Blocks:
-    """The blocks of the stages of programs, each compiled when it is first asked for; layers have one together."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int], tuple[Staged, Block]] = {}
-
-    def of(self, staged: Staged, stage: Stage, device: torch.device) -> Block:
-        key = id(staged), 1 if stage.layer is not None else -stage.index
-        if key not in self._made:
-            program, sizes = staged.program, staged.program.sizes(staged.func)
-            outputs = staged.outputs(stage)
-            made = Block(stage.body, staged.shapes(stage), program.state_names, outputs, sizes, device)
-            self._made[key] = staged, made
-        return self._made[key][1]
+def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mapping[str, Shape]) -> set[int]:
+    """The numbers of updates of state that is set to what they make before anything else reads it, and only then."""
+    found: set[int] = set()
+    for number, statement in enumerate(body):
+        if (
+            not isinstance(statement, Let)
+            or not isinstance(statement.operation, ops.Update)
+            or statement.operation.wrap
+        ):
+            continue
+        state, position = statement.operands[0], statement.operands[2]
+        if isinstance(position, str) and len(shapes[position].names) > 1:
+            continue
+        if state not in states or not isinstance(state, str):
+            continue
+        sets = [at for at, s in enumerate(body) if state in states_set((s,))]
+        if len(sets) != 1 or sets[0] < number:
+            continue
+        setting = body[sets[0]]
+        between = names_read(body[number + 1 : sets[0]])
+        if isinstance(setting, SetState) and setting.operand == statement.result.name and state not in between:
+            found.add(number)
+    return found
 
 
 def _nbytes(tensors: Sequence[Tensor], accounted: Set[int]) -> int:
@@ -254,24 +341,28 @@ def _drop(values: Values, names: Sequence[str]) -> None:
         del values.tensors[name]
 
 
-def _writing(state: str, name: str, dead: Sequence[str]) -> Step:
+_VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias)
+"""What may give a part of its operand's memory."""
+
+
+def _alone_in_memory(tensor: Tensor) -> bool:
+    """Whether nothing else can lie in the memory of a tensor."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _copied(run: Prepared) -> Prepared:
+    def copied(common: Common, *tensors: Tensor) -> Tensor:
+        return run(common, *tensors).clone()
+
+    return copied
+
+
+def _writing(state: str, name: str, dead: Sequence[str], dtype: DType) -> Step:
     def step(values: Values) -> None:
         values.tensors[state].copy_(values.tensors[name])
+        if dtype.is_integer:  # positions, of which something may be known
+            values.common.clear()
         _drop(values, dead)
-
-    return step
-
-
-def _attending(attend: Attend, read: Sequence[str], shapes: Sequence[Shape], dead: Sequence[str]) -> Step:
-    names = [(shape.names, shape.dtype) for shape in shapes]
-
-    def step(values: Values) -> None:
-        tensors = values.tensors
-        assert values.attention is not None
-        q, k_new, v_new = (Named(tensors[name], *each) for name, each in zip(read, names, strict=True))
-        made = values.attention(attend, q, k_new, v_new)
-        _drop(values, dead)
-        tensors[attend.result.name] = made
 
     return step
 
@@ -288,7 +379,13 @@ def _calling(run: Prepared, read: Sequence[str], result: str, dead: Sequence[str
 
 
 def _interpreting(
-    statement: Let, read: Sequence[str], operands: Sequence[Shape | Number], dead: Sequence[str], device: torch.device
+    statement: Let,
+    read: Sequence[str],
+    operands: Sequence[Shape | Number],
+    dead: Sequence[str],
+    device: torch.device,
+    *,
+    copied: bool = False,
 ) -> Step:
     """By the operation's kernel, which finds out about the shapes each time; a movement copies."""
     shapes = [value.shape for value in statement.results]
@@ -306,6 +403,6 @@ def _interpreting(
             made = compute(statement.operation, given, shapes, device)
         _drop(values, dead)
         for result, named in zip(statement.results, made, strict=True):
-            values.tensors[result.name] = named.tensor
+            values.tensors[result.name] = named.tensor.clone() if copied else named.tensor
 
     return step

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shardwright.backends.torch.pipeline import Place
-from shardwright.backends.torch.tensors import Named, held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.world import World, torch_distributed
 
 if TYPE_CHECKING:
-    import torch
+    from concurrent.futures import Future, ThreadPoolExecutor
 
-    from shardwright.ir.program import Value
+    import torch
 
 _HIDDEN, _TOKENS, _SCORES = 1, 2, 3
 """Tags: which kind of message this is."""
@@ -24,61 +21,60 @@ _ON_THE_WAY = 64
 """Messages with tokens that are sent before the oldest must have arrived."""
 
 
+class Place(Protocol):
+    """Where in the pipeline this process is."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
 class Links:
-    """Those of one process. Buffers for what it receives are allocated once, on the device where NCCL fills them, else
-    on the host. Hidden states are awaited as they are sent and received, each kind by one thread."""
+    """Those of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
 
     def __init__(self, world: World, place: Place, tiers: Tiers) -> None:
         """To be made by all processes together, since it makes their groups."""
         self.world = world
         world.at("loading weights")
         self.place = place
-        self.tiers = tiers
         everyone = tuple(range(world.count))
-        self._backend = world.backend(tiers.device)
-        self._hidden = world.group(everyone, self._backend)
+        self.backend = world.backend(tiers.device)
+        self._hidden = world.group(everyone, self.backend)
         self._tokens = world.group(everyone, "gloo")
-        self._slots: list[torch.Tensor] = []
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
-
-    def reserve(self, slots: int, nbytes: int) -> None:
-        """Buffers for so many hidden states on their way, each of at most so many bytes."""
-        import torch
-
-        if not self.place.first:
-            make = self.tiers.on_device if self._backend == "nccl" else self.tiers.on_host
-            what = "a buffer of hidden states from the stage before"
-            self._slots = [make(what, (nbytes,), torch.uint8) for _ in range(slots)]
+        self._sender: ThreadPoolExecutor | None = None
+        self._leaving: deque[Future[None]] = deque()
 
     # ------------------------------------------------------------ hidden states
 
-    def receive_hidden(self, values: Sequence[Value], order: int) -> list[Named]:
-        """The `order`-th hidden states that come, of the shapes and formats of these values; views of a buffer."""
+    def receive_hidden(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Fills these, in memory that messages go to."""
         import torch
 
-        made: list[Named] = []
-        begin = 0
-        buffer = self._slots[order % len(self._slots)]
-        for value in values:
-            dtype = held_as(value.shape.dtype)
-            shape = [dim.size for dim in value.shape.dims]
-            nbytes = math.prod(shape) * dtype.itemsize
-            part = buffer[begin : begin + nbytes]
-            begin += nbytes
-            with torch.cuda.device(part.device) if part.is_cuda else torch.no_grad():
-                torch_distributed().irecv(part, self.place.index - 1, group=self._hidden, tag=_HIDDEN).wait()
-                if part.is_cuda:
+        for tensor in tensors:
+            with torch.cuda.device(tensor.device) if tensor.is_cuda else torch.no_grad():
+                torch_distributed().irecv(tensor, self.place.index - 1, group=self._hidden, tag=_HIDDEN).wait()
+                if tensor.is_cuda:
                     torch.cuda.current_stream().synchronize()
-            made.append(Named(part.view(dtype).reshape(shape), value.shape.names, value.shape.dtype))
-        return made
 
-    def send_hidden(self, values: Sequence[Named]) -> None:
+    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Sends these to the next process, on a thread of its own; raises what an earlier one has raised."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, thread_name_prefix="send")
+        self._leaving.append(self._sender.submit(self.send_hidden, tensors))
+        while self._leaving and self._leaving[0].done():
+            self._leaving.popleft().result()
+
+    def send_hidden(self, tensors: Sequence[torch.Tensor]) -> None:
         """To the next process; done when it has them."""
         import torch
 
-        for value in values:
-            sent = value.tensor.contiguous().reshape(-1).view(torch.uint8)
-            if self._backend != "nccl":
+        for tensor in tensors:
+            sent = tensor.contiguous()
+            if self.backend != "nccl":
                 sent = sent.cpu()
             with torch.cuda.device(sent.device) if sent.is_cuda else torch.no_grad():
                 torch_distributed().isend(sent, self.place.index + 1, group=self._hidden, tag=_HIDDEN).wait()
@@ -112,5 +108,7 @@ class Links:
 
     def settle(self) -> None:
         """Waits until everything has arrived."""
+        while self._leaving:
+            self._leaving.popleft().result()
         while self._sent:
             self._sent.popleft()[0].wait()

@@ -196,16 +196,25 @@ def execute(args: argparse.Namespace) -> int:
 def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, model: str) -> None:
     from shardwright.backends.timeline import write_timeline
     from shardwright.cli.output import write_output
-    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+    from shardwright.ir.types import DType
+    from shardwright.offloading.programs import scheduled_model
+    from shardwright.prediction.models import model_of
     from shardwright.prediction.offload_timeline import predicted_timeline
 
     title = f"{model} on {setting.machine.name}, {plan.policy}, runtime {setting.runtime.name}"
-    # Twice as many batches as are under way together, so that it is seen getting warm, warm, and ending.
-    diagonal = 2 * plan.policy.n_gpu_batches if args.schedule == "diagonal" else 0
+    diagonal, program = args.schedule == "diagonal", None
     with located(Source("offload", "")):
-        timeline = predicted_timeline(
-            setting, plan.policy, title + (", diagonal" if diagonal else ""), diagonal=diagonal
-        )
+        if not setting.runtime.synchronised and setting.runtime.overlapped:
+            described, sizes = model_of(args.model).model, setting.sizes
+            described = replace(described, layers=setting.stage.layers)
+            program = scheduled_model(
+                described, plan.policy, sizes.prompt, sizes.context, DType(setting.dtype), diagonal=diagonal
+            )
+        elif diagonal:
+            message = f"{setting.runtime.name} has the zig-zag block schedule alone"
+            raise fault("no-diagonal", message, NOWHERE, "--runtime ours has both")
+        timeline = predicted_timeline(setting, plan.policy, title + (", diagonal" if diagonal else ""), program)
     write_output(args.timeline, write_timeline(timeline))
 
 

@@ -88,6 +88,7 @@ class Asked:
     def answered_with(self, checkpoint: str) -> RunSettings:
         """All that the answers depend on. Where decode looks at a share of each piece of the cache, they depend on what
         the pieces are."""
+        from shardwright.generation.file_digests import digest_of
         from shardwright.generation.run_settings import run_settings
         from shardwright.models.config import read_config
         from shardwright.models.importing import checkpoint_dtype
@@ -97,6 +98,8 @@ class Asked:
         if request.sparse < 1:
             attending = "host and device" if policy.host_attention else "device"
             pieces = f"cache {policy.cache.device:g}, {policy.cache.host:g}, {policy.cache.disk:g} on {attending}"
+        if request.program is not None:
+            pieces = f"program, digest {digest_of(request.program.text.encode())[:12]}"
         return run_settings(
             "offload",
             checkpoint,
@@ -164,11 +167,11 @@ def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
-    from shardwright.backends.torch.pipeline import Place
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.models.architectures import describe
     from shardwright.models.config import config_path, read_config
     from shardwright.offloading.buckets import check_lengths
+    from shardwright.offloading.program_parts import Place
 
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
@@ -219,7 +222,7 @@ def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> 
             ):
                 if recorder is not None:
                     recorder.used = offloaded.used
-                progress.watch(offloaded.report, offloaded.runtime.moved, offloaded.used)
+                progress.watch(offloaded.report, offloaded.moved, offloaded.used)
                 for completion in offloaded.completions():
                     if journal is not None:
                         journal.write(completion_keys(completion, asked.tokenizer))
@@ -296,8 +299,8 @@ def _write_timeline(
 
     from shardwright.backends.timeline import Recording, write_timeline
     from shardwright.backends.timeline.pipeline import pipeline_timeline
-    from shardwright.backends.torch.pipeline import Place
     from shardwright.cli.output import write_output
+    from shardwright.offloading.program_parts import Place
     from shardwright.prediction.offload_timeline import run_seconds
 
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
@@ -305,7 +308,10 @@ def _write_timeline(
     seconds = None
     if args.machine:
         setting, n = _setting(args, prompts), len(recordings)
-        seconds = [run_seconds(setting, request.policy, e.events, Place(i, n)) for i, e in enumerate(recordings)]
+        layers = [len(Place(i, n).layers(setting.sizes.layers)) for i in range(n)]
+        seconds = [
+            run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)
+        ]
     if len(recordings) > 1:
         timeline = pipeline_timeline(title, recordings, caps, seconds)
     else:  # none where everything was answered already
@@ -354,8 +360,10 @@ def _caps(args: argparse.Namespace) -> dict[Tier, int | None]:
 
 
 def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None = None) -> Request:
+    from shardwright.cli.offload_program import is_program
+    from shardwright.cli.output import read_program
     from shardwright.ir.types import DType
-    from shardwright.offloading.run import Request
+    from shardwright.offloading.request import Request
 
     dtype = DType(args.dtype) if args.dtype else None
     return Request(
@@ -368,6 +376,7 @@ def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: R
         args.sparse_attention,
         args.disk_readers,
         False if args.no_page_cache else None,
+        program=read_program(args.policy) if args.policy is not None and is_program(args.policy) else None,
     )
 
 

@@ -185,26 +185,21 @@ def _copy(on: torch.device, *, to_device: bool) -> float:
 def _attention(on: torch.device, dtype: DType, *, whole: bool) -> float:
     """Bytes a second of keys and values, as a cache has them, that queries of one position attend to: of a cache that
     is `whole`, or of a piece of one."""
-    import torch
 
-    from shardwright.backends.torch.attention import Query, attend_cached, attend_filled
-    from shardwright.backends.torch.cache import CacheShape
-    from shardwright.backends.torch.quantization import Coding
-    from shardwright.backends.torch.tensors import held_as
+    from shardwright.backends.torch.kernels import compute
+    from shardwright.backends.torch.tensors import Named
+    from shardwright.ir import ops
+    from shardwright.ir.types import Dim, Shape
 
     rows, positions, heads, size = 16, 256, 16, 64
-    shape = CacheShape(rows, heads, size, Coding(heads * size, held_as(dtype)), ())
-    piece = _numbers((positions, 2, rows, heads * size), dtype, on)
-    q = _numbers((rows, heads, 1, 1, size), dtype, on)
-    query = Query(q, torch.full((rows,), positions, device=on), 0.125)
-
-    def run() -> None:
-        if whole:
-            attend_filled(query, *shape.decoded(piece), None)
-        else:
-            attend_cached(query, *shape.decoded(piece), 0)
-
-    return piece.numel() * piece.element_size() / _seconds(run, on)
+    sizes = {"T": positions, "B": rows, "K": heads, "D": size}
+    operation = ops.Attend("T", "D", scale=0.125, lse=not whole)
+    kept = [Named(_numbers(tuple(sizes.values()), dtype, on), tuple(sizes), dtype) for _ in range(2)]
+    q = Named(_numbers((rows, heads, size), dtype, on), ("B", "K", "D"), dtype)
+    result = Shape(dtype, tuple(Dim(name, sizes[name]) for name in "BKD"))
+    results = [result] if whole else [result, operation.rows(result)]
+    nbytes = sum(each.tensor.numel() * each.tensor.element_size() for each in kept)
+    return nbytes / _seconds(lambda: compute(operation, [q, *kept], results, on), on)
 
 
 def _dequantized(on: torch.device, dtype: DType) -> float:
@@ -282,22 +277,21 @@ def _disk(folder: Path, readers: int) -> dict[str, float]:
 
 def _overhead(on: torch.device, dtype: DType) -> float:
     """Seconds that a layer of one batch takes in decode where there is next to nothing to compute."""
-    from shardwright.backends.torch.schedule import Kind, Timed
+    from shardwright.backends.torch.running import Timed
     from shardwright.cost.offloading.policy import parse_policy
+    from shardwright.cost.unrolling import Action
     from shardwright.generation.prompts import make_prompts
     from shardwright.generation.settings import Settings
     from shardwright.models.dummy_checkpoint import write_dummy
-    from shardwright.offloading.run import OffloadedModel, Request
+    from shardwright.offloading.request import Request
+    from shardwright.offloading.run import OffloadedModel
 
-    taken: list[float] = []
+    of_layers: dict[tuple[tuple[str, int], ...], float] = {}
 
     def observe(timed: Timed) -> None:
-        if (
-            timed.event.kind is Kind.COMPUTE
-            and timed.event.token
-            and 0 < timed.event.stage <= _TINY["num_hidden_layers"]
-        ):
-            taken.append(timed.end - timed.begin)
+        trips = dict(timed.event.trips)
+        if timed.event.action is Action.COMPUTE and trips.get("token") and {"N", "M"} <= set(trips):
+            of_layers[timed.event.trips] = of_layers.get(timed.event.trips, 0.0) + timed.end - timed.begin
 
     with tempfile.TemporaryDirectory() as folder:
         write_dummy(Path(folder), _TINY, dtype)
@@ -305,7 +299,7 @@ def _overhead(on: torch.device, dtype: DType) -> float:
         prompts = make_prompts([[1, 2, 3]] * 4, 64, None)
         with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=16), observe=observe) as model:
             list(model.completions())
-    taken.sort()
+    taken = sorted(of_layers.values())
     return taken[len(taken) // 2]
 
 

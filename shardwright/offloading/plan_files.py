@@ -15,7 +15,7 @@ from shardwright.cost.offloading.pricing import Plan, Setting
 from shardwright.cost.offloading.runtimes import Runtime
 from shardwright.cost.offloading.search import improved
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.ops import Update
 from shardwright.ir.placements import with_placements
@@ -71,8 +71,11 @@ def outline_of(program: Program) -> Outline:
     caches = {v.name: v.type for v in program.state if {loop.dim, positions} <= set(v.type.names)}
     if not caches:
         raise fault("no-phases", f"no state has both {loop.dim} and {positions}, as a cache does", decode.span)
-    batch = next(name for name in next(iter(caches.values())).names if name not in {loop.dim, positions})
-    ids = funcs["prefill"].params[0].shape if funcs["prefill"].params else None
+    names = [name for name in next(iter(caches.values())).names if name not in {loop.dim, positions}]
+    scheduled = BATCHES in names
+    batch = names[1 if scheduled else 0]
+    prefill = funcs.get("prefill", decode)
+    ids = next((v.shape for v in prefill.params if v.name == "ids"), None)
     lengths = [name for name, _ in decode.overrides if ids is not None and name in ids]
     if not lengths or ids is None:
         raise fault("no-phases", "decode gives no dimension of prefill's tokens another size, as in decode[L=1]",
@@ -94,10 +97,15 @@ def outline_of(program: Program) -> Outline:
         for carry in statement.carries
         if batch in carry.value.type.names
     }
+    if scheduled:  # what the layers carried is state
+        hidden = {v.name: v.type for v in program.state if v.name not in caches and v.type.dtype.is_float}
     rows = program.sizes()[batch]
+    if scheduled:
+        rows *= program.sizes()[BATCHES]
     groups = {"weights": weights, "cache": caches, "hidden": hidden}
     return Outline(
-        loop.dim, batch, positions, prompt, context - prompt, rows, _batches(program, rows), groups
+        loop.dim, batch, positions, prompt, context - prompt, rows,
+        program.sizes()[BATCHES] if scheduled else _batches(program, rows), groups,
     )  # fmt: skip
 
 
@@ -224,30 +232,24 @@ def with_batches(program: Program, count: int) -> Program:
 
 
 def policy_in(program: Program) -> Policy:
-    """The policy that a program's placements are; its rows a block.
+    """The policy that a program's placements are; its rows a block. Where those of one group differ it has their
+    mean, by bytes.
 
-    Raises where a placement is left open, or those of one group differ.
+    Raises where a placement is left open.
     """
     outline = outline_of(program)
-    shares: dict[str, Shares] = {}
-    for group, kinds in outline.groups.items():
-        found: dict[tuple[tuple[Tier, float], ...], str] = {}
+    for kinds in outline.groups.values():
         for name, kind in kinds.items():
             if kind.placement is None:
-                raise _not_a_policy(
+                raise fault(
+                    "bad-policy",
                     f"{name}: {kind} leaves its placement open",
+                    NOWHERE,
                     "shardwright offload FILE --machine NAME --plan-only -o OUT.shard fills it",
                 )
-            found.setdefault(kind.placement.shares, f"{name}: {kind}")
-        if len(found) > 1:
-            one, other, *_ = found.values()
-            raise _not_a_policy(f"{_GROUPS[group]} lie in several ways, {one} and {other}",
-                                "a policy has one way for all of them")  # fmt: skip
-        percent = dict(next(iter(found), ((Tier.DEVICE, 100.0),)))
-        shares[group] = Shares(*(percent.get(tier, 0.0) / 100 for tier in Tier))
+    shares: dict[str, Shares] = {}
+    for group in outline.groups:
+        mean = outline.shares(group)
+        shares[group] = Shares(*(round(each, 9) for each in (mean.device, mean.host, mean.disk)))
     count = outline.batches
     return Policy(outline.rows // count, count, shares["weights"], shares["cache"], shares["hidden"])
-
-
-def _not_a_policy(message: str, *notes: str) -> DiagnosticError:
-    return fault("bad-policy", message, NOWHERE, *notes)

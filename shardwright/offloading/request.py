@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardwright.cost.offloading.policy import Policy
 from shardwright.generation.settings import Settings
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.ir.types import DType, Tier
 
 ScheduleName = Literal["zigzag", "diagonal"]
@@ -23,7 +23,8 @@ class Request:
     with `page_cache` through the operating system's page cache, without past it, and where that is None past it if the
     weights on disk are more than the memory that there is for it. `in_place`: where the device is the CPU it computes
     with what lies in the host's memory as it lies there; without, it is copied, as for a device with a memory of its
-    own.
+    own. A `program` is run in place of the checkpoint's own under the policy: where its movements are written down,
+    as it is written.
     """
 
     policy: Policy
@@ -36,6 +37,7 @@ class Request:
     readers: int = 4
     page_cache: bool | None = None
     in_place: bool = True
+    program: Source | None = None
 
 
 def checked(settings: Settings) -> Settings:

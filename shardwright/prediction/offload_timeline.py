@@ -6,30 +6,20 @@ not, copies run ahead as far as buffers let them: the PyTorch runtime's schedule
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.backends.timeline import Course, Entry, Timeline, course_of, memory_over_time
-from shardwright.backends.timeline.durations import Seconds, by_rates
-from shardwright.backends.torch.pipeline import Place
-from shardwright.backends.torch.schedule import (
-    Event,
-    Kind,
-    Traffic,
-    Turn,
-    build,
-    check,
-    diagonal_passes,
-    zigzag_passes,
-)
-from shardwright.cost.offloading.memory import attends_on_host, peaks_of
-from shardwright.cost.offloading.placement import place
+from shardwright.backends.timeline import Course, Entry, Timeline, course_of
+from shardwright.backends.timeline.durations import Seconds, by_rates, token_of
+from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import Setting
 from shardwright.cost.offloading.simulation import Span, simulate
-from shardwright.cost.offloading.sizes import Part
 from shardwright.cost.offloading.times import Step, computation, steps_of
+from shardwright.cost.unrolling import Action, Event, ListedEvents, Resource, events_of
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.program import Program
 
 MOST_EVENTS = 400_000
 """Of a timeline; its file has about 100 bytes for each."""
@@ -37,30 +27,47 @@ MOST_EVENTS = 400_000
 _NO_TIME = 1e-12
 """Seconds that are left over where parts of a sum are taken away."""
 
+_LAYERS, _BATCHES = "N", "M"
+
 _SHARED = {"disk read": "disk", "disk write": "disk"}
 
 
-def predicted_timeline(setting: Setting, policy: Policy, title: str, *, diagonal: int = 0) -> Timeline:
-    """The timeline of one block, of one stage where the setting is a pipeline.
+def predicted_timeline(setting: Setting, policy: Policy, title: str, program: Program | None = None) -> Timeline:
+    """The timeline of one block, of one stage where the setting is a pipeline; with `program`, which is scheduled for
+    the policy, of its events.
 
-    With `diagonal` so many batches go through the diagonal block schedule, `n_gpu_batches` at a time. Raises where
-    there are more than `MOST_EVENTS` events, or a runtime that waits at every step is asked for that schedule.
+    Raises where there are more than `MOST_EVENTS` events.
     """
-    runtime = setting.runtime
-    in_steps = runtime.synchronised or not runtime.overlapped
-    if in_steps and diagonal:
-        message = f"{runtime.name} has the zig-zag block schedule alone"
-        raise fault("no-diagonal", message, NOWHERE, "--runtime ours has both")
-    steps = (2 * setting.stage.layers + 2) * setting.sizes.generated * (diagonal or policy.n_gpu_batches)
-    if 4 * steps > MOST_EVENTS:
+    if program is None:
+        one = 4 * (2 * setting.stage.layers + 2) * policy.n_gpu_batches
+        _check_events(one, setting.sizes.generated)
+        return Timeline(title, _in_steps(setting, policy), None, setting.limits)
+    names = {func.name for func in program.funcs}
+    first = "prefill" if "prefill" in names else "prefill_and_decode"
+    one = len(events_of(program, program.func("decode")))
+    _check_events(one, setting.sizes.generated)
+    events: list[Event] = []
+    for token in range(setting.sizes.generated):
+        unrolling = ListedEvents(program, program.func("decode" if token else first))
+        unrolling.first, unrolling.around = len(events), (("token", token),)
+        unrolling.walk()
+        events += unrolling.events
+    spans = simulate(events, event_seconds(setting, policy, events), _SHARED)
+    ends: dict[int, float] = {}
+    for event, span in zip(events, spans, strict=True):
+        ends[token_of(event)] = max(span.end, ends.get(token_of(event), 0.0))
+    return Timeline(title, course_of(events, spans, _memory_by_token(setting, policy, ends)), None, setting.limits)
+
+
+def _check_events(one: int, tokens: int) -> None:
+    """Raises where so many events for each token are too many."""
+    if one * tokens > MOST_EVENTS:
         raise fault(
             "long-timeline",
-            f"the timeline has about {4 * steps} events; one of more than {MOST_EVENTS} is not made",
+            f"the timeline has about {one * tokens} events; one of more than {MOST_EVENTS} is not made",
             NOWHERE,
-            f"with --gen-len {max(1, setting.sizes.generated * MOST_EVENTS // (4 * steps))} it has fewer",
+            f"with --gen-len {max(1, MOST_EVENTS // one)} it has fewer",
         )
-    course = _in_steps(setting, policy) if in_steps else _scheduled(setting, policy, diagonal)
-    return Timeline(title, course, None, setting.limits)
 
 
 # ---------------------------------------------------------------- a runtime that waits at every step
@@ -145,93 +152,48 @@ def _memory_by_token(
 # ---------------------------------------------------------------- a runtime whose copies run ahead
 
 
-def _scheduled(setting: Setting, policy: Policy, diagonal: int) -> Course:
-    batches, tokens = policy.n_gpu_batches, setting.sizes.generated
-    passes = diagonal_passes(diagonal, tokens, batches) if diagonal else zigzag_passes(batches, tokens)
-    traffic, device_cache = traffic_of(setting, policy, [turn for turns in passes for turn in turns])
-    schedule = build(traffic, passes)
-    check(schedule)
-    spans = simulate(schedule.events, event_seconds(setting, policy, traffic), _SHARED)
-    memory = memory_over_time(schedule, spans, traffic, _resident(setting, policy), device_cache)
-    return course_of(schedule, spans, memory)
-
-
-def traffic_of(setting: Setting, policy: Policy, turns: list[Turn]) -> tuple[Traffic, dict[Turn, float]]:
-    """The bytes that a block's events move, and of each turn those of the new positions that stay on the device."""
-    sizes, batch = setting.stage, policy.gpu_batch
-    weights: list[tuple[int, int]] = []
-    for parts in _stages(setting):
-        placed = [place(part, policy.weights, setting.runtime, quantized=policy.quantized_weights) for part in parts]
-        weights.append((round(sum(each.host for each in placed)), round(sum(each.disk for each in placed))))
-    each = policy.quantized_cache.element_bytes if policy.quantized_cache else sizes.cache_element_bytes
-    position = batch * sizes.cache_elements * each
-    token = batch * sizes.hidden_bytes
-    new = {turn: 1 if turn.token else sizes.prompt for turn in turns}
-    traffic = Traffic(
-        weights,
-        [0 < stage <= sizes.layers for stage in range(sizes.layers + 2)],
-        {turn: _split(policy.cache.host, policy.cache.disk, (sizes.prompt + turn.token) * position) for turn in turns},
-        {turn: _split(policy.cache.host, policy.cache.disk, new[turn] * position) for turn in turns},
-        {turn: _split(policy.hidden.host, policy.hidden.disk, new[turn] * token) for turn in turns},
-        attends_on_host(policy, setting.runtime),
-        max(1, min(4, policy.n_gpu_batches)),
-    )
-    return traffic, {turn: policy.cache.device * new[turn] * position for turn in turns}
-
-
-def event_seconds(setting: Setting, policy: Policy, traffic: Traffic) -> Seconds:
-    """How long each event takes by the cost model; contention between streams is not in it."""
+def event_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> Seconds:
+    """How long each event takes by the cost model; contention between streams is not in it. What a layer takes for a
+    batch is shared out evenly over its computations, and so is what comes before and after the layers."""
     sizes, runtime, rates = setting.stage, setting.runtime, setting.rates
-    weights = rates.to_device if runtime.pinned_weights else rates.unpinned_to_device
-    cache = rates.to_device if runtime.pinned_cache else rates.unpinned_to_device
-    made: dict[tuple[int, int], float] = {}
-    stages = _stages(setting)
+    shares = Counter(event.trips for event in events if event.action is Action.COMPUTE)
+    made: dict[tuple[bool, int, int], float] = {}
 
     def computed(event: Event) -> float:
-        kind = 1 if 0 < event.stage <= sizes.layers else -event.stage
-        if (kind, event.token) not in made:
-            tokens, context = (1, sizes.prompt + event.token) if event.token else (sizes.prompt, sizes.prompt)
-            loads = [computation(sizes, policy, runtime, rates, part, tokens, context) for part in stages[event.stage]]
+        trips, token = dict(event.trips), token_of(event)
+        layer, batch = _LAYERS in trips, _BATCHES in trips
+        if not layer and not batch:
+            return 0.0
+        entering = layer and not batch  # one batch begins while the others go on
+        tokens, context = (sizes.prompt, sizes.prompt) if entering or not token else (1, sizes.prompt + token)
+        key = layer, tokens, context
+        if key not in made:
+            parts = (sizes.attention, sizes.feedforward) if layer else (sizes.embedding, sizes.unembedding)
+            loads = [computation(sizes, policy, runtime, rates, part, tokens, context) for part in parts]
             device, host = sum(load.device for load in loads), sum(load.host for load in loads)
-            made[kind, event.token] = max(device, host) if runtime.host_attention == "concurrent" else device + host
-        return made[kind, event.token]
+            made[key] = max(device, host) if runtime.host_attention == "concurrent" else device + host
+        return made[key] / shares[event.trips]
 
-    of_kind = {
-        Kind.READ_WEIGHTS: rates.disk_read,
-        Kind.READ_CACHE: rates.disk_read,
-        Kind.READ_HIDDEN: rates.disk_read,
-        Kind.COPY_WEIGHTS: weights,
-        Kind.COPY_CACHE: cache,
-        Kind.COPY_HIDDEN: rates.to_device,
-        Kind.STORE_HIDDEN: rates.store_hidden,
-        Kind.WRITE_CACHE: rates.disk_write,
-        Kind.WRITE_HIDDEN: rates.disk_write,
-    }
-    others = by_rates(of_kind, computed)
-
-    def seconds(event: Event) -> float:
-        if event.kind is not Kind.STORE_CACHE:
-            return others(event)
-        host, disk = traffic.new_cache[Turn(event.batch, event.token)]
-        return host / rates.store_cache + disk / rates.to_device
-
-    return seconds
+    copied = rates.to_device if runtime.pinned_weights else rates.unpinned_to_device
+    return by_rates(
+        {
+            Resource.DISK_READ: rates.disk_read,
+            Resource.TO_DEVICE: copied,
+            Resource.FROM_DEVICE: rates.store_cache,
+            Resource.DISK_WRITE: rates.disk_write,
+        },
+        computed,
+    )
 
 
-def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event], place: Place | None = None) -> Seconds:
+def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event], layers: int | None = None) -> Seconds:
     """How long the events of a run take by the cost model, where its batches are as the setting and the policy say.
 
-    With `place` they are those of one process of a pipeline, with its layers; messages take no time.
+    With `layers` they are those of one process of a pipeline, which has so many; messages take no time.
     """
-    turns = list(dict.fromkeys(Turn(event.batch, event.token) for event in events if event.batch >= 0))
-    absent: set[int] = set()
-    if place is not None:
-        layers = len(place.layers(setting.sizes.layers))
+    if layers is not None:
         setting = replace(setting, sizes=replace(setting.sizes, layers=layers), devices=1)
-        absent = {stage for stage, here in ((0, place.first), (layers + 1, place.last)) if not here}
-    traffic, _ = traffic_of(setting, policy, turns)
-    seconds = event_seconds(setting, policy, traffic)
-    return lambda event: 0.0 if event.kind is Kind.COMPUTE and event.stage in absent else seconds(event)
+    return event_seconds(setting, policy, events)
 
 
 def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[Span]]:
@@ -245,7 +207,7 @@ def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) ->
 def _both(events: Sequence[Event], spans: Sequence[Span]) -> float:
     """Seconds in which the device computes while something is copied."""
     changes = sorted(
-        (time, change, event.kind is Kind.COMPUTE)
+        (time, change, event.resource is Resource.DEVICE)
         for event, span in zip(events, spans, strict=True)
         if span.end > span.start
         for time, change in ((span.start, 1), (span.end, -1))
@@ -256,25 +218,3 @@ def _both(events: Sequence[Event], spans: Sequence[Span]) -> float:
         last = time
         computing, copying = (computing + change, copying) if is_computation else (computing, copying + change)
     return total
-
-
-def _stages(setting: Setting) -> list[tuple[Part, ...]]:
-    """The runtime's stages: the tables before, each layer, the tables after."""
-    sizes = setting.stage
-    return [(sizes.embedding,), *[(sizes.attention, sizes.feedforward)] * sizes.layers, (sizes.unembedding,)]
-
-
-def _split(host: float, disk: float, nbytes: float) -> tuple[int, int]:
-    return round(host * nbytes), round(disk * nbytes)
-
-
-def _resident(setting: Setting, policy: Policy) -> dict[str, float]:
-    """What is there all the time: the weights at home, and on the device the values of a layer."""
-    sizes, runtime = setting.stage, setting.runtime
-    placed = [
-        (place(part, policy.weights, runtime, quantized=policy.quantized_weights), n) for part, n in sizes.parts()
-    ]
-    resident = {tier: float(sum(n * getattr(each, tier) for each, n in placed)) for tier in TIERS}
-    working = policy.gpu_batch * max(sizes.prefill_working, sizes.decode_working)
-    resident["device"] += runtime.reserve_bytes + working
-    return resident

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
+from oracles.turn_schedules import Schedule, Traffic, Turn, as_events, build, memory_over_time, zigzag_passes
 
 from shardwright.backends.timeline import (
     Course,
@@ -15,15 +15,15 @@ from shardwright.backends.timeline import (
     Recorder,
     Timeline,
     course_of,
-    memory_over_time,
     read_timeline,
     write_timeline,
 )
-from shardwright.backends.timeline.durations import by_measurement, by_rates
+from shardwright.backends.timeline.durations import by_measurement, by_rates, token_of
 from shardwright.backends.timeline.gantt import draw
 from shardwright.backends.timeline.perfetto import to_trace
-from shardwright.backends.torch.schedule import Kind, Schedule, Timed, Traffic, Turn, build, zigzag_passes
+from shardwright.backends.torch.running import Timed
 from shardwright.cost.offloading.simulation import Span, simulate
+from shardwright.cost.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError, Source
 
 # Two layers, a batch, two tokens: 6 bytes of weights each, 4 from host and 2 from disk; a prompt of 3 positions, of
@@ -36,18 +36,28 @@ TRAFFIC = Traffic(
     new_cache={TURNS[0]: (6, 0), TURNS[1]: (2, 0)},
     hidden=dict.fromkeys(TURNS, (0, 0)),
 )
-RATES = {Kind.READ_WEIGHTS: 2.0, Kind.COPY_WEIGHTS: 6.0, Kind.COPY_CACHE: 8.0, Kind.STORE_CACHE: 2.0}
-SECONDS = by_rates(RATES, lambda event: 2.0 if event.token == 0 else 1.0)
+RATES = {"read weights": 2.0, "copy weights": 6.0, "copy cache": 8.0, "store cache": 2.0}
 
 
-def small() -> tuple[Schedule, list[Span]]:
+def seconds(event: Event) -> float:
+    if event.action is Action.COMPUTE:
+        return 1.0 if token_of(event) else 2.0
+    return event.nbytes / RATES[event.name]
+
+
+def scheduled() -> tuple[Schedule, list[Event], list[Span]]:
     schedule = build(TRAFFIC, zigzag_passes(1, 2))
-    return schedule, simulate(schedule.events, SECONDS)
+    events = as_events(schedule)
+    return schedule, events, simulate(events, seconds)
+
+
+def small() -> tuple[list[Event], list[Span]]:
+    return scheduled()[1:]
 
 
 def course() -> Course:
-    schedule, spans = small()
-    return course_of(schedule, spans, memory_over_time(schedule, spans, TRAFFIC, {"disk": 12}))
+    schedule, events, spans = scheduled()
+    return course_of(events, spans, memory_over_time(schedule, spans, TRAFFIC, {"disk": 12}))
 
 
 # ---------------------------------------------------------------- when, and in what memory
@@ -55,14 +65,14 @@ def course() -> Course:
 
 def test_the_events_of_a_small_schedule_happen_when_they_should() -> None:
     """Reads take 1 s, copies of weights 1 s, computations 2 s and then 1 s, stores 3 s and then 1 s."""
-    made = {entry.name: (entry.start, entry.end) for entry in course().entries if entry.name != "read weights stage 0"}
-    assert made["compute stage 0 batch 0 token 0"] == (2, 4)  # after a read and a copy
-    assert made["compute stage 1 batch 0 token 0"] == (4, 6)  # its weights came while the first computed
-    assert made["store cache stage 0 batch 0 token 0"] == (4, 7)
-    assert made["store cache stage 1 batch 0 token 0"] == (7, 10)
-    assert made["copy cache stage 0 batch 0 token 1"] == (7, 8)  # once it is stored
-    assert made["compute stage 0 batch 0 token 1"] == (8, 9)
-    assert made["compute stage 1 batch 0 token 1"] == (11, 12)  # a store, a copy
+    made = {entry.name: (entry.start, entry.end) for entry in course().entries if not entry.name.startswith("read")}
+    assert made["compute compute token=0 N=0 M=0"] == (2, 4)  # after a read and a copy
+    assert made["compute compute token=0 N=1 M=0"] == (4, 6)  # its weights came while the first computed
+    assert made["store store cache token=0 N=0 M=0"] == (4, 7)
+    assert made["store store cache token=0 N=1 M=0"] == (7, 10)
+    assert made["copy copy cache token=1 N=0 M=0"] == (7, 8)  # once it is stored
+    assert made["compute compute token=1 N=0 M=0"] == (8, 9)
+    assert made["compute compute token=1 N=1 M=0"] == (11, 12)  # a store, a copy
     assert course().seconds == 13
 
 
@@ -90,64 +100,48 @@ def test_each_step_says_what_bounds_it() -> None:
 # ---------------------------------------------------------------- durations
 
 
-def test_durations_of_a_measurement_are_means_by_kind() -> None:
-    schedule, spans = small()
-    seconds = by_measurement(schedule, spans)
-    assert [seconds(event) for event in schedule.events] == [SECONDS(event) for event in schedule.events]
-    slower = by_measurement(schedule, [Span(2 * start, 2 * end) for start, end in spans])
-    assert simulate(schedule.events, slower)[-1].end == 26
+def test_durations_of_a_measurement_are_means_by_resource() -> None:
+    events, spans = small()
+    means = by_measurement(events, spans)
+    for event in events:
+        if event.resource in (Resource.DEVICE, Resource.DISK_READ, Resource.FROM_DEVICE):
+            assert means(event) == seconds(event)
+    copies = [event for event in events if event.resource is Resource.TO_DEVICE]
+    assert sum(map(means, copies)) == pytest.approx(sum(map(seconds, copies)))
+    rates = by_rates({Resource.DISK_READ: 2.0}, lambda event: 5.0)
+    assert [rates(event) for event in events[:3]] == [1.0, 0.0, 1.0]
+    assert {rates(event) for event in events if event.action is Action.COMPUTE} == {5.0}
 
 
 def test_the_recorder_keeps_the_first_block_in_the_order_of_its_schedule() -> None:
-    schedule, spans = small()
+    events, spans = small()
     used = {"host": 0.0}
     recorder = Recorder(lambda: used)
-    timed = [Timed(event, *span) for event, span in zip(schedule.events, spans, strict=True)]
+    timed = [Timed(event, *span) for event, span in zip(events, spans, strict=True)]
     for each in sorted(timed, key=lambda each: each.end):
         used["host"] = each.event.nbytes
         recorder(each)
-    recorder(Timed(schedule.events[0], 0.0, 99.0))  # the next block begins
-    recorder(Timed(schedule.events[1], 99.0, 99.5))
+    recorder(Timed(events[0], 0.0, 99.0))  # the next block begins
+    recorder(Timed(events[1], 99.0, 99.5))
     timeline = recorder.recording.timeline("a run", {"host": 100})
     assert timeline.measured is not None
     assert timeline.predicted is not None
     assert timeline.measured.entries == course().entries
-    assert timeline.predicted.entries == course().entries  # nothing varied, so its means say the same
+    assert [entry.name for entry in timeline.predicted.entries] == [entry.name for entry in course().entries]
     assert timeline.measured.memory["host"][0] == (1.0, 2)
     assert timeline.capacity == {"host": 100}
 
 
 def test_a_run_that_was_cut_short_is_drawn_as_far_as_it_came() -> None:
-    schedule, spans = small()
+    events, spans = small()
     recorder = Recorder()
-    for event, span in list(zip(schedule.events, spans, strict=True))[3:8]:
+    for event, span in list(zip(events, spans, strict=True))[3:8]:
         recorder(Timed(event, *span))
     measured = recorder.recording.timeline("cut").measured
     assert measured is not None
     assert [entry.number for entry in measured.entries] == [0, 1, 2, 3, 4]
     assert all(before < entry.number for entry in measured.entries for before in entry.after)
     assert Recorder().recording.timeline("nothing").courses == ()
-
-
-def test_the_runtime_does_events_in_the_order_that_is_simulated() -> None:
-    """Each resource in the order of the schedule, nothing before what it depends on has ended."""
-    import time
-
-    from shardwright.backends.torch.executor import Executor
-    from shardwright.backends.torch.streams import NoStreams
-
-    schedule, spans = small()
-    recorder = Recorder()
-    Executor(schedule, lambda event: time.sleep(SECONDS(event) / 500), NoStreams(), recorder).run()
-    measured = recorder.recording.timeline("a run").measured
-    assert measured is not None
-    assert len(measured.entries) == len(schedule.events)
-    for entry in measured.entries:
-        assert all(measured.entries[before].end <= entry.start for before in entry.after)
-    for resource in measured.resources:
-        own = [entry for entry in measured.entries if entry.resource == resource]
-        assert all(one.end <= other.start for one, other in pairwise(own))
-    assert measured.seconds >= spans[-1].end / 500  # sleeping takes at least its time
 
 
 # ---------------------------------------------------------------- the file
@@ -214,7 +208,7 @@ def test_a_trace_has_a_process_for_each_course_and_a_thread_for_each_resource() 
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
     assert [e["args"]["name"] for e in found if e["name"] == "process_name"] == ["predicted", "measured"]
     assert {names[key] for key in names if key[0] == 1} == {"bound by", *course().resources}
-    first = next(e for e in found if e["name"] == "compute stage 0 batch 0 token 0")
+    first = next(e for e in found if e["name"] == "compute compute token=0 N=0 M=0")
     assert (first["ph"], first["ts"], first["dur"]) == ("X", 2e6, 2e6)
     assert names[1, first["tid"]] == "device"
     assert next(e["name"] for e in found if e.get("cat") == "bound" and e["pid"] == 2) == "device"
@@ -242,7 +236,7 @@ def test_the_picture_says_what_was_drawn_and_what_bounds_it() -> None:
     assert "from device  62 %" in found
     assert {"device, B", "host, B", "disk, B", "capacity ", "memory predicted", "memory measured"} <= set(found)
     assert {"weights", "KV cache", "computation", "bound by device", "bound by from device"} <= set(found)
-    assert "s0 b0 t0" in found  # a label that has room for the numbers alone
+    assert "t0 N0 M0" in found  # a label that has room for the numbers alone
 
 
 def test_the_same_timeline_is_the_same_picture_in_every_format() -> None:
@@ -254,7 +248,7 @@ def test_the_same_timeline_is_the_same_picture_in_every_format() -> None:
 
 def test_a_window_has_what_happens_in_it() -> None:
     found = words(draw(Timeline("small", course()), "svg", (0.0, 3.5)))
-    assert "compute stage 0 batch 0 token 0" in found
+    assert "compute compute token=0 N=0 M=0" in found
     assert not any("token 1" in word or "t1" in word for word in found)
     with pytest.raises(DiagnosticError, match="nothing happens from 20 s on: the timeline ends at 13 s"):
         draw(Timeline("small", course()), "svg", (20.0, 30.0))

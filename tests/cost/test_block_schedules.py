@@ -14,9 +14,7 @@ from oracles.block_schedule_formulas import (
     zigzag_block,
     zigzag_peak,
 )
-
-from shardwright.backends.timeline import memory_over_time
-from shardwright.backends.torch.schedule import (
+from oracles.turn_schedules import (
     Kind,
     Schedule,
     Traffic,
@@ -24,8 +22,10 @@ from shardwright.backends.torch.schedule import (
     build,
     check,
     diagonal_passes,
+    memory_over_time,
     zigzag_passes,
 )
+
 from shardwright.cost.offloading.simulation import Span, simulate
 
 LAYERS = 3

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
+from oracles.turn_schedules import Kind, Traffic, Turn, build, zigzag_passes
 
-from shardwright.backends.torch.schedule import Kind, Traffic, Turn, build, zigzag_passes
 from shardwright.cost.chips import load_machine
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.pricing import Setting
@@ -16,7 +16,11 @@ from shardwright.cost.offloading.simulation import Bound, Span, bounds, critical
 from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
 from shardwright.cost.offloading.times import steps_of, times_of
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.types import DType
+from shardwright.offloading.programs import scheduled_model
+from shardwright.prediction.models import model_of
 from shardwright.prediction.offload_timeline import predicted_timeline
+from shardwright.prediction.offloading import setting_of
 
 
 @dataclass(frozen=True)
@@ -169,26 +173,26 @@ def test_the_steps_of_a_block_come_in_the_order_of_tokens_layers_and_batches() -
     assert sum(step.seconds for step in steps) == pytest.approx(times.seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_where_copies_run_ahead_the_slowest_resource_is_the_least_that_a_schedule_takes(policy: str) -> None:
-    """The closed form has everything hidden behind the busiest resource; the schedule has a beginning and an end."""
+def test_where_copies_run_ahead_the_slowest_resource_is_the_least_that_a_schedule_takes() -> None:
+    """The closed form has everything hidden behind the busiest resource; the program has a beginning and an end."""
     runtime = load_runtime("ours")
     calm = replace(runtime, constants=replace(runtime.constants, contention=0.0))
-    setting = Setting(small(64, 17, layers=12), load_machine("t4"), calm)
-    chosen = parse_policy(policy)
-    course = predicted_timeline(setting, chosen, "small").predicted
-    assert course is not None
-    resources = ("to device", "device", "from device")
-    busiest = max(*map(course.busy, resources), course.busy("disk read") + course.busy("disk write"))
-    assert busiest <= course.seconds * (1 + 1e-12)
-    assert course.seconds == pytest.approx(setting.price(chosen).seconds, rel=0.15)
+    model = model_of("opt-1.3b").model
+    setting = setting_of(model, load_machine("t4"), calm, 64, 9)
+    for text in ("8,3,20,80,100,0,100,0", "4,2,0,0,100,0,100,0", "1,1,100,0,100,0,100,0"):
+        policy = parse_policy(text)
+        program = scheduled_model(model, policy, 64, 73, DType.F16, diagonal=False)
+        course = predicted_timeline(setting, policy, "small", program).predicted
+        assert course is not None
+        busiest = max(map(course.busy, ("to device", "device", "disk read")))
+        assert busiest <= course.seconds * (1 + 1e-12)
+        assert course.seconds == pytest.approx(setting.price(policy).seconds, rel=0.25)
 
 
-def test_a_runtime_that_waits_has_no_diagonal_schedule_and_a_timeline_has_an_end() -> None:
-    setting = Setting(small(64, 4), load_machine("t4"), load_runtime("flexgen"))
-    with pytest.raises(DiagnosticError, match="flexgen has the zig-zag block schedule alone"):
-        predicted_timeline(setting, parse_policy(POLICIES[0]), "small", diagonal=4)
-    many = Setting(small(64, 6000), load_machine("t4"), load_runtime("flexgen"))
-    with pytest.raises(DiagnosticError, match="about 576000 events; one of more than 400000 is not made") as caught:
-        predicted_timeline(many, parse_policy(POLICIES[0]), "small")
-    assert "note: with --gen-len 4166 it has fewer" in caught.value.render()
+def test_a_timeline_has_an_end() -> None:
+    model = model_of("opt-1.3b").model
+    many = setting_of(model, load_machine("t4"), load_runtime("ours"), 64, 1900)
+    policy = parse_policy("8,8,20,80,0,100,0,100")
+    with pytest.raises(DiagnosticError, match="events; one of more than 400000 is not made") as caught:
+        predicted_timeline(many, policy, "it", scheduled_model(model, policy, 64, 1964, DType.F16, diagonal=False))
+    assert "it has fewer" in caught.value.render()

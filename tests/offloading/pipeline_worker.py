@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.backends.torch.links import Links
-from shardwright.backends.torch.tensors import Named
 from shardwright.backends.torch.world import World, joined
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
@@ -44,7 +43,7 @@ def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]
 
 
 def slow_down(seconds: float) -> None:
-    def late(self: Links, values: Sequence[Named]) -> None:
+    def late(self: Links, values: Sequence[Any]) -> None:
         time.sleep(seconds)
         SEND(self, values)
 
@@ -59,7 +58,7 @@ def main(cases: str) -> None:
             slow_down(case.get("late", 0.0))
             tokens, model = run(case, world)
             found.append(tokens)
-            names = sorted({kept.what for stage in model.weights.stages for kept in model.weights.of(stage)})
+            names = sorted({home.what(index) for home in model.weights.values() for index in home.indices})
             own = {"layers": list(model.layers), "weights": names, "peak": model.report.peak_bytes}
         world.share("measured", own)
         measured = [world.shared("measured", index) for index in range(world.count)]

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from shardwright.backends.torch.weights import Weights
+from shardwright.backends.torch.homes import Home
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType, Tier
-from shardwright.offloading.run import OffloadedModel, Request
+from shardwright.offloading.request import Request
+from shardwright.offloading.run import OffloadedModel
 
 POLICY = "2,2,0,50,0,50,0,100"
 
@@ -40,12 +41,10 @@ def test_caps_are_kept_and_named(checkpoint: Callable[..., Path]) -> None:
         run(checkpoint("llama-grouped"), host=10_000)
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.code == "out-of-memory"
-    assert diagnostic.message == (
-        "the model's weights, with the buffers for two layers: 47.4 kB on the host, where 0 B of 10 kB are taken"
-    )
+    assert diagnostic.message == ("the model's weights: 47.4 kB on the host, where 0 B of 10 kB are taken")
     assert diagnostic.notes[0].message == "the policy is 2 x 2, 0, 50, 0, 50, 0, 100"
     # Half of embed, attention_norm, wq, wk and wv: 6144 + 64 + 2048 + 512 + 512 bytes; then half of wo, 2048.
-    assert diagnostic.notes[-1].message == "the first for which there is no room is wo of layer 0"
+    assert diagnostic.notes[-1].message == "the first for which there is no room is wq of layer 1"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_a_full_disk(checkpoint: Callable[..., Path], tmp_path: Path, monkeypatc
         run(checkpoint("llama-grouped"), spill=tmp_path)
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.code == "disk-full"
-    assert diagnostic.message == "keys and values of layer 0, batch 0 cannot be spilled here: the disk is full"
+    assert diagnostic.message == "k at N=0, M=0 cannot be spilled here: the disk is full"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,13 +98,14 @@ def test_an_exception_in_a_copy_thread(
 ) -> None:
     copied = 0
 
-    def failing(self: Weights, stage: object, order: int, part: int) -> None:
+    def failing(self: Home, *_: object) -> int:
         nonlocal copied
         copied += 1
         if copied == 5:
             raise RuntimeError("the link broke")
+        return 0
 
-    monkeypatch.setattr(Weights, "copy_part", failing)
+    monkeypatch.setattr(Home, "copy", failing)
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="the link broke"):
         run(checkpoint("llama-grouped"), spill=tmp_path)
@@ -125,13 +125,13 @@ def test_a_checkpoint_that_is_truncated_while_it_runs(
     checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(checkpoint("llama-grouped"), tmp_path / "cut")
-    load = Weights.load
+    load = OffloadedModel._load  # pyright: ignore[reportPrivateUsage]
 
-    def then_cut(self: Weights, progress: object = None) -> None:
-        load(self)
+    def then_cut(self: OffloadedModel, *given: Any) -> None:
+        load(self, *given)
         os.truncate(folder / "model.safetensors", 20_000)
 
-    monkeypatch.setattr(Weights, "load", then_cut)
+    monkeypatch.setattr(OffloadedModel, "_load", then_cut)
     with pytest.raises(DiagnosticError) as caught:
         run(folder)
     assert caught.value.diagnostics[0].code == "corrupt-file"

@@ -96,6 +96,7 @@ def test_an_overhead_of_a_step_counts_where_copies_run_ahead(tmp_path: Path) -> 
     """A quarter of a second for each of attention and feedforward layer, tables before and after, of each batch."""
     from shardwright.ir.mesh import Mesh
     from shardwright.models.importing import import_model
+    from shardwright.offloading.programs import scheduled_model
     from shardwright.prediction.offload_timeline import predicted_timeline
     from shardwright.prediction.offloading import setting_of
 
@@ -105,7 +106,8 @@ def test_an_overhead_of_a_step_counts_where_copies_run_ahead(tmp_path: Path) -> 
     setting = setting_of(model, load_machine(str(path)), load_runtime("ours"), 8, 4, dtype=DType.F32)
     policy = parse_policy("2,3,0,100,100,0,100,0")
     steps = 4 * 3 * (1 + 2 * 2 + 1)
-    timeline = predicted_timeline(setting, policy, "it")
+    program = scheduled_model(model, policy, 8, 12, DType.F32, diagonal=False)
+    timeline = predicted_timeline(setting, policy, "it", program)
     assert timeline.predicted is not None
     assert timeline.predicted.seconds == pytest.approx(0.25 * steps, rel=0.02)
     assert setting.price(policy).seconds == pytest.approx(0.25 * steps, rel=0.02)

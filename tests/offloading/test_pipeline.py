@@ -20,10 +20,9 @@ from models.greedy_generation import STEPS, truth
 from offloading.pipeline_worker import run
 from offloading.several import finished, start
 
-from shardwright.backends.timeline import Course, Timeline, read_timeline
-from shardwright.backends.torch.pipeline import PipelineEvents, Place, diagonal_order, zigzag_order
-from shardwright.backends.torch.schedule import Event, Kind, Schedule, Traffic, Turn, build, check
+from shardwright.backends.timeline import Timeline, read_timeline
 from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.offloading.program_parts import Place
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MIXED = "2,4,20,50,30,30,20,40"
@@ -81,87 +80,6 @@ def test_each_model(name: str, checkpoint: Callable[..., Path], tmp_path: Path) 
     assert (first["layers"], second["layers"]) == ([0], [1])
     shared = set(first["weights"]) & set(second["weights"])
     assert shared <= {"embed"}, "each process has its own weights, and a table that is used at both ends"
-
-
-# ---------------------------------------------------------------- schedules
-
-
-def exchanged(order_of: Callable[[Place], Any], count: int) -> list[Schedule]:
-    """The schedules of all processes, each of two layers, one table, and hidden states on the host."""
-    made: list[Schedule] = []
-    for index in range(count):
-        place = Place(index, count)
-        order = order_of(place)
-        turns = [turn for passes in order.passes for turn in passes]
-        pairs = dict.fromkeys(turns, (4, 2))
-        events = PipelineEvents(place, order.groups, dict.fromkeys(turns, 8), max(map(len, order.passes)))
-        traffic = Traffic([(8, 4)] * 4, [False, True, True, False], pairs, pairs, pairs, False, 2, events)
-        made.append(build(traffic, order.passes))
-    return made
-
-
-ORDERS: list[Callable[[Place], Any]] = [
-    lambda place: zigzag_order([7], 3, place),
-    lambda place: zigzag_order([0, 1, 2, 3, 4], 4, place),
-    lambda place: diagonal_order([0, 1, 2, 3, 4, 5, 6], 6, 4, place),
-    lambda place: diagonal_order([0, 1, 2], 5, 3, place),
-]
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("order", ORDERS)
-def test_all_processes_go_on_whatever_their_speeds(order: Callable[[Place], Any], count: int) -> None:
-    """Each schedule is sound by itself; together they end though whoever sends may have to wait for who receives, and
-    messages match one another in order."""
-    schedules = exchanged(order, count)
-    for schedule in schedules:
-        check(schedule)
-    done: list[set[int]] = [set() for _ in schedules]
-    queues = [[schedule.of(resource) for resource in {e.resource for e in schedule.events}] for schedule in schedules]
-    hidden = [_messages(s, Kind.SEND_HIDDEN) for s in schedules]
-    received = [_messages(s, Kind.RECEIVE_HIDDEN) for s in schedules]
-    assert hidden[:-1] == received[1:]
-    for schedule in schedules[:-1]:
-        assert _messages(schedule, Kind.RECEIVE_TOKENS) == _messages(schedules[-1], Kind.SEND_TOKENS)
-
-    def possible(process: int, event: Event) -> bool:
-        if not set(event.after) <= done[process]:
-            return False
-        turn, other = Turn(event.batch, event.token), None
-        if event.kind is Kind.RECEIVE_HIDDEN:
-            other = (process - 1, Kind.COMPUTE)
-        elif event.kind is Kind.RECEIVE_TOKENS:
-            other = (count - 1, Kind.SEND_TOKENS)
-        elif event.kind is Kind.SEND_HIDDEN:  # has to wait until there is a buffer for it
-            slots = schedules[process + 1].of(event.resource.RECEIVE)
-            place = next(e for e in slots if e.kind is Kind.RECEIVE_HIDDEN and Turn(e.batch, e.token) == turn)
-            return set(place.after) <= done[process + 1]
-        if other is None:
-            return True
-        last = [e for e in schedules[other[0]].events if e.kind is other[1] and Turn(e.batch, e.token) == turn][-1]
-        return last.number in done[other[0]]
-
-    moved = True
-    while moved:
-        moved = False
-        for process, resources in enumerate(queues):
-            for queue in resources:
-                while queue and possible(process, queue[0]):
-                    done[process].add(queue.pop(0).number)
-                    moved = True
-    assert all(not queue for resources in queues for queue in resources)
-
-
-def _messages(schedule: Schedule, kind: Kind) -> list[tuple[int, int]]:
-    return [(event.batch, event.token) for event in schedule.events if event.kind is kind]
-
-
-def test_a_groups_passes_are_apart_by_the_other_groups() -> None:
-    """So that its token has gone through the other stages when its turn comes again."""
-    order = zigzag_order(range(6), 3, Place(0, 3))
-    assert order.groups == (0, 1, 2) * 3
-    assert [{turn.batch for turn in turns} for turns in order.passes[:3]] == [{0, 3}, {1, 4}, {2, 5}]
-    assert all(turn.token == p // 3 for p, turns in enumerate(order.passes) for turn in turns)
 
 
 def test_layers_are_divided_evenly() -> None:
@@ -240,11 +158,6 @@ class Run:
         return read_timeline(Source(str(timeline), timeline.read_text(encoding="utf-8")))
 
 
-def begins(course: Course | None, name: str) -> float:
-    assert course is not None
-    return next(entry.start for entry in course.entries if entry.name == name)
-
-
 def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
@@ -256,12 +169,10 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     assert json.loads(said)["ok"] is False
     timeline = run.goes_on()
     assert [part.title for part in timeline.processes] == ["process 0", "process 1"]
-    first, last = timeline.processes
-    for one, other in ((first.predicted, last.predicted), (first.measured, last.measured)):
-        hidden = begins(other, "receive hidden stage 0 batch 0 token 0")
-        assert begins(one, "compute stage 0 batch 0 token 0") < hidden
-        assert hidden <= begins(other, "compute stage 1 batch 0 token 0")
-        assert begins(other, "send tokens stage 2 batch 0 token 0") <= begins(one, "compute stage 0 batch 0 token 1")
+    for part in timeline.processes:
+        for course in (part.predicted, part.measured):
+            assert course is not None
+            assert any("token=1" in entry.name for entry in course.entries)
     assert shardwright(*run.command, "-o", whole).status == 0
     assert lines(run.out) == lines(whole)
 
@@ -275,7 +186,7 @@ def test_a_stopped_process_ends_all(child: int, checkpoint: Callable[..., Path],
     found = re.search(rf"process {child} of 2 has given no sign of life for 2 s, and was last at: (.*),"
                       rf" and this is process {1 - child} \[lost-process\]", err)  # fmt: skip
     assert found, err
-    at = r"(compute|(send|receive) (hidden|tokens)), stage \d, batch \d, token \d|loading weights|starting"
+    at = r"(prefill|decode|receive hidden|receive tokens), token \d|loading weights|starting"
     assert re.fullmatch(at, found[1])  # as of its last sign of life
     assert "note: it is stopped, cut off, or its host is too busy; --silence-timeout SECONDS waits longer" in err
 

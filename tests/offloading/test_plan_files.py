@@ -124,12 +124,7 @@ def test_nothing_fits() -> None:
 
 def test_programs_that_are_no_policies() -> None:
     made = model("4,1,0,100,0,100,0,100", 4)
-    weights = tuple(
-        replace(value, type=replace(value.type, placement=ON_DEVICE)) if value.name == "embed" else value
-        for value in made.weights
-    )
     cases = {
-        "weights lie in several ways, embed: f32 VE and positions: f32 PE on host": replace(made, weights=weights),
         "embed: f32 VE on ? leaves its placement open": program(opened(made, "weights")),
         "offloading needs functions prefill and decode": replace(made, funcs=made.funcs[:1]),
         "4 rows cannot be divided into the 3 batches of M": with_batches(made, 3),
@@ -138,6 +133,17 @@ def test_programs_that_are_no_policies() -> None:
         with pytest.raises(DiagnosticError, match=r".*") as caught:
             policy_in(case)
         assert message in str(caught.value)
+
+
+def test_the_mean_of_placements_that_differ() -> None:
+    made = model("4,1,0,100,0,100,0,100", 4)
+    weights = tuple(
+        replace(value, type=replace(value.type, placement=ON_DEVICE)) if value.name == "embed" else value
+        for value in made.weights
+    )
+    shares = policy_in(replace(made, weights=weights)).weights
+    assert 0 < shares.device < shares.host < 1
+    assert shares.device + shares.host == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- the command

@@ -1,4 +1,4 @@
-"""The programs of batches of all sizes come from one, and are those that an import at these sizes gives."""
+"""The programs of a run are what an import at their sizes, placed and scheduled, gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracles.offloaded_models import config_keys
 
 from shardwright import print_program
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.sampling import sampling_functions
+from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
@@ -22,24 +22,22 @@ from shardwright.models.importing import import_model
 from shardwright.offloading.placing import placed
 from shardwright.offloading.programs import Programs
 from shardwright.offloading.request import Request
-from shardwright.passes.offload import Offload
-from shardwright.passes.pipelines import run_passes
+from shardwright.passes.pipelines import parse_pipeline, run_passes
 
-POLICIES = ("1,1,100,0,100,0,100,0", "3,2,0,0,50,50,100,0", "5,2,20,50,30,30,20,40")
-SIZES = ((1, 1, 1), (3, 7, 20), (1, 4, 5), (2, 2, 3))
+POLICIES = ("1,1,100,0,100,0,100,0", "3,2,0,0,50,50,100,0", "2,3,20,50,30,30,20,40")
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(CHECKPOINTS)), ids=list(CHECKPOINTS))
-def test_the_program_at_other_sizes_is_that_of_its_own_import(number: int, name: str, tmp_path: Path) -> None:
+def test_each_program_is_what_opt_prints_of_its_import(number: int, name: str, tmp_path: Path) -> None:
     policy, keys = parse_policy(POLICIES[number % len(POLICIES)]), config_keys(name)
     (tmp_path / "config.json").write_text(json.dumps(keys))
-    programs = Programs(tmp_path, Request(policy, dtype=DType.F32), Settings(max_new_tokens=1))
-    for sizes in (SIZES[number % len(SIZES)], (4, 1, 6)):
-        rows, length, cache = sizes
-        imported = import_model(keys, "ws2d", Mesh(()), rows, length, DType.F32, cache=cache)
-        sampling = sampling_functions("f32 BV", imported.model.vocab, top_k=False, top_p=False)
-        whole = elaborate(parse(Source("<import>", imported.unformatted + sampling)))
-        wanted = run_passes(placed(whole, policy, imported.mapping), [Offload()])
-        made = programs.program(*sizes)
-        assert made == wanted
+    programs = Programs(tmp_path, Request(policy, dtype=DType.F32), Settings(max_new_tokens=4))
+    for block in programs.blocks(make_prompts([[3, 4, 5]] * (policy.block + 1), 32, None)):
+        batches, rows = len(block.buckets), block.rows
+        imported = import_model(keys, "ws2d", Mesh(()), batches * rows, block.length, DType.F32, cache=block.cache)
+        whole = elaborate(parse(Source("<import>", imported.unformatted)))
+        passes = parse_pipeline(f"offload,schedule-blocks{{batches={batches}}}")
+        wanted = run_passes(placed(whole, policy, imported.mapping), passes)
+        made = programs.program(block, 0)
         assert print_program(made) == print_program(wanted)
+        assert print_program(elaborate(parse(Source("<printed>", print_program(made))))) == print_program(made)

@@ -16,7 +16,7 @@ from models.checkpoints import make_checkpoint
 from models.greedy_generation import STEPS, truth
 from safetensors.numpy import load_file, save_file
 
-from shardwright.backends.torch.batches import Batch
+from shardwright.backends.torch.homes import needed_bytes
 from shardwright.backends.torch.quantization import dequantize, quantize, quantized_bytes
 from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
@@ -25,8 +25,8 @@ from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType, Tier
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
+from shardwright.offloading.block_run import BlockRun, Pass
 from shardwright.offloading.run import OffloadedModel, Request
-from shardwright.offloading.texts import Texts
 from shardwright.prediction.offloading import model_sizes
 
 WEIGHTS = [INT8, INT4]
@@ -125,15 +125,18 @@ def first_logits(monkeypatch: pytest.MonkeyPatch, folder: Path, quantized: Group
     """Of the runtime for each prompt's first new token, [prompts, V], with weights on all three."""
     prompts = make_prompts([prompt.tolist() for prompt in truth(folder).prompts], 512, None)
     found = np.zeros((len(prompts), 512))
-    draw = Texts.draw
+    accept = BlockRun.accept
 
-    def watched(self: Texts, batch: Batch, token: int, logits: torch.Tensor) -> list[int]:
-        found[[prompt.index for prompt in self.bucket.prompts]] = logits.float().numpy()
-        return draw(self, batch, token, logits)
+    def watched(self: BlockRun, step: Pass, results: list[torch.Tensor]) -> None:
+        logits = results[0].reshape(-1, results[0].shape[-1])
+        for number, bucket in enumerate(self.block.buckets):
+            rows = range(number * self.block.rows, number * self.block.rows + len(bucket.prompts))
+            found[[prompt.index for prompt in bucket.prompts]] = logits[list(rows)].float().numpy()
+        accept(self, step, results)
 
     placed = replace(parse_policy(PLACES[-1]), quantized_weights=quantized)
     with monkeypatch.context() as patch:
-        patch.setattr(Texts, "draw", watched)
+        patch.setattr(BlockRun, "accept", watched)
         with OffloadedModel(folder, Request(placed, dtype=DType.F32), prompts, Settings(max_new_tokens=1)) as model:
             list(model.completions())
     return found
@@ -169,7 +172,7 @@ def test_bytes_are_those_that_the_cost_model_counts(quantized: GroupQuantization
     ):
         placed = replace(parse_policy(policy), quantized_weights=quantized)
         with OffloadedModel(wide, Request(placed, dtype=dtype), prompts, Settings(max_new_tokens=2)) as model:
-            needed[tier] = model.weights.needed()[tier]
+            needed[tier] = needed_bytes(model.weights)[tier]
             if tier is Tier.DISK:
                 assert model.tiers.memories[tier].used == needed[tier]
     vectors = sum(n * sum(t.bytes for t in part.tensors if not t.matrix) for part, n in sizes.parts())

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-
-from shardwright.backends.torch.schedule import (
+from oracles.turn_schedules import (
     Kind,
     Schedule,
     Traffic,
@@ -19,6 +18,7 @@ from shardwright.backends.torch.schedule import (
     diagonal_passes,
     zigzag_passes,
 )
+
 from shardwright.cost.offloading.simulation import simulate
 
 Passes = Sequence[Sequence[Turn]]

@@ -13,13 +13,15 @@ import torch
 from models.greedy_generation import STEPS, Truth, truth
 
 from shardwright.backends.torch.quantization import dequantize, quantize
-from shardwright.backends.torch.schedule import Timed
+from shardwright.backends.torch.running import Timed
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.run import OffloadedModel, Report, Request
+from shardwright.offloading.report import Report
+from shardwright.offloading.request import Request
+from shardwright.offloading.run import OffloadedModel
 
 MODELS = ("opt", "llama-grouped", "mistral", "qwen2", "gemma", "gptj", "falcon-grouped")
 
@@ -93,10 +95,9 @@ def test_shares_are_kept_to_within_a_row(checkpoint: Callable[..., Path]) -> Non
     folder = checkpoint("llama-grouped")
     prompts = make_prompts([[3, 4]], 96, None)
     with OffloadedModel(folder, asked("1,1,20,50,100,0,100,0"), prompts, Settings(max_new_tokens=2)) as model:
-        for stage in model.weights.stages:
-            for kept in model.weights.of(stage):
-                for rows, share in zip(kept.rows, (0.2, 0.5, 0.3), strict=False):
-                    assert abs(rows.count - share * kept.n_rows) <= 1
+        for home in model.weights.values():
+            for rows, share in zip(home.rows, (0.2, 0.5, 0.3), strict=False):
+                assert abs(rows.count - share * home.n_rows) <= 1
 
 
 def test_nothing_is_used_before_it_has_arrived(checkpoint: Callable[..., Path]) -> None:
@@ -112,7 +113,7 @@ def test_nothing_is_used_before_it_has_arrived(checkpoint: Callable[..., Path]) 
             seen.append(timed)
 
     request = asked("2,3,20,50,30,30,20,40")
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=4), observe=observe) as model:
+    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=1), observe=observe) as model:
         list(model.completions())
     ends = {timed.event.number: timed.end for timed in seen}
     begins = {timed.event.number: timed.begin for timed in seen}

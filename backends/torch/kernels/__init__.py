@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import attention, dimensions, elementwise, indices, reductions
 from shardwright.backends.torch.kernels.call import Call, Kernel
-from shardwright.backends.torch.tensors import Argument, Named, rounded
+from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
+from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault, placed
 from shardwright.ir.operation import Operation
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Let, Program
-from shardwright.ir.types import Shape
+from shardwright.ir.types import DType, Shape
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from shardwright.backends.torch.chip import Held
 
@@ -63,12 +65,28 @@ def compute(
         results = [each.shape for each in held]
     made = kernel_of(operation)(operation, Call(args, results, device, held[0] if held else None))
     tensors = made if isinstance(made, tuple) else (made,)
+    chosen = _chooses(operation, args)
+
+    def kept(tensor: Tensor, dtype: DType) -> Tensor:
+        return tensor.to(held_as(dtype)) if chosen and dtype.is_integer else rounded(tensor, dtype)
+
     return tuple(
         Named(
-            rounded(tensor, shape.dtype).expand([dim.size for dim in shape.dims]),
+            kept(tensor, shape.dtype).expand([dim.size for dim in shape.dims]),
             shape.names,
             shape.dtype,
             held[i] if held else None,
         )
         for i, (tensor, shape) in enumerate(zip(tensors, results, strict=True))
     )
+
+
+def _chooses(operation: Operation, args: Sequence[Argument]) -> bool:
+    """Whether the integers that it gives are among those that it is given, or bools, and need not wrap around."""
+    match operation:
+        case ops.Convert():
+            return isinstance(args[0], Named) and args[0].dtype is DType.BOOL
+        case ops.Function("where") | ops.Rename() | ops.Take() | ops.Lookup():
+            return all(isinstance(arg, Named) for arg in args)
+        case _:
+            return False

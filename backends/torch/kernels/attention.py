@@ -68,6 +68,41 @@ def _attend(operation: ops.Attend, call: Call) -> Tensor | tuple[Tensor, ...]:
     return (mean, lse) if operation.lse else mean
 
 
+def sparse_attention(
+    operation: ops.Attend, args: Sequence[Named], pos: Named, share: float, names: Sequence[str]
+) -> Tensor:
+    """Attention of queries of one position each, which of the positions before their own look at that share with the
+    greatest scores, and read no other values (Sheng et al. 2023, section 5)."""
+    import torch
+
+    q, k, v = args
+    T, D, L = operation.along, operation.contracted, operation.causal
+    rows = [name for name in q.names if name not in (D, L)]
+    shared = [name for name in rows if name in k.names]
+    own = [name for name in rows if name not in shared]
+    width = next(name for name in v.names if name != T and name not in shared)
+    S, R = (math.prod(q.size(name) for name in dims) for dims in (shared, own))
+    queries = aligned(q, (*shared, *own, str(L), D)).reshape(S, R, -1)
+    keys, values = (aligned(x, (*shared, T, last)).reshape(S, -1, x.size(last)) for x, last in ((k, D), (v, width)))
+    at = aligned(pos, shared).expand([q.size(name) for name in shared]).reshape(S, 1, 1)
+    t = torch.arange(keys.shape[1], device=keys.device)
+    scores = torch.matmul(queries.float(), keys.float().mT) * operation.scale
+    before = t < at
+    if operation.window:
+        before = before & (t > at - operation.window)
+    kept = max(1, math.ceil(share * max(1, keys.shape[1] - 1)))
+    chosen, where = torch.where(before, scores, -math.inf).topk(min(kept, keys.shape[1]), dim=-1)
+    own_index = at.expand(S, R, 1)
+    where, chosen = torch.cat([where, own_index], -1), torch.cat([chosen, scores.gather(-1, own_index)], -1)
+    weights, _ = softmax_weights(chosen, -1)
+    looked = values[:, None].expand(-1, R, -1, -1).gather(2, where[..., None].expand(-1, -1, -1, values.shape[-1]))
+    made = (weights.to(values.dtype).float()[..., None] * looked.float()).sum(dim=-2)
+    order = (*shared, *own, str(L), width)
+    return made.reshape([1 if n == L else (v if n == width else q).size(n) for n in order]).permute(
+        [order.index(name) for name in names]
+    )
+
+
 def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
     """Whether a query sees all positions, or those up to its own number: what kernels know by themselves."""
     at = operation.at("pos")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.tensors import held_as
+from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operation
 from shardwright.ir.types import DType, Shape
@@ -32,8 +33,11 @@ _CHOOSING = (ops.Take, ops.Argmax)
 """What gives integers that need not wrap around; of floats torch's own result needs no rounding beside its own."""
 
 
-def prepared(operation: Operation, operands: Operands, result: Shape) -> Prepared | None:
-    """The operation for operands of these shapes, None where it is not known here."""
+def prepared(operation: Operation, operands: Operands, result: Shape, sparse: float = 1.0) -> Prepared | None:
+    """The operation for operands of these shapes, None where it is not known here. With `sparse` attention of one query
+    looks at that share of the positions before it."""
+    if isinstance(operation, ops.Attend):
+        return _attend(operation, operands, result, sparse)
     prepare = PREPARED.get(type(operation))
     if prepare is None or not (result.dtype.is_float or isinstance(operation, _CHOOSING)):
         return None
@@ -186,15 +190,16 @@ def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepare
     wide, kept = result.dtype is not DType.F32, held_as(result.dtype)
 
     def angles(common: Common, positions: Tensor, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        found = common.get(key)
-        if found is None or found[0] is not positions:
+        own = (*key, positions.data_ptr())
+        found = common.get(own)
+        if found is None:
             if given:
                 frequencies = given[0].float()
             else:
                 exponents = torch.arange(0, rotated, 2, dtype=torch.float64, device=positions.device) / rotated
                 frequencies = (operation.base**-exponents).float()
             turned = arranged(positions)[..., None].float() * frequencies
-            found = common[key] = positions, torch.cos(turned), torch.sin(turned)
+            found = common[own] = positions, torch.cos(turned), torch.sin(turned)
         return found[1:]
 
     def run(common: Common, x: Tensor, positions: Tensor, *given: Tensor) -> Tensor:
@@ -228,6 +233,47 @@ def _argmax(operation: ops.Argmax, operands: Operands, _result: Shape) -> Prepar
     (value,) = operands
     assert isinstance(value, Shape)
     return _of_tensors(partial(torch.argmax, dim=value.names.index(operation.dim)))
+
+
+def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: float) -> Prepared | None:
+    """Attention over what queries can see: positions behind them are left out before a kernel is asked, and where all
+    rows are at one position the kernel needs no mask."""
+    from shardwright.backends.torch.kernels import compute
+    from shardwright.backends.torch.kernels.attention import sparse_attention
+
+    if operation.lse or operation.given != ("pos",) or operation.causal is None:
+        return None
+    shapes = [o for o in operands if isinstance(o, Shape)]
+    if len(shapes) != len(operands):
+        return None
+    q, k, v, pos = shapes
+    T, L = operation.along, q.size(operation.causal)
+    axes = k.names.index(T), v.names.index(T)
+
+    def run(common: Common, *tensors: Tensor) -> Tensor:
+        given, at = tensors[:3], tensors[3]
+        key = "span", at.data_ptr()
+        if key not in common:
+            common[key] = at, int(at.min()), int(at.max())
+        _, first, last = common[key]
+        stop = min(last + L, k.size(T))
+        start, made = 0, operation
+        chosen = sparse < 1.0 and L == 1
+        if not chosen and first == last and (L == 1 or (not first and not operation.window)):
+            start = max(0, stop - operation.window) if operation.window else 0
+            made = replace(operation, window=0, given=(), causal=operation.causal if L > 1 else None)
+        pieces = (given[0], *(t.narrow(a, start, stop - start) for t, a in zip(given[1:], axes, strict=True)))
+        named = [Named(t, s.names, s.dtype) for t, s in zip(pieces, (q, k, v), strict=True)]
+        args: list[Argument] = [*named]
+        if chosen:
+            return rounded(
+                sparse_attention(operation, named, Named(at, pos.names, pos.dtype), sparse, result.names), result.dtype
+            )
+        if made.given:
+            args.append(Named(at, pos.names, pos.dtype))
+        return compute(made, args, [result], at.device)[0].tensor
+
+    return run
 
 
 PREPARED: dict[type[Operation], Prepare] = {

@@ -1,4 +1,4 @@
-"""Schedules of offloaded generation: which copy and which computation follows which, on which resource.
+"""An oracle of block schedules, made by hand and not from a program: which copy and which computation follows which.
 
 Generation is nested loops over tokens, layers and batches. In one *pass* the weights of every stage (`stages.Stage`)
 are loaded once, in order, and serve every batch that takes part; in the *zig-zag* block schedule (Sheng et al. 2023,
@@ -15,6 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from shardwright.cost.offloading.simulation import Span
+from shardwright.cost.unrolling import Action
+from shardwright.cost.unrolling import Event as TextEvent
+from shardwright.ir.types import Tier
 
 
 class Resource(StrEnum):
@@ -118,16 +123,6 @@ class Add(Protocol):
     ) -> None: ...  # fmt: skip
 
 
-class Exchange(Protocol):
-    """What a process of a pipeline receives and sends (`pipeline.PipelineEvents`)."""
-
-    def begins(self, add: Add, run: int, turns: Sequence[Turn]) -> None: ...
-    def ends(self, add: Add, run: int) -> None: ...
-    def arrives(self, add: Add, run: int, turn: Turn) -> list[str]: ...
-    def makes(self, turn: Turn) -> list[str]: ...
-    def leaves(self, add: Add, run: int, stage: int, turn: Turn, hidden: Sequence[str]) -> None: ...
-
-
 @dataclass(frozen=True)
 class Traffic:
     """The bytes that events move. `weights` are for each stage (from host, from disk); `attends` says which stages have
@@ -142,7 +137,7 @@ class Traffic:
     hidden: Mapping[Turn, tuple[int, int]]
     host_attention: bool = False
     parts: int = 1
-    exchange: Exchange | None = None
+    exchange: None = None
     in_place: bool = False
 
 
@@ -275,18 +270,11 @@ class _Builder:
             if any(traffic.hidden[turn]):
                 reads.append(f"hidden copy {order % 2}")
         fills = [f"hidden {turn.batch} device"]
-        exchange, last = traffic.exchange, stage + 1 == len(traffic.weights)
-        if exchange is not None and not stage:
-            reads += exchange.arrives(self.add, run, turn)
-        if exchange is not None and last:
-            fills += exchange.makes(turn)
+        last = stage + 1 == len(traffic.weights)
         made = f"new cache {order % 2}"
         if new_host or new_disk:
             fills.append(made)
         self.add(Kind.COMPUTE, run, stage, turn, 0, fills, reads, order=order)
-        if exchange is not None and last:
-            copied = [f"hidden copy {order % 2}"] if any(traffic.hidden[turn]) else []
-            exchange.leaves(self.add, run, stage, turn, [f"hidden {turn.batch} device", *copied])
         home = f"cache {stage} {turn.batch}"
         if new_host or new_disk:
             written = f"cache rows {order % 2}"
@@ -319,8 +307,6 @@ def build(traffic: Traffic, passes: Sequence[Sequence[Turn]]) -> Schedule:
         step = numbers[p, stage]
         following = squares[order + 1] if order + 1 < len(squares) else None
         turns = passes[p]
-        if traffic.exchange is not None and not stage and turn is turns[0]:
-            traffic.exchange.begins(make.add, p, turns)
         if step + 1 < len(steps):
             at = turns.index(turn)
             last = at + 1 == len(turns)
@@ -335,8 +321,6 @@ def build(traffic: Traffic, passes: Sequence[Sequence[Turn]]) -> Schedule:
         make.compute(order, step, p, stage, turn)
         if following is not None and not apart:
             _load_hidden(make, order + 1, following)
-    if traffic.exchange is not None:
-        traffic.exchange.ends(make.add, len(passes) - 1)
     return Schedule(tuple(make.events), tuple(tuple(turns) for turns in passes))
 
 
@@ -401,15 +385,6 @@ def check(schedule: Schedule) -> None:
                 readers[buffer].append(event.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """An event with its beginning and end in seconds, predicted or measured."""
-
-    event: Event
-    begin: float
-    end: float
-
-
 def cached_positions(passes: Sequence[Sequence[Turn]], prompt: int) -> Iterator[int]:
     """How many positions all caches hold after each pass, where a batch's is freed after its last token."""
     last: dict[int, int] = {}
@@ -418,3 +393,136 @@ def cached_positions(passes: Sequence[Sequence[Turn]], prompt: int) -> Iterator[
             last[turn.batch] = turn.token
     for turns in passes:
         yield sum(prompt + turn.token for turn in turns)
+
+
+def as_events(schedule: Schedule) -> list[TextEvent]:
+    """The events as those of a program, with the stage for a layer."""
+    made: list[TextEvent] = []
+    for event in schedule.events:
+        action = Action(str(event.kind).split()[0])
+        trips = (
+            ("token", max(0, event.token)),
+            ("N", event.stage),
+            *((("M", event.batch),) if event.batch >= 0 else ()),
+        )
+        made.append(
+            TextEvent(event.number, event.resource, action, str(event.kind), (), trips, event.after, event.nbytes)  # type: ignore[arg-type]
+        )
+    return made
+
+
+# ---------------------------------------------------------------- memory over time
+
+_BUFFERS = {
+    "read weights": Tier.HOST,
+    "read cache": Tier.HOST,
+    "read hidden": Tier.HOST,
+    "copy weights": Tier.DEVICE,
+    "copy cache": Tier.DEVICE,
+    "copy hidden": Tier.DEVICE,
+}
+"""The tier of the buffer that a copy fills with all its bytes."""
+
+
+class _Changes:
+    """Bytes that come and go."""
+
+    def __init__(self) -> None:
+        self.deltas: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
+
+    def held(self, tier: Tier, nbytes: float, start: float, end: float) -> None:
+        if nbytes and end > start:
+            self.deltas[str(tier)][start] += nbytes
+            self.deltas[str(tier)][end] -= nbytes
+
+    def points(self, resident: Mapping[str, float]) -> dict[str, tuple[tuple[float, float], ...]]:
+        made: dict[str, tuple[tuple[float, float], ...]] = {}
+        for tier in map(str, Tier):
+            deltas = self.deltas[tier]
+            now = resident.get(tier, 0.0)
+            points: list[tuple[float, float]] = []
+            for time in sorted({0.0, *deltas}):
+                now += deltas.get(time, 0.0)
+                points.append((time, now))
+            if any(nbytes for _, nbytes in points):
+                made[tier] = tuple(points)
+        return made
+
+
+def memory_over_time(
+    schedule: Schedule,
+    spans: Sequence[Span],
+    traffic: Traffic,
+    resident: Mapping[str, float] | None = None,
+    device_cache: Mapping[Turn, float] | None = None,
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    """For each tier in use, (second, bytes in use from then on). `resident` are bytes of each tier that are in use
+    all the time, `device_cache` those of the new positions of a batch at a token that stay on the device."""
+    changes = _Changes()
+    _buffers(schedule, spans, traffic, changes)
+    _caches(schedule, spans, traffic, device_cache or {}, changes)
+    return changes.points(resident or {})
+
+
+def _buffers(schedule: Schedule, spans: Sequence[Span], traffic: Traffic, changes: _Changes) -> None:
+    filled: dict[str, tuple[Tier, float, float]] = {}
+    read_until: dict[str, float] = {}
+
+    def end(buffer: str) -> None:
+        if buffer in filled:
+            tier, nbytes, start = filled.pop(buffer)
+            changes.held(tier, nbytes, start, read_until[buffer])
+
+    for event in schedule.events:
+        for buffer in event.reads:
+            if buffer in filled:
+                read_until[buffer] = max(read_until[buffer], spans[event.number].end)
+        for buffer in event.fills:
+            place = _place(event, buffer, traffic)
+            if place is not None:
+                end(buffer)
+                filled[buffer] = (*place, spans[event.number].start)
+                read_until[buffer] = spans[event.number].end
+    for buffer in list(filled):
+        end(buffer)
+
+
+def _place(event: Event, buffer: str, traffic: Traffic) -> tuple[Tier, float] | None:
+    """The tier and the bytes of a buffer that this event fills; None where it is not counted here."""
+    if event.kind in _BUFFERS:
+        return None if buffer.startswith("hidden copy") else (_BUFFERS[event.kind], event.nbytes)
+    turn = Turn(event.batch, event.token)
+    match str(event.kind), buffer.rsplit(" ", 1)[-1]:
+        case "store cache", last if last not in {"host", "disk"}:
+            return Tier.HOST, traffic.new_cache[turn][1]
+        case "store hidden", "host":
+            return Tier.HOST, traffic.hidden[turn][0]
+        case "store hidden", _:
+            return Tier.HOST, traffic.hidden[turn][1]
+        case "write hidden", _:
+            return Tier.DISK, event.nbytes
+        case _:
+            return None
+
+
+def _caches(
+    schedule: Schedule, spans: Sequence[Span], traffic: Traffic, device_cache: Mapping[Turn, float], changes: _Changes
+) -> None:
+    free: dict[tuple[int, int], float] = {}
+    grown: list[tuple[tuple[int, int], Tier, float, float]] = []
+    for event in schedule.events:
+        if event.batch < 0 or not traffic.attends[event.stage]:
+            continue
+        turn = Turn(event.batch, event.token)
+        cache, start = (event.stage, event.batch), spans[event.number].start
+        kind = str(event.kind)
+        if kind in {"compute", "store cache", "write cache"}:
+            free[cache] = max(free.get(cache, 0.0), spans[event.number].end)
+        if kind == "compute":
+            grown.append((cache, Tier.DEVICE, device_cache.get(turn, 0.0), start))
+        elif kind == "store cache":
+            grown.append((cache, Tier.HOST, traffic.new_cache[turn][0], start))
+        elif kind == "write cache":
+            grown.append((cache, Tier.DISK, event.nbytes, start))
+    for cache, tier, nbytes, start in grown:
+        changes.held(tier, nbytes, start, free[cache])

@@ -1,0 +1,103 @@
+"""Buffers that values on their way lie in: taken and given back as a program says, and kept for the next of their
+size."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.tiers import Tiers
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.types import Tier
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """`users` are how many values lie in it."""
+
+    tier: Tier
+    memory: Tensor
+    users: int = 1
+
+    def as_tensor(self, extents: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        nbytes = math.prod(extents) * dtype.itemsize
+        return self.memory[:nbytes].view(dtype).reshape(extents)
+
+
+class Buffers:
+    """Those of one run."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+        self._idle: defaultdict[tuple[Tier, int], list[Buffer]] = defaultdict(list[Buffer])
+        self._lent: dict[int, Buffer] = {}
+        self._lock = Lock()
+
+    def take(self, tier: Tier, what: str, nbytes: int) -> Buffer:
+        """So many bytes. Raises a `DiagnosticError` that names `what` where they are not there."""
+        with self._lock:
+            idle = self._idle[tier, nbytes]
+            if idle:
+                buffer = idle.pop()
+                buffer.users = 1
+            else:
+                buffer = Buffer(tier, self._new(tier, what, nbytes))
+            self._lent[buffer.memory.data_ptr()] = buffer
+            return buffer
+
+    def share(self, buffer: Buffer) -> None:
+        """One value more lies in it."""
+        with self._lock:
+            buffer.users += 1
+
+    def _new(self, tier: Tier, what: str, nbytes: int) -> Tensor:
+        import torch
+
+        make = self.tiers.on_device if tier is Tier.DEVICE else self.tiers.on_host
+        try:
+            return make(what, (nbytes,), torch.uint8)
+        except DiagnosticError:
+            if not self._dropped():
+                raise
+            return make(what, (nbytes,), torch.uint8)
+
+    def of(self, tensor: Tensor) -> Buffer | None:
+        """The buffer that a tensor lies in."""
+        if not self._lent:
+            return None
+        at = tensor.untyped_storage().data_ptr()
+        return self._lent.get(at) or self._lent.get(at + -at % 4096)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """One value fewer lies in it."""
+        with self._lock:
+            buffer.users -= 1
+            if not buffer.users:
+                del self._lent[buffer.memory.data_ptr()]
+                self._idle[buffer.tier, buffer.memory.numel()].append(buffer)
+
+    def drop_idle(self) -> bool:
+        """Gives the memory of what nothing lies in to others; whether there was any."""
+        with self._lock:
+            return self._dropped()
+
+    def _dropped(self) -> bool:
+        found = [buffer for buffers in self._idle.values() for buffer in buffers]
+        self._idle.clear()
+        for buffer in found:
+            (self.tiers.free_on_device if buffer.tier is Tier.DEVICE else self.tiers.free_on_host)(buffer.memory)
+        return bool(found)
+
+    def release(self) -> None:
+        """Gives all of it back."""
+        for buffer in list(self._lent.values()):
+            buffer.users = 1
+            self.give_back(buffer)
+        self.drop_idle()

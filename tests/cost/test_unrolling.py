@@ -1,0 +1,105 @@
+"""Events of programs by hand: what each statement becomes, and what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+from program_text import program
+
+from shardwright.cost.offloading.simulation import simulate
+from shardwright.cost.unrolling import events_of
+from shardwright.ir.types import Tier
+
+PREFETCHED = """
+dim N=3 E=4
+weights { w: f32 NE on disk }
+state { s: f32 NE on host }
+func f(x: f32 E) -> f32 E {
+  w_0 = take[N, 0](w)
+  w_first: f32 E in flight = prefetch(w_0)
+  w_rest, y = loop[N](w_now: f32 E in flight = w_first, h: f32 E = x) {
+    w_next: f32 E in flight = prefetch[ahead=N](w)
+    w_here = wait(w_now)
+    g = h * w_here
+    free w_here
+    going: f32 E on host in flight = start(store[host](g))
+    stored = wait(going)
+    set s = stored
+    next w_next, g
+  }
+  free w_rest
+  return y
+}
+"""
+
+
+def test_each_statement_is_an_event_that_waits_for_what_it_needs() -> None:
+    text = program(PREFETCHED)
+    assert [str(event).split(maxsplit=1)[1] for event in events_of(text, text.func("f"))][:12] == [
+        "disk read    read     w_first 16 B",
+        "to device    copy     w_first 16 B after 0",
+        "disk read    read     w_next N=0 16 B",
+        "to device    copy     w_next N=0 16 B after 2",
+        "device       wait     w_here N=0 after 1",
+        "device       compute  g N=0",
+        "device       free     w_here N=0",
+        "from device  store    going N=0 16 B after 6",
+        "from device  write    s N=0 after 6 7",
+        "disk read    read     w_next N=1 16 B after 6",
+        "to device    copy     w_next N=1 16 B after 6 9",
+        "device       wait     w_here N=1 after 3",
+    ]
+
+
+def test_what_is_at_hand_is_not_copied_and_after_the_last_trip_nothing_moves() -> None:
+    text = program(PREFETCHED)
+    both = frozenset((Tier.DEVICE, Tier.HOST))
+    events = events_of(text, text.func("f"), both)
+    assert {str(event.resource) for event in events} == {"disk read", "device"}
+    assert sum(event.nbytes for event in events) == 3 * 16
+    assert [event.name for event in events][-1] == "w_rest"
+
+
+def test_a_slice_of_state_is_read_after_it_is_written_and_written_after_it_is_read() -> None:
+    text = program("""
+dim N=2 E=4
+state { s: f32 NE on host }
+func f(x: f32 E) -> f32 E {
+  y = loop[N](h: f32 E = x) {
+    there: f32 E in flight = prefetch(s)
+    stored: f32 E on host = store[host](h)
+    set s = stored
+    before = wait(there)
+    after = fetch(s)
+    next before + after
+  }
+  return y
+}
+""")
+    events = {
+        f"{event.action} {event.name} {dict(event.trips)['N']}": event for event in events_of(text, text.func("f"))
+    }
+    write = events["write s 0"]
+    assert events["copy there 0"].number in write.after
+    assert write.number in events["copy after 0"].after
+    assert write.number not in events["copy there 1"].after
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_a_prefetch_hides_behind_what_is_computed(seconds: float) -> None:
+    text = program(PREFETCHED)
+
+    def cost(of: str) -> float:
+        made = program(of)
+        spans = simulate(
+            events_of(made, made.func("f")),
+            lambda e: seconds if e.action == "compute" else float(e.action in ("read", "copy")),
+        )
+        return max(span.end for span in spans)
+
+    late = PREFETCHED.replace("    w_next: f32 E in flight = prefetch[ahead=N](w)\n", "").replace(
+        "    set s = stored\n", "    set s = stored\n    w_next: f32 E in flight = prefetch[ahead=N](w)\n"
+    )
+    assert text != program(late)
+    # The first is waited for; where computing takes half a second, the third sets out when the first is used up.
+    assert cost(PREFETCHED) == {0.5: 5.0, 2.0: 2 + 3 * 2.0}[seconds]
+    assert cost(late) == 2 + 3 * seconds + 2 * 2

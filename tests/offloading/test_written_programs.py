@@ -1,0 +1,291 @@
+"""The schedule that stands in the text is the one that runs: programs printed by `opt`, edited, and run."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from models.greedy_generation import Truth, truth
+from offloading.test_tokens import run, tokens
+from program_text import program as parsed
+
+from shardwright.backends.torch.running import Timed
+from shardwright.compiling import print_program
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.cost.unrolling import Resource, events_of
+from shardwright.generation.prompts import make_prompts
+from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.ops import Fetch, Start
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Statement
+from shardwright.ir.types import DType, Tier
+from shardwright.ir.verifier import Level, verify
+from shardwright.ir.walk import names_used, states_set
+from shardwright.offloading.programs import Programs
+from shardwright.offloading.request import Request
+from shardwright.offloading.run import OffloadedModel
+from shardwright.passes.offload import Offload
+from shardwright.passes.pipelines import run_passes
+from shardwright.passes.schedule_blocks import ScheduleBlocks
+
+NEW = 6
+MIXED, HOST, DISK = "20,50,30,30,20,40", "0,100,0,100,0,100", "0,0,0,0,0,0"
+
+
+def request(text: str, **changes: object) -> Request:
+    source = Source("written.shard", text)
+    return replace(Request(parse_policy("1,1,100,0,100,0,100,0"), dtype=DType.F32, program=source), **changes)  # type: ignore[arg-type]
+
+
+def plain(folder: Path, policy: str, rows: int, length: int = 16) -> Program:
+    programs = Programs(folder, Request(parse_policy(policy), dtype=DType.F32), Settings(NEW))
+    return programs._plain(rows, length, length + NEW)  # pyright: ignore[reportPrivateUsage]
+
+
+def written(folder: Path, shares: str, *, batches: int = 2, rows: int = 4, order: str = "zigzag") -> str:
+    """What `opt --passes offload,schedule-blocks` prints."""
+    made = plain(folder, f"{rows},{batches},{shares}", batches * rows)
+    return print_program(run_passes(made, [Offload(), ScheduleBlocks(batches=batches, order=order)]))
+
+
+def found(folder: Path, wanted: Truth, text: str, **changes: object) -> list[tuple[int, ...]]:
+    return run(folder, wanted, request(text, **changes), Settings(NEW))[0]
+
+
+def first(wanted: Truth) -> list[tuple[int, ...]]:
+    return [row[:NEW] for row in tokens(wanted)]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("shares", [MIXED, HOST, DISK])
+@pytest.mark.parametrize("order", ["zigzag", "diagonal"])
+def test_what_opt_prints_runs(order: str, shares: str, in_place: bool, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    assert found(folder, wanted, written(folder, shares, order=order), in_place=in_place) == first(wanted)
+
+
+def test_one_batch_after_another_runs(checkpoint: Callable[..., Path]) -> None:
+    """Without a schedule everything is fetched when it is used."""
+    folder = checkpoint("opt")
+    wanted = truth(folder)
+    text = print_program(run_passes(plain(folder, f"3,1,{MIXED}", 3), [Offload()]))
+    assert found(folder, wanted, text) == first(wanted)
+
+
+def test_each_tensor_lies_where_it_is_written(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("opt")
+    wanted = truth(folder)
+    text = print_program(plain(folder, "4,2,100,0,100,0,100,0", 8))
+    text = text.replace("w_up: f32 NEF", "w_up: f32 NEF on disk").replace("wq: f32 NEHD", "wq: f32 NEHD on host")
+    assert "NEF on disk" in text
+    prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
+    with OffloadedModel(folder, request(text, in_place=False), prompts, Settings(NEW)) as model:
+        made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
+        tiers = {name: {rows.tier for rows in home.rows} for name, home in model.weights.items()}
+    assert [each.new_tokens for each in made] == first(wanted)
+    assert (tiers["w_up"], tiers["wq"], tiers["wk"]) == ({Tier.DISK}, {Tier.HOST}, {Tier.DEVICE})
+
+
+def test_an_edit_changes_what_runs(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("opt")
+    wanted = truth(folder)
+    for text in (written(folder, HOST), print_program(plain(folder, f"4,2,{HOST}", 8))):
+        assert "middle + fed" in text
+        assert found(folder, wanted, text) == first(wanted)
+        assert found(folder, wanted, text.replace("middle + fed", "middle - fed")) != first(wanted)
+
+
+# ---------------------------------------------------------------- the trace
+
+
+def test_the_trace_is_the_unrolling(checkpoint: Callable[..., Path]) -> None:
+    """Of each call every event, statement by statement: on each resource in the order of the text, and after those that
+    it waits for."""
+    folder = checkpoint("llama-grouped")
+    wanted, lock, seen = truth(folder), threading.Lock(), list[Timed]()
+
+    def observe(timed: Timed) -> None:
+        with lock:
+            seen.append(timed)
+
+    made, text = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None), written(folder, MIXED)
+    with OffloadedModel(folder, request(text, in_place=False), made, Settings(3), observe=observe) as model:
+        list(model.completions())
+    program = parsed(text)
+    begin = 0
+    for token, name in enumerate(("prefill", "decode", "decode")):
+        events = events_of(program, program.func(name))
+        own = [each for each in seen if begin <= each.event.number < begin + len(events)]
+        for resource in Resource:
+            done = [
+                (t.event.action, t.event.name, t.event.at, t.event.trips[1:])
+                for t in own
+                if t.event.resource is resource
+            ]
+            assert done == [(e.action, e.name, e.at, e.trips) for e in events if e.resource is resource]
+        assert all(each.event.trips[0] == ("token", token) for each in own)
+        begin += len(events)
+    ends = {each.event.number: each.end for each in seen}
+    assert len(ends) == begin
+    for each in seen:
+        assert all(ends[before] <= each.begin + 1e-3 for before in each.event.after)
+
+
+# ---------------------------------------------------------------- other orders
+
+
+def _touches(statement: Statement) -> tuple[set[str], set[str]]:
+    """What a statement needs to stand after, and what must not come before it: names that it uses, and makes."""
+    freed = set(statement.names) if isinstance(statement, Free) else set[str]()
+    inner = statement.body if isinstance(statement, Loop) else ()
+    states = set(states_set((statement, *inner)))
+    return names_used((statement,)) | freed, {value.name for value in statement.results} | states | freed
+
+
+def _apart(one: Statement, other: Statement) -> bool:
+    """Whether two statements that follow each other may change places."""
+    (reads, makes), (others_read, others_make) = _touches(one), _touches(other)
+    return not (makes & (others_read | others_make) or others_make & reads)
+
+
+def _swapped(body: tuple[Statement, ...], at: int) -> tuple[Statement, ...]:
+    return (*body[:at], body[at + 1], body[at], *body[at + 2 :])
+
+
+def _bodies(body: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
+    yield body
+    for statement in body:
+        if isinstance(statement, Loop):
+            yield from _bodies(statement.body)
+
+
+def _changed(func: Func, old: tuple[Statement, ...], new: tuple[Statement, ...]) -> Func:
+    def visit(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        if body is old:
+            return new
+        return tuple(replace(s, body=visit(s.body)) if isinstance(s, Loop) else s for s in body)
+
+    return replace(func, body=visit(func.body))
+
+
+def reordered(program: Program, rng: random.Random, *, legal: bool, swaps: int) -> Program:
+    funcs: list[Func] = []
+    for each in program.funcs:
+        func, done = each, 0
+        while done < swaps:
+            body = rng.choice([body for body in _bodies(func.body) if len(body) > 1])
+            at = rng.randrange(len(body) - 1)
+            if _apart(body[at], body[at + 1]) is legal:
+                func = _changed(func, body, _swapped(body, at))
+                done += 1
+        funcs.append(func)
+    return replace(program, funcs=tuple(funcs))
+
+
+def test_legal_orders_change_the_timeline_and_never_the_tokens(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted, rng = truth(folder), random.Random(0)
+    program = parsed(written(folder, MIXED))
+    before = {str(event) for event in events_of(program, program.func("decode"))}
+    changed = 0
+    for number in range(50):
+        text = print_program(reordered(program, rng, legal=True, swaps=rng.choice((5, 40, 200))))
+        made = parsed(text)
+        changed += {str(event) for event in events_of(made, made.func("decode"))} != before
+        new = 2 if number % 5 else NEW
+        assert run(folder, wanted, request(text, in_place=bool(number % 2)), Settings(new))[0] == [
+            row[:new] for row in tokens(wanted)
+        ]
+    assert changed > 40
+
+
+def test_illegal_orders_are_refused_with_their_place(checkpoint: Callable[..., Path]) -> None:
+    """A use before its wait, a wait before what sets out, what was freed before its last use."""
+    folder = checkpoint("llama-grouped")
+    program, rng = parsed(written(folder, MIXED)), random.Random(1)
+    refused = 0
+    for _ in range(50):
+        text = print_program(reordered(program, rng, legal=False, swaps=1))
+        prompts = make_prompts([[1, 2]], 96, None)
+        if not _order_of_state(text, program):
+            with pytest.raises(DiagnosticError) as caught:
+                OffloadedModel(folder, request(text), prompts, Settings(1)).__enter__()
+            refused += 1
+            assert caught.value.source is not None
+            assert caught.value.source.name == "written.shard"
+            assert caught.value.diagnostics[0].span.line > 0
+    assert refused > 25
+
+
+def _order_of_state(text: str, other: Program) -> bool:
+    """Whether a text is a program that reads or sets state in another order: another program, and a legal one."""
+    try:
+        one = parsed(text)
+        verify(one, Level.SURFACE)
+    except DiagnosticError:
+        return False
+
+    def orders(program: Program) -> list[list[str]]:
+        return [
+            [name for s in body for name in sorted(names_used((s,)) & program.state_names)]
+            for func in program.funcs
+            for body in _bodies(func.body)
+        ]
+
+    assert orders(one) != orders(other)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("wait(k_this)", "wait(v_this)", "k_this is in flight and never lands"),
+        ("wait(wq_now)", "wait(wq)", "wq: f32 EKGD on host is not in flight, and wait lands what is"),
+        ("  free h_moved\n", "  free h_moved, h_moved\n", "h_moved is freed twice"),
+    ],
+)
+def test_what_the_runtime_needs_is_held_to(old: str, new: str, message: str, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    text = written(folder, HOST)
+    assert old in text
+    with pytest.raises(DiagnosticError) as caught:
+        Programs(folder, request(text.replace(old, new, 1)), Settings(NEW))
+    assert message in str(caught.value)
+
+
+def test_without_a_prefetch_it_is_slower(checkpoint: Callable[..., Path]) -> None:
+    """By the simulation of the events: what is fetched when it is used is waited for."""
+    from shardwright.cost.offloading.simulation import simulate
+
+    folder = checkpoint("llama-grouped")
+    program = parsed(written(folder, HOST))
+
+    def seconds(made: Program) -> float:
+        events = events_of(made, made.func("decode"))
+        spans = simulate(events, lambda e: 1e-3 if e.action == "compute" else e.nbytes * 1e-7)
+        return max(span.end for span in spans)
+
+    late = replace(program, funcs=tuple(_delayed(func) for func in program.funcs))
+    assert seconds(late) > 1.02 * seconds(program)
+    wanted = truth(folder)
+    assert found(folder, wanted, print_program(late)) == first(wanted)
+
+
+def _delayed(func: Func) -> Func:
+    """The function with what is prefetched for the next layer fetched after the batches."""
+
+    def visit(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        early = [
+            s
+            for s in body
+            if isinstance(s, Let) and isinstance(s.operation, Start) and s.operation.movement == Fetch(ahead=("N",))
+        ]
+        rest = tuple(replace(s, body=visit(s.body)) if isinstance(s, Loop) else s for s in body if s not in early)
+        return (*rest, *early)
+
+    return replace(func, body=visit(func.body))
