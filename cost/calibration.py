@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
 from shardwright.cost.constants import NAMES, Constants, Demand, times_of
@@ -109,11 +109,7 @@ class _Table:
     def __init__(self, samples: Sequence[Sample]) -> None:
         import numpy as np
 
-        rows = [
-            (number, count, d.compute_s, d.vector_s, d.memory_s, d.transfer_s, d.latency_s, d.kernels)
-            for number, sample in enumerate(samples)
-            for count, d in sample.demands
-        ]
+        rows = [(number, count, *astuple(d)) for number, sample in enumerate(samples) for count, d in sample.demands]
         self.columns = np.array(rows, np.float64).T
         self.rows = self.columns[0].astype(np.int64)
         self.log_measured = np.log([sample.measured_s for sample in samples])
@@ -123,10 +119,11 @@ class _Table:
         import numpy as np
 
         compute_efficiency, memory_efficiency, link_efficiency, latency, overhead, unoverlapped = values
-        _, count, compute_s, vector_s, memory_s, transfer_s, latency_s, kernels = self.columns
-        matrix, vector = compute_s / compute_efficiency, vector_s / compute_efficiency
-        memory = memory_s / memory_efficiency
+        count = self.columns[1]
+        each = {field.name: column for field, column in zip(fields(Demand), self.columns[2:], strict=True)}
+        matrix, vector = each["compute_s"] / compute_efficiency, each["vector_s"] / compute_efficiency
+        memory, behind, beside = (each[name] / memory_efficiency for name in ("memory_s", "behind_s", "beside_s"))
         longest = np.maximum(np.maximum(matrix, vector), memory)
-        own = longest + unoverlapped * (matrix + vector + memory - longest) + kernels * overhead
-        own += transfer_s / link_efficiency + latency_s * latency
+        own = longest + unoverlapped * (matrix + vector + memory - longest + behind) + beside
+        own += each["kernels"] * overhead + each["transfer_s"] / link_efficiency + each["latency_s"] * latency
         return np.asarray(np.bincount(self.rows, count * own, len(self.log_measured)), np.float64)

@@ -33,8 +33,9 @@ class Demand:
     """What one execution of a kernel asks of a chip, in seconds at the datasheet's rates.
 
     A kernel has `compute_s` (padding to the chip's tiles included), `vector_s` (integers made floats on the way into a
-    product) and `memory_s`; a collective `transfer_s` and `latency_s`, a copy between memories `copy_s`, and neither is
-    a kernel. Demands of several kernels add up only where they bound alike, so keep them apart.
+    product) and `memory_s`; of memory, `behind_s` for what is computed after its product and `beside_s` for what
+    nothing hides; a collective `transfer_s` and `latency_s`, a copy between memories `copy_s`, and neither is a kernel.
+    Demands of several kernels add up only where they bound alike, so keep them apart.
     """
 
     compute_s: float = 0.0
@@ -44,6 +45,8 @@ class Demand:
     latency_s: float = 0.0
     copy_s: float = 0.0
     kernels: int = 1
+    behind_s: float = 0.0
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def times_of(demand: Demand, constants: Constants) -> Times:
     """The time of one execution of a kernel or collective under these constants.
 
     A kernel takes the longest of its matrix units', vector units' and memory's times, the unoverlapped share of the
-    others, and the overhead of starting it; `compute` is the longer of the units' two. A collective takes its transfer
+    others and of what is read and written behind its product, what is beside it, and the overhead of starting it;
+    `compute` is the longer of the units' two. A collective takes its transfer
     and its latencies, as in Chen 2022, "latency calculations"; a copy between memories what its link allows.
     """
     matrix = demand.compute_s / constants.compute_efficiency
@@ -78,5 +82,6 @@ def times_of(demand: Demand, constants: Constants) -> Times:
     communication = demand.transfer_s / constants.link_efficiency + demand.latency_s * constants.latency_factor
     longest = max(matrix, vector, memory)
     total = longest + constants.unoverlapped * (matrix + vector + memory - longest) + communication + demand.copy_s
-    total += demand.kernels * constants.kernel_overhead_s
-    return Times(total, max(matrix, vector), memory, communication, demand.copy_s)
+    behind, beside = demand.behind_s / constants.memory_efficiency, demand.beside_s / constants.memory_efficiency
+    total += constants.unoverlapped * behind + beside + demand.kernels * constants.kernel_overhead_s
+    return Times(total, max(matrix, vector), memory + behind + beside, communication, demand.copy_s)

@@ -25,9 +25,14 @@ def demand_of(work: Work, topology: Topology) -> Demand:
     chip = topology.chip
     if work.copied is not None:
         return Demand(copy_s=copy_s(work.copied, topology), kernels=0)
-    memory_s = (work.bytes_read + work.bytes_written) / chip.memory_bytes_per_s
+    memory_s = (work.bytes_read + work.bytes_written - work.behind - work.beside) / chip.memory_bytes_per_s
+    behind_s, beside_s = work.behind / chip.memory_bytes_per_s, work.beside / chip.memory_bytes_per_s
     product_s = sum(compute_s(product, chip) for product in work.products)
-    return Demand(compute_s=product_s, vector_s=vector_s(work.widened, chip), memory_s=memory_s)
+    return Demand(
+        compute_s=product_s, vector_s=vector_s(work.widened, chip), memory_s=memory_s, behind_s=behind_s,
+        beside_s=beside_s,
+        kernels=work.starts,
+    )  # fmt: skip
 
 
 def copy_s(copied: Copied, topology: Topology) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -123,6 +123,22 @@ class TableFactor:
         return float(self.costs[fits].min()) if fits.any() else FORBIDDEN
 
 
+@dataclass(frozen=True)
+class Parting:
+    """What it costs that a value is moved at all: `costs` by the layout of home. Between layouts of one `kin` nothing
+    moves."""
+
+    costs: Costs
+    kin: NDArray[np.int64]
+
+    def nearest(self, costs: Costs) -> Costs:
+        """For each layout the least of these costs among its kin."""
+        numbers = np.unique(self.kin, return_inverse=True)[1]
+        least = np.full(len(self.kin), np.inf)
+        np.minimum.at(least, numbers, costs)
+        return least[numbers]
+
+
 @dataclass
 class TreeFactor:
     """A value's home (the first variable) and the layouts that its uses take, with the costs of moving between layouts.
@@ -137,6 +153,23 @@ class TreeFactor:
     moves: Costs
     places: tuple[NDArray[np.int64], ...]
     rigid: tuple[bool, ...]
+    parting: Parting | None = None
+
+    @staticmethod
+    def of(
+        variables: tuple[int, ...],
+        moves: Costs,
+        places: tuple[NDArray[np.int64], ...],
+        rigid: tuple[bool, ...],
+        parting: Parting | None,
+    ) -> TreeFactor:
+        """A tree; with a single leaf what parting costs is part of the move."""
+        if parting is None or all(rigid):
+            return TreeFactor(variables, moves, places, rigid)
+        if rigid.count(False) > 1:
+            return TreeFactor(variables, moves, places, rigid, parting)
+        more = np.where(parting.kin[:, None] == parting.kin, 0.0, parting.costs[:, None])
+        return TreeFactor(variables, np.minimum(moves + more, FORBIDDEN), places, rigid)
 
     @property
     def entries(self) -> int:
@@ -191,7 +224,17 @@ class TreeFactor:
                 served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
                 moves = self._from_home if subset == n - 1 else self.moves
             reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
+        if self.parting is not None:
+            reached[-1] = np.minimum(reached[-1] + self.parting.costs[self.places[0]], self._staying(leaves))
         return served, reached
+
+    def _staying(self, leaves: Sequence[Costs]) -> Costs:
+        """What the leaves cost together where all lie as home does, by the choices of home."""
+        assert self.parting is not None
+        total = np.zeros(len(self.moves))
+        for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
+            total = total + self.parting.nearest(self.spread(slot, leaf))
+        return np.minimum(total, FORBIDDEN)[self.places[0]]
 
     def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
         """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at; by
@@ -199,7 +242,7 @@ class TreeFactor:
         full = (1 << len(self._leaf_slots)) - 1
         outside_reached: list[Costs] = [np.full(len(self.moves), FORBIDDEN)] * (full + 1)
         outside_served = list(outside_reached)
-        outside_reached[full] = root
+        outside_reached[full] = root if self.parting is None else root + self.parting.costs[self.places[0]]
         for subset in range(full, 0, -1):
             if subset & (subset - 1) == 0:
                 moves = self._to_leaf[subset.bit_length() - 1]
@@ -239,7 +282,11 @@ class TreeFactor:
             descend(part, to)
             descend(subset ^ part, to)
 
-        if leaves:
+        if self.parting is not None and reached[-1][home] >= self._staying(leaves)[home]:
+            kin = self.parting.kin
+            for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
+                chosen[slot] = int(np.where(kin[self.places[slot]] == kin[at_home], leaf, np.inf).argmin())
+        elif leaves:
             descend((1 << len(leaves)) - 1, at_home)
         return chosen
 
@@ -264,6 +311,11 @@ class TreeFactor:
             outside = self._outside(root, reached)[1]
             for i, (slot, leaf) in enumerate(zip(self._leaf_slots, leaves, strict=True)):
                 made[slot] = outside[1 << i] + leaf
+            if self.parting is not None:
+                staying = self.parting.nearest(self.spread(0, root + self._staying(leaves)))
+                for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
+                    others = staying - self.parting.nearest(self.spread(slot, leaf))
+                    made[slot] = np.minimum(made[slot], others[self.places[slot]] + leaf)
         return made
 
     def move_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
@@ -272,19 +324,20 @@ class TreeFactor:
         root, leaves = self._root_and_leaves(theta)
         served, reached = self._grown(leaves)
         outside, _ = self._outside(root, reached)
-        outside[-1], served[0] = self.spread(0, root), np.zeros(len(self.moves))
+        first = root if self.parting is None else root + self.parting.costs[self.places[0]]
+        outside[-1], served[0] = self.spread(0, first), np.zeros(len(self.moves))
         for i, slot in enumerate(self._leaf_slots):
             served[1 << i] = self.spread(slot, leaves[i])
         return [o[:, None] + self.moves + s[None, :] for o, s in zip(outside, served, strict=True)]
 
     def over(self, variables: Sequence[int]) -> TreeFactor:
         """The same factor of variables with these numbers."""
-        return TreeFactor(tuple(variables), self.moves, self.places, self.rigid)
+        return replace(self, variables=tuple(variables))
 
     def restricted(self, masks: Sequence[NDArray[np.bool_]]) -> TreeFactor:
         """The factor with fewer choices; layouts on the way stay."""
         places = tuple(place[mask] for place, mask in zip(self.places, masks, strict=True))
-        return TreeFactor(self.variables, self.moves, places, self.rigid)
+        return replace(self, places=places)
 
     def dense_entries(self, sizes: Sequence[int]) -> int:
         """How many numbers `dense` looks at."""
@@ -308,6 +361,13 @@ class TreeFactor:
             if stays:
                 shape = [sizes[0], *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
                 made = made + np.where(places[0][:, None] == places[slot], 0.0, FORBIDDEN).reshape(shape)
+        if self.parting is not None:
+            kin, stays = self.parting.kin, np.ones((1,) * len(sizes), np.bool_)
+            for slot in self._leaf_slots:
+                shape = [sizes[0], *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
+                stays = stays & (kin[places[0]][:, None] == kin[places[slot]]).reshape(shape)
+            first = self.parting.costs[places[0]].reshape(-1, *(1 for _ in sizes[1:]))
+            made = made + np.where(stays, 0.0, first)
         return np.broadcast_to(np.minimum(made, FORBIDDEN), tuple(sizes))
 
     def evaluate(self, choice: Sequence[int]) -> float:
@@ -316,7 +376,10 @@ class TreeFactor:
         if any(stays and use != layouts[0] for use, stays in zip(layouts[1:], self.rigid, strict=True)):
             return FORBIDDEN
         targets = [use for use, stays in zip(layouts[1:], self.rigid, strict=True) if not stays]
-        return arborescence(self.moves, layouts[0], targets)[0]
+        cost = arborescence(self.moves, layouts[0], targets)[0]
+        if self.parting is not None and any(self.parting.kin[t] != self.parting.kin[layouts[0]] for t in targets):
+            cost += float(self.parting.costs[layouts[0]])
+        return cost
 
 
 Factor = TableFactor | TreeFactor

@@ -243,7 +243,9 @@ def _moving(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     work = _Work.between(coding, pairs)
     received, steps = work.priced(0, ...)
+    apart = work.apart(0, ...)
     seconds = np.full_like(received, np.inf) if links is None else work.seconds(0, ..., links)
+    splits = np.zeros_like(received)
     chosen_anywhere = int(np.bitwise_or.reduce(work.optional, axis=None))
     for chosen in range(1, 1 << len(coding.mesh)):
         if chosen & ~chosen_anywhere:
@@ -253,7 +255,12 @@ def _moving(
             continue
         bytes_then, steps_then = work.priced(chosen, fitting)
         bytes_now, steps_now = received[fitting], steps[fitting]
-        better = (bytes_then < bytes_now - 1e-6) | ((bytes_then <= bytes_now + 1e-6) & (steps_then < steps_now))
+        # In the order of `cost.resharding`, for the seconds to be those of the same movements.
+        then, now = steps_then + 0.5 * work.apart(chosen, fitting), steps_now + 0.5 * apart[fitting]
+        then, now = then + chosen.bit_count() / 64, now + splits[fitting] / 64
+        better = (bytes_then < bytes_now - 1e-6) | ((bytes_then <= bytes_now + 1e-6) & (then < now))
+        apart[fitting] = np.where(better, work.apart(chosen, fitting), apart[fitting])
+        splits[fitting] = np.where(better, chosen.bit_count(), splits[fitting])
         received[fitting] = np.where(better, bytes_then, bytes_now)
         steps[fitting] = np.where(better, steps_then, steps_now)
         if links is not None:
@@ -308,7 +315,7 @@ class Links:
     gather: tuple[NDArray[np.float64], NDArray[np.float64]]
     all_to_all: tuple[NDArray[np.float64], NDArray[np.float64]]
     copied: tuple[float, float]
-    """Of a slice that a collective takes: a kernel that reads and writes it."""
+    """Of a slice, and of addends: a kernel that reads and writes what it makes."""
 
 
 _NO_ROOM = -1.0
@@ -347,6 +354,10 @@ class _Work:
     """The shape of each pair."""
     cramped: NDArray[np.bool_]
     """The pairs whose digits do not fit into a dimension together."""
+    padded: Sets
+    """Axes over which addends are made of what was not a partial sum."""
+    made: Floats
+    """Bytes of the shard in the end."""
     softmax: tuple[Floats, Floats, NDArray[np.int64]] | None
     """Where there are partial softmaxes: what the logarithms in them multiply bytes by before reductions and after
     them, and the dimension of each pair that no temporary split is on, -1 for none."""
@@ -359,21 +370,24 @@ class _Work:
         was, to = states[:, None], states[None, :]
         was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
         was_partial = (was > WHOLE) & ~was_split
-        scattered, reduced, moved, gathered, remade, kept, replicated, added, sliced, impossible = _axes_between(
-            digits,
-            pairs,
-            (
-                was_partial & is_split,
-                was_partial & (to == WHOLE),
-                was_split & is_split & (was != to),
-                was_split & (to == WHOLE),
-                ((was == MAX) | (was == SOFTMAX)) & (to == SUM),
-                (was == SUM) & (to == SUM),
-                (was == WHOLE) & (to == WHOLE),
-                (was == WHOLE) & (to == SUM),
-                (was == WHOLE) & is_split,
-                ((to == MAX) | (to == SOFTMAX)) & (was != to),
-            ),
+        scattered, reduced, moved, gathered, remade, kept, replicated, added, sliced, impossible, padded = (
+            _axes_between(
+                digits,
+                pairs,
+                (
+                    was_partial & is_split,
+                    was_partial & (to == WHOLE),
+                    was_split & is_split & (was != to),
+                    was_split & (to == WHOLE),
+                    ((was == MAX) | (was == SOFTMAX)) & (to == SUM),
+                    (was == SUM) & (to == SUM),
+                    (was == WHOLE) & (to == WHOLE),
+                    (was == WHOLE) & (to == SUM),
+                    (was == WHOLE) & is_split,
+                    ((to == MAX) | (to == SOFTMAX)) & (was != to),
+                    (was != SUM) & (to == SUM),
+                ),
+            )
         )
         chips = _chips_of_sets(coding.mesh)
         reduces = (scattered | reduced | remade) > 0
@@ -390,8 +404,9 @@ class _Work:
         left = np.where(sizes % chips == 0, sizes // chips, _NO_ROOM)
         elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
         bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
-        volume = (elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8)[source]
-        volume = volume / chips[sliced]
+        held = elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8
+        made = np.broadcast_to(held[target], np.broadcast_shapes(source.shape, target.shape))
+        volume = held[source] / chips[sliced]
         splitting, of = own[:, source] | own[:, target], np.broadcast_to(pairs.of[source], volume.shape)
         cramped = np.zeros(volume.shape, np.bool_)
         if (left == _NO_ROOM).any():
@@ -406,7 +421,7 @@ class _Work:
             softmax = ahead, np.where(pair[target], ahead, 1.0), np.where(pair[source], lasts[of], -1)
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible > 0,
-            optional.astype(np.uint16), splitting, left, of, cramped, softmax,
+            optional.astype(np.uint16), splitting, left, of, cramped, padded, made, softmax,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -443,6 +458,11 @@ class _Work:
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
 
+    def apart(self, chosen: int, pairs: Chosen) -> NDArray[np.float64]:
+        """Whether there is a full reduction, which a gather could do a part of."""
+        full = (self.reduced[pairs] | self.remade[pairs]) & ~np.uint16(chosen)
+        return (self.chips[full] > 1).astype(np.float64)
+
     def seconds(self, chosen: int, pairs: Chosen, links: Links) -> NDArray[np.float64]:
         """The time of the same movements."""
         reduced, replicated = self.reduced[pairs], self.replicated[pairs]
@@ -456,9 +476,11 @@ class _Work:
         total = _taken(links.gather, reducing, before * volume) + 2 * _taken(links.gather, full, before * scattered)
         total += _taken(links.all_to_all, self.moved[pairs], after * scattered)
         total += _taken(links.gather, gathering, after * scattered * self.chips[gathering])
-        sliced = self.chips[self.sliced[pairs] | ((replicated | self.added[pairs]) & chosen)] > 1
         once, per_byte = links.copied
-        return total + np.where(sliced & (total > 0), once + per_byte * volume, 0.0)
+        sliced = self.chips[self.sliced[pairs] | ((replicated | self.added[pairs]) & chosen)] > 1
+        padded = self.chips[self.padded[pairs] | (self.kept[pairs] & chosen)] > 1
+        total += np.where(sliced, once + per_byte * before * volume, 0.0)
+        return total + np.where(padded, once + per_byte * self.made[pairs], 0.0)
 
 
 def _axes_between(digits: NDArray[np.int64], pairs: _Pairs, needs: Sequence[NDArray[np.bool_]]) -> list[Sets]:

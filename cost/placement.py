@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.axis_descent import Descent, States
 from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
-from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
+from shardwright.cost.factors import FORBIDDEN, Parting, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.layout_problem import (
     Entry,
     Equal,
@@ -241,7 +241,7 @@ class Solver:
         found = Descent(self).run(pairs=False).placement
         if found is None:
             raise OutOfWorkError
-        solution = replace(found.solution, bound=bound)
+        solution = replace(found.solution, bound=min(bound, found.solution.cost))
         return replace(found, solution=solution, bound_bytes=self.bytes_bound(solution))
 
     def begun(self) -> States | None:
@@ -434,12 +434,19 @@ class Solver:
         if len(uses) > MANY_USES and not self.problem.within.whole:
             together = [([use], (stays,)) for use, stays in zip(uses, rigid, strict=True)]
         made: list[TreeFactor] = []
+        parting = self.parting_of_tree(entry.node) if uses else None
         for own, stay in together if uses else ():
             variables = (home, *own)
             layouts = unique_codes([domains[v] for v in variables])
             places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
-            made.append(TreeFactor(variables, costs[np.ix_(layouts, layouts)], places, stay))
+            first = None if parting is None else Parting(parting[0][layouts], parting[1][layouts])
+            made.append(TreeFactor.of(variables, costs[np.ix_(layouts, layouts)], places, stay, first))
         return made
+
+    def parting_of_tree(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """What it costs, by the layout of home, that a value is moved at all, and which layouts count as one; None
+        where that is nothing more."""
+        return None
 
     def widen_slices(self) -> None:
         """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
@@ -22,17 +23,18 @@ from shardwright.cost.constants import Constants
 from shardwright.cost.demand import copy_s, vector_s
 from shardwright.cost.factor_graph import Solution
 from shardwright.cost.factors import FORBIDDEN, TableFactor
-from shardwright.cost.kernel_shares import Structure, Traffic
-from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Table
-from shardwright.cost.layouts import Codes, Links, local_elements, moving_seconds
+from shardwright.cost.fusion import Traffic
+from shardwright.cost.kernel_shares import Structure
+from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Node, Table
+from shardwright.cost.layouts import SOFTMAX, Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import Effort, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
 from shardwright.cost.work import Side, copied_bytes, products_of
-from shardwright.ir.ops import Alias, AllGather, Movement, Roll, Start, Wait
-from shardwright.ir.program import Let, Loop, SetState
+from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Start, Wait
+from shardwright.ir.ops import Slice as SliceOp
+from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
-from shardwright.ir.walk import defined, positions
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +89,6 @@ class TimeSolver(Solver):
         self.links = links_of(self.topology, constants)
         self.globals = set(problem.program.globals)
         self.table_times: dict[Table, Floats] = {}
-        self.taken_as_slices = _taken_as_slices(problem)
 
     def of(self, problem: LayoutProblem) -> TimeSolver:
         return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices)
@@ -99,26 +100,43 @@ class TimeSolver(Solver):
         made.build()
         return made
 
-    def solve(self) -> Placement:
-        """As `Solver.solve`; the bound is one of the time alone, without what decides between equal times."""
-        placement = super().solve()
-        solution = placement.solution
-        return replace(placement, solution=replace(solution, bound=solution.bound - self.most_ties()))
+    def placement(self, solution: Solution, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Placement:
+        """As `Solver.placement`; cost and bound are of the time alone, without what decides between equal times."""
+        made = super().placement(solution, moves, quantum)
+        held = sum(float(self.device_bytes(node)[solution.choice[node.home]]) for node in self.held)
+        ties = self.tie * (_HELD * held + _STEP * made.steps)
+        bound = solution.bound - self.tie * self.most_ties
+        return replace(made, solution=replace(solution, cost=solution.cost - ties, bound=bound))
 
+    @cached_property
+    def held(self) -> list[Node]:
+        """Weights, state and arguments."""
+        params = [((f.name, ()), v.name) for f in self.problem.program.funcs for v in f.params]
+        return [node for node in self.problem.nodes if node.func is None] + [self.problem.defined[p] for p in params]
+
+    @cached_property
     def most_ties(self) -> float:
-        """Nanoseconds that what decides between equal times comes to at most, whatever the layouts."""
-        program = self.problem.program
-        held = (*program.weights, *program.state, *(value for func in program.funcs for value in func.params))
-        whole = sum(value.shape.elements * value.shape.dtype.bits / 8 for value in held)
+        """Nanoseconds that what decides between equal times comes to at most, whatever the layouts, before `tie`."""
+        whole = sum(node.shape.elements * node.shape.dtype.bits / 8 for node in self.held)
         moves = sum(1 + len(node.uses) for node in self.problem.nodes)
         return _HELD * whole + _STEP * 4 * moves
+
+    @cached_property
+    def tie(self) -> float:
+        """What ties are multiplied by, for them to stay beneath the tolerance in programs of any size."""
+        return min(1.0, self.least_kernels * _ENOUGH / 2 / self.most_ties) if self.most_ties else 1.0
+
+    @cached_property
+    def least_kernels(self) -> float:
+        """Nanoseconds that kernels take at least, each by itself."""
+        tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
+        return sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables)
 
     # ------------------------------------------------------------ what Solver asks
 
     def tolerance(self, quantum: float) -> float:
         """A share of what kernels take at least: chips in a torus have many layouts that are equal but for names."""
-        tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
-        return max(quantum, _ENOUGH * sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables))
+        return _ENOUGH * self.least_kernels or quantum
 
     def bytes_bound(self, solution: Solution) -> float | None:
         """Of bytes nothing is proved, for they are not what is minimised."""
@@ -137,18 +155,32 @@ class TimeSolver(Solver):
     def further(self, domains: Sequence[NDArray[np.int64]]) -> list[TableFactor]:
         """What weights and state cost by the bytes that they take; of equal layouts the smallest."""
         made: list[TableFactor] = []
-        params = {self.problem.defined[(f.name, ()), v.name] for f in self.problem.program.funcs for v in f.params}
+        held = set(self.held)
         for node in self.problem.nodes:
             price = self.prices.of(node)
-            if node.func is None or node in params:
-                price += _HELD
+            if node in held:
+                price += _HELD * self.tie
             own = node.home >= 0 and node.name not in self.globals
             for variable in {node.home, node.made, *(v for _, v, _ in node.uses)} if own or node.func is None else ():
-                if variable >= 0 and price and (variable == node.home or self.prices.live_ns):
+                if variable >= 0 and (price or node in held) and (variable == node.home or self.prices.live_ns):
                     domain = domains[variable]
                     taken = self.device_bytes(node)[domain] * price
                     made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
+            moved = (node.func or "", node.name) in self.structure.moved
+            if moved and node.home >= 0 and (parting := self.parting(node)) is not None:
+                domain = domains[node.home]
+                made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], parting[domain]))
         return made
+
+    def parting_of_tree(self, node: Node) -> tuple[Floats, Codes] | None:
+        parting = None if (node.func or "", node.name) in self.structure.moved else self.parting(node)
+        return None if parting is None else (parting, self.kin(node))
+
+    def kin(self, node: Node) -> Codes:
+        """The layouts of a value's group, those alike that differ by axes of one chip."""
+        codes = node.group.root().codes
+        sizes = np.array(list(self.problem.program.mesh.values()), np.int64)
+        return self.coding.digits(codes) @ np.where(sizes > 1, self.coding.radix ** np.arange(len(sizes)), 0)
 
     def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
         known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
@@ -166,24 +198,12 @@ class TimeSolver(Solver):
         finite = np.isfinite(seconds)
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
-        key = (node.func or "", node.name)
-        if key in self.structure.before or key in self.structure.after:
-            # A movement parts the kernel: what is computed on one side of it is read and written by one of its own.
-            codes = node.group.root().codes
-            held = local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
-            rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
-            there = held[None, :] if key in self.structure.after else held[:, None]
-            parted = np.broadcast_to(2 * there / rate, costs.shape) + self.constants.kernel_overhead_s
-            np.fill_diagonal(parted, 0.0)
-            costs = costs + parted * NANOSECONDS
-        if node in self.taken_as_slices:
-            # A slice that no kernel makes on its way to memory is one by itself, which reads and writes it.
-            held = local_elements(self.coding, node.group.root().codes, node.shape) * node.shape.dtype.bits / 8
-            rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
-            made = (2 * held[None, :] / rate + self.constants.kernel_overhead_s) * NANOSECONDS
-            sliced = finite & (steps == 0) & ~np.eye(len(costs), dtype=np.bool_)
-            costs = costs + np.where(sliced, made, 0.0)
-        costs = costs * trips + np.where(finite, steps, 0.0) * _STEP
+        if (node.func or "", node.name) in self.structure.after:
+            # What a product makes is then written, and read where it goes.
+            parted = self.parted_s(node, node.group.root().codes)[None, :]
+            kin = self.kin(node)
+            costs = costs + np.where(kin[:, None] == kin[None, :], 0.0, parted) * NANOSECONDS
+        costs = costs * trips + np.where(finite, steps, 0.0) * _STEP * self.tie
         return np.where(finite, costs, FORBIDDEN)
 
     # ------------------------------------------------------------ axes that are as good as each other
@@ -272,30 +292,67 @@ class TimeSolver(Solver):
         if isinstance(statement.operation, Movement):
             if isinstance(statement.operation, Start | Wait | Roll):
                 return np.zeros(n)
-            if statement.operation.communicates:
+            if statement.operation.communicates or isinstance(statement.operation, SliceOp | AsPartial):
                 return self._written_movement(entry, statement) * trips * NANOSECONDS
             return self._copy(entry, statement) * trips * NANOSECONDS
-        shares = self.structure.kernels.get(entry.at)
-        if shares is None:
+        charge = self.structure.charges.get(entry.at)
+        if charge is None:
             return np.zeros(n)
         constants = self.constants
         result = len(entry.nodes) - len(statement.results)
 
-        def on_a_chip(traffic: Traffic) -> Floats:
-            slot = result if traffic.slot < 0 else entry.operands[traffic.slot]
-            dims = set(entry.nodes[slot].shape.names) if traffic.dims is None else traffic.dims
-            return traffic.nbytes / self.chips_over(entry.codes[slot], dims)
+        def on_a_chip(traffic: Sequence[Traffic]) -> Floats:
+            total = np.zeros(n)
+            for each in traffic:
+                slot = result if each.slot < 0 else entry.operands[each.slot]
+                total += self.divided(each, entry.codes[slot], entry.nodes[slot].shape)
+            return total
 
-        nothing = np.zeros(n)
-        memory_s = sum(map(on_a_chip, shares.traffic), nothing) / self.chip.memory_bytes_per_s
-        widening_s = sum(map(on_a_chip, shares.widened), nothing) * vector_s(1, self.chip)
-        compute_s = self._compute_s(entry, statement)
-        memory, compute = memory_s / constants.memory_efficiency, compute_s / constants.compute_efficiency
-        vector = widening_s / constants.compute_efficiency
+        rate = self.chip.memory_bytes_per_s * constants.memory_efficiency
+        memory, behind = on_a_chip(charge.inside) / rate, on_a_chip(charge.behind) / rate
+        compute = self._compute_s(entry, statement) / constants.compute_efficiency
+        vector = on_a_chip(charge.widened) * vector_s(1, self.chip) / constants.compute_efficiency
         longest = np.maximum(np.maximum(memory, compute), vector)
-        total = longest + constants.unoverlapped * (memory + compute + vector - longest)
-        total = total + constants.kernel_overhead_s
-        return total * trips * NANOSECONDS
+        total = longest + constants.unoverlapped * (memory + compute + vector - longest + behind)
+        return (total + charge.starts * constants.kernel_overhead_s) * trips * NANOSECONDS
+
+    def divided(self, traffic: Traffic, codes: Codes, shape: Shape) -> Floats:
+        """The bytes on a chip in each layout of the operand or result that they go with."""
+        dims = set(shape.names) if traffic.dims is None else traffic.dims
+        made = traffic.nbytes / self.chips_over(codes, dims)
+        if not shape.dims:
+            return made
+        pair = (self.coding.digits(codes) == SOFTMAX).any(axis=1)
+        return np.where(pair, made * (1 + 32 / (shape.dtype.bits * shape.dims[-1].size)), made)
+
+    def copied_s(self, nbytes: Floats) -> Floats:
+        """Seconds of a kernel that reads and writes so many bytes in all."""
+        return (
+            nbytes / (self.chip.memory_bytes_per_s * self.constants.memory_efficiency)
+            + self.constants.kernel_overhead_s
+        )
+
+    def parted_s(self, node: Node, codes: Codes) -> Floats:
+        """Seconds that it takes to read what a product made where it goes, in each layout there, and to compute what
+        follows in a kernel of its own, beyond what that takes in the product's."""
+        held = local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
+        u = self.constants.unoverlapped
+        rest = np.zeros(len(codes))
+        for each in self.structure.after[node.func or "", node.name].beside:
+            rest += self.divided(each, codes, node.shape)
+        return self.copied_s((1 + u) * held + (1 - u) * rest)
+
+    def parting(self, node: Node) -> Floats | None:
+        """Nanoseconds that it takes, in each layout of its group, to write a value that would have been computed in the
+        kernels that read it; None where it is no such value."""
+        charge = self.structure.parted.get((node.func or "", node.name))
+        if charge is None:
+            return None
+        codes = node.group.root().codes
+        total = np.zeros(len(codes))
+        for each in charge.beside:
+            total += self.divided(each, codes, node.shape)
+        return self.copied_s(total) * (node.weight or 1.0) * NANOSECONDS
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:
         """Over how many chips the dimensions together are split, in each layout."""
@@ -345,48 +402,32 @@ class TimeSolver(Solver):
         """A collective that the author wrote."""
         operation = statement.operation
         assert isinstance(operation, Movement)
+        node = entry.nodes[0]
+        parted = np.zeros(len(entry.codes[0]))
+        sides = [local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8 for codes in entry.codes]
+        if (node.func or "", node.name) in self.structure.after:
+            parted += self.parted_s(node, entry.codes[1])
         kind = collective_kind(operation)
         if kind is None:
-            return np.zeros(len(entry.codes[0]))
+            mesh = self.problem.program.mesh
+            view = math.prod(mesh[axis] for axis in operation.named_axes) == 1
+            return parted + (0.0 if view else self.copied_s(2 * sides[1]))
         mesh = self.problem.program.mesh
-        node = entry.nodes[0]
         gathered = math.prod(mesh[a] for a in operation.named_axes) if isinstance(operation, AllGather) else 1
         nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
         once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
-        return once + per_byte * nbytes
-
-
-def _taken_as_slices(problem: LayoutProblem) -> set[Node]:
-    """Values that a caller or a loop gives and that are only taken into memory: into
-    a loop, a state, or as a result."""
-    found: set[Node] = set()
-    for func in problem.program.funcs:
-        top = func.name, ()
-        into: set[Location] = {top}
-        given = [problem.defined[top, value.name] for value in func.params]
-        for position, statement in positions(func.body):
-            at = func.name, position
-            if isinstance(statement, Loop):
-                into.add(at)
-                given.extend(problem.defined[at, value.name] for value in defined(statement))
-            elif isinstance(statement, SetState):
-                into.add(at)
-            elif isinstance(statement, Let) and isinstance(statement.operation, Alias):
-                shown, _ = problem.by_use[at, 0]
-                if any(shown is node for node in given):
-                    into.add(at)
-                    given.append(problem.defined[at, statement.result.name])
-        found.update(node for node in given if node.uses and all(key[0] in into for key, _, _ in node.uses))
-    return found
+        return parted + once + per_byte * nbytes
 
 
 def links_of(topology: Topology, constants: Constants) -> Links:
     """What collectives take over each set of a mesh's axes, and the copies that they need."""
-    axes = [name for name, _ in topology.mesh]
+    axes, sizes = [name for name, _ in topology.mesh], dict(topology.mesh)
 
     def table(kind: CollectiveKind) -> tuple[Floats, Floats]:
         pairs = [
-            _seconds(kind, tuple(a for i, a in enumerate(axes) if chosen >> i & 1), topology, constants)
+            _seconds(
+                kind, tuple(a for i, a in enumerate(axes) if chosen >> i & 1 and sizes[a] > 1), topology, constants
+            )
             for chosen in range(1 << len(axes))
         ]
         return np.array([once for once, _ in pairs]), np.array([each for _, each in pairs])

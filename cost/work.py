@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.cost.fusion import Block, Kernel, Read, fused
+from shardwright.cost.fusion import Block, Kernel, fused
 from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Attend, Contract, Convert, Movement, Roll, Start
+from shardwright.ir.ops import Attend, Contract, Movement, Roll, Start
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
 from shardwright.ir.types import DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
@@ -47,11 +47,12 @@ class Work:
     """One kernel: what it computes, reads, writes and sends in one execution, and how often it is executed.
 
     `name` is the value that it makes, `operation` the keyword of the operation that it is named after. `reads` are
-    what it reads of each value, in bytes. `collective` is None but for movements between chips, `copied` but for copies
-    between memories. `products` are the one of a contraction, the two of attention.
-    `widened` are the elements of integers of a few bits that it makes floats. `loops` are the dimensions of the loops
-    around it. What is `in_flight` goes on beside what follows, until its result is read. `late` are the values that a
-    kernel reads after its contraction alone, and can wait for until that is done.
+    what it reads of each value, in bytes; of all its bytes `behind` and `beside` are as in `cost.fusion`.
+    `collective` is None but for movements between chips, `copied` but for copies between memories. `products` are
+    the one of a contraction, the two of attention. `starts` is how many kernels it counts as. `widened` are the
+    elements of integers of a few bits that it makes floats. `loops` are the dimensions of the loops around it. What
+    is `in_flight` goes on beside what follows, until its result is read. `late` are the values that a kernel reads
+    after its contraction alone, and can wait for until that is done.
     """
 
     name: str
@@ -68,6 +69,9 @@ class Work:
     widened: int = 0
     in_flight: bool = False
     late: frozenset[str] = frozenset()
+    behind: int = 0
+    beside: int = 0
+    starts: int = 1
 
     @property
     def bytes_read(self) -> int:
@@ -177,12 +181,15 @@ class _Reader:
             tuple(product.on_a_chip(extents) for product in products),
             collective,
             copied,
-            tuple((read.name, _read_bytes(read)) for read in kernel.reads),
-            sum(_written(kernel, types[value.name], mesh) for value in root.results),
+            tuple((read.name, round(read.nbytes)) for read in kernel.reads),
+            round(kernel.written),
             types[root.results[0].name],
-            sum(_widened(statement, types, mesh) for statement in kernel.statements),
+            round(kernel.widened),
             in_flight=isinstance(operation, Start | Roll),
             late=_late(kernel, block),
+            behind=round(kernel.behind),
+            beside=round(kernel.beside),
+            starts=kernel.starts,
         )
 
 
@@ -207,29 +214,6 @@ def copied_bytes(operand: TensorType, target: Placement, mesh: Mapping[str, int]
     nbytes = operand.local_bytes(mesh)
     here, disk = (after.get(tier, 0.0) - before.get(tier, 0.0) for tier in (Tier.DEVICE, Tier.DISK))
     return Copied(round(abs(here) * nbytes / 100), round(abs(disk) * nbytes / 100), here > 0 or (not here and disk < 0))
-
-
-def _widened(statement: Let, types: Mapping[str, TensorType], mesh: Mapping[str, int]) -> int:
-    return types[statement.result.name].local_elements(mesh) if widens(statement, types) else 0
-
-
-def widens(statement: Let, types: Mapping[str, TensorType]) -> bool:
-    """Whether it makes floats of integers of a few bits, as of quantized weights."""
-    if not isinstance(statement.operation, Convert):
-        return False
-    before, after = types[str(statement.operands[0])].dtype, types[statement.result.name].dtype
-    return before in (DType.INT8, DType.INT4) and after.is_float
-
-
-def _read_bytes(read: Read) -> int:
-    return read.type.bytes_of(read.elements)
-
-
-def _written(kernel: Kernel, kind: TensorType, mesh: Mapping[str, int]) -> int:
-    """An update writes its new rows, everything else its result."""
-    if kernel.in_place:
-        return sum(_read_bytes(read) for read in kernel.reads[:1])
-    return kind.local_bytes(mesh)
 
 
 Side = tuple[int, tuple[str, ...]]

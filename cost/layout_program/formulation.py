@@ -126,12 +126,23 @@ class Formulation:
                 into[subset].append((columns, target, 1.0))
                 out_of.setdefault((subset, last), []).append((columns, source, -1.0))
         reach: dict[tuple[int, bool], list[tuple[Columns, Numbers, float]]] = {key: [] for key in out_of}
-        reach[full, True].append((self.choices[home], home_at, 1.0))
+        begun, stays = self.choices[home], None
+        if (
+            factor.parting is not None
+        ):  # either everything stays where it is, or parting is paid for and the flow begins
+            stays = self.program.columns(np.zeros(len(begun)), integer=False)
+            moves_on = self.program.columns(factor.parting.costs[home_at], integer=False)
+            rows = np.arange(len(begun), dtype=np.int64)
+            self.program.equal_sums([(begun, rows, 1.0), (stays, rows, -1.0), (moves_on, rows, -1.0)], len(begun), 0.0)
+            begun = moves_on
+        reach[full, True].append((begun, home_at, 1.0))
         for subset in range(1, full + 1):
             if subset & (subset - 1) == 0:
                 slot = leaves[subset.bit_length() - 1]
                 use = factor.variables[slot]
                 into[subset].append((self.choices[use], factor.places[slot][self.kept[use]], -1.0))
+                if stays is not None:
+                    into[subset].append((stays, home_at, 1.0))
                 continue
             arrived = np.unique(np.concatenate([at for _, at, _ in into[subset]]))
             for part in halves(subset):

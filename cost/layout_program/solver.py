@@ -159,8 +159,8 @@ class _ProgramSolver(TimeSolver):
         for each in self.wanted.excluded:
             self.exclude(made, each)
         solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
-        bound = math.inf if solved.infeasible else solved.bound - self.most_ties()
-        self.wanted.outcome.add(bound, solved=solved.optimal or solved.infeasible)
+        bound = math.inf if solved.infeasible else solved.bound
+        self.wanted.outcome.add(bound - self.tie * self.most_ties, solved=solved.optimal or solved.infeasible)
         found = self.read(made, solved)
         if not memory:  # moves may be in parts: the cheapest are known without them
             self.moves_of.clear()

@@ -10,7 +10,7 @@ from shardwright.ir.program import Scope
 
 
 def kernels(text: str) -> list[tuple[str, list[str], list[tuple[str, int]]]]:
-    """The result, the statements in it, and what is read, kernel by kernel, of the function f."""
+    """The result, the statements in it, and what is read in bytes, kernel by kernel, of the function f."""
     made = complete(program(text))
     func = made.func("f")
     block = fused(made, func.body, Scope.of(made, func), func.returns)
@@ -18,7 +18,7 @@ def kernels(text: str) -> list[tuple[str, list[str], list[tuple[str, int]]]]:
         (
             step.root.results[0].name,
             [statement.results[0].name for statement in step.inlined],
-            [(read.name, read.elements) for read in step.reads],
+            [(read.name, round(read.nbytes)) for read in step.reads],
         )
         for step in block.steps
         if isinstance(step, Kernel)
@@ -36,7 +36,7 @@ func f(a: BE, w: EF_x, w2: F_xE) -> BE(partialsum-x) {
   return y
 }
 """
-    assert kernels(text) == [("g", ["h"], [("a", 32), ("w", 64)]), ("y", [], [("g", 32), ("w2", 64)])]
+    assert kernels(text) == [("g", ["h"], [("a", 64), ("w", 128)]), ("y", [], [("g", 64), ("w2", 128)])]
 
 
 def test_of_two_products_that_meet_the_later_one_takes_what_follows() -> None:
@@ -52,8 +52,8 @@ func f(a: BE, w: EF_x, u: EF_x) -> BF_x {
 }
 """
     assert kernels(text) == [
-        ("s", ["gate"], [("a", 32), ("w", 64)]),
-        ("y", ["up"], [("s", 32), ("a", 32), ("u", 64)]),
+        ("s", ["gate"], [("a", 64), ("w", 128)]),
+        ("y", ["up"], [("a", 64), ("u", 128), ("s", 64)]),
     ]
 
 
@@ -70,8 +70,10 @@ func f(a: BE, w: EF, w2: FE) -> B_xE {
 }
 """
     assert kernels(text) == [
-        ("h", [], [("a", 32), ("w", 128)]),
-        ("y", ["h_sliced", "g"], [("h", 32), ("w2", 128)]),
+        ("h", [], [("a", 64), ("w", 256)]),
+        ("h_sliced", [], [("h", 64)]),
+        ("g", [], [("h_sliced", 64)]),
+        ("y", [], [("g", 64), ("w2", 256)]),
     ]
 
 
@@ -85,7 +87,7 @@ func f(a: NBE_x, w: E_xF) -> BF(partialsum-x) {
   return y
 }
 """
-    assert kernels(text) == [("y", ["h"], [("a", 64), ("w", 64)])]
+    assert kernels(text) == [("y", ["h"], [("a", 128), ("w", 128)])]
 
 
 def test_int8_weights_widen_within_the_product() -> None:
@@ -98,7 +100,7 @@ func f(a: BE, w: int8 EF_x) -> BF_x {
   return y
 }
 """
-    assert kernels(text) == [("y", ["wide"], [("a", 32), ("w", 64)])]
+    assert kernels(text) == [("y", ["wide"], [("a", 64), ("w", 64)])]
 
 
 def test_a_product_reads_a_sum_from_memory_rather_than_its_two_terms() -> None:
@@ -111,7 +113,7 @@ func f(a: BE, b: BE, w: EF_x) -> BF_x {
   return y
 }
 """
-    assert kernels(text) == [("c", [], [("a", 32), ("b", 32)]), ("y", [], [("c", 32), ("w", 64)])]
+    assert kernels(text) == [("c", [], [("a", 64), ("b", 64)]), ("y", [], [("c", 64), ("w", 128)])]
 
 
 def test_a_softmax_reads_its_scores_three_times_and_stores_the_probabilities() -> None:
@@ -128,10 +130,10 @@ func f(s: f32 B_xT, v: TD) -> B_xD {
 }
 """
     assert [(name, reads) for name, _, reads in kernels(text)] == [
-        ("m", [("s", 16)]),
-        ("t", [("s", 16), ("m", 2)]),
-        ("p", [("s", 16), ("m", 2), ("t", 2)]),
-        ("o", [("p", 16), ("v", 128)]),
+        ("m", [("s", 64)]),
+        ("t", [("s", 64), ("m", 8)]),
+        ("p", [("s", 64), ("m", 8), ("t", 8)]),
+        ("o", [("p", 32), ("v", 256)]),
     ]
 
 
@@ -147,7 +149,7 @@ func f(a: BE_xy) -> BE {
   return e
 }
 """
-    assert kernels(text) == [("b", [], [("a", 16)]), ("d", [], [("b", 16)]), ("e", [], [("d", 32)])]
+    assert kernels(text) == [("b", [], [("a", 32)]), ("d", [], [("b", 32)]), ("e", [], [("d", 64)])]
 
 
 def test_a_part_of_a_value_is_read_alone() -> None:
@@ -159,7 +161,7 @@ func f(table: VE, ids: int32 B) -> BE {
   return rows
 }
 """
-    assert kernels(text) == [("rows", [], [("table", 32), ("ids", 4)])]
+    assert kernels(text) == [("rows", [], [("table", 64), ("ids", 16)])]
 
 
 def test_an_update_reads_what_it_writes_and_not_the_cache() -> None:
@@ -174,4 +176,4 @@ func f(new: B_xD, pos: int32) -> B_xD {
 """
     ((_, inlined, reads),) = kernels(text)
     assert len(inlined) == 1
-    assert reads == [("new", 4), ("pos", 1)]
+    assert reads == [("new", 8), ("pos", 4)]

@@ -1,0 +1,140 @@
+"""Fillings of random small programs, priced one by one: none below the bound, none better than the answer by 0.1 %.
+
+    python bench/campaign_fillings.py [--programs N] [--seed S] [--fillings N]
+
+Programs are one to five statements on a mesh of two axes, on chips whose rates are drawn by chance, half of them with
+less memory than the fastest takes. A filling demands a layout of every value that has none, drawn by chance where there
+are more than so many. Prints what is at odds, and how many were priced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.compiling import load
+from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.objective import Objective
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.passes.choosing import Found, search
+
+ALLOWED = 1e-3
+
+
+def text_of(rng: random.Random) -> tuple[str, list[str]]:
+    """A program whose values without a layout are written `<name>`, and their dimensions."""
+    sizes = {name: rng.choice([8, 64, 512, 2048]) for name in "BEF"}
+    open_ones: dict[str, str] = {"x": "BE"}
+    lines: list[str] = []
+    last, dims = "x", "BE"
+    params = ["x: bf16 <x:BE>"]
+    for number in range(rng.randint(1, 5)):
+        kind = rng.choice(["product", "product", "unary", "add", "scale"])
+        name = f"v{number}"
+        if kind == "product":
+            other = "F" if dims == "BE" else "E"
+            weight = f"w{number}"
+            params.append(f"{weight}: bf16 <{weight}:{dims[1]}{other}>")
+            open_ones[weight] = dims[1] + other
+            made, dims = f"{last} @[{dims[1]}] {weight}", f"B{other}"
+        elif kind == "unary":
+            made = f"{rng.choice(['gelu', 'tanh', 'exp'])}({last})"
+        elif kind == "add":
+            earlier = [each for each, of in open_ones.items() if of == dims and each != last]
+            made = f"{last} + {rng.choice(earlier)}" if earlier else f"{last} * 2.0"
+        else:
+            made = f"{last} * rsqrt(sum[{dims[1]}]({last} * {last}))"
+        lines.append(f"  {name}: bf16 <{name}:{dims}> = {made}")
+        open_ones[name] = dims
+        last = name
+    mesh = f"mesh x={rng.choice([2, 4])} y={rng.choice([2, 4])}"
+    dim = "dim " + " ".join(f"{name}={size}" for name, size in sizes.items())
+    text = f"{mesh}\n{dim}\nfunc f({', '.join(params)}) -> bf16 <r:{dims}> {{\n" + "\n".join(lines)
+    return f"{text}\n  return {last}\n}}\n", [f"{name}:{of}" for name, of in [*open_ones.items(), ("r", dims)]]
+
+
+def layouts(dims: str) -> list[str]:
+    """Each axis splits one of the dimensions, or none."""
+    made: list[str] = []
+    for x, y in itertools.product((*dims, ""), repeat=2):
+        axes = {dim: "".join(axis for axis, of in (("x", x), ("y", y)) if of == dim) for dim in dims}
+        made.append("".join(dim + (f"_{axes[dim]}" if axes[dim] else "") for dim in dims))
+    return made
+
+
+def filled(text: str, holes: list[str], chosen: tuple[str, ...]) -> str:
+    for hole, layout in zip(holes, chosen, strict=True):
+        text = text.replace(f"<{hole}>", layout)
+    return text
+
+
+def fillings(rng: random.Random, holes: list[str], most: int) -> Iterator[tuple[str, ...]]:
+    """All of them, or as many drawn by chance."""
+    choices = [layouts(hole.split(":")[1]) for hole in holes]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count <= most:
+        yield from itertools.product(*choices)
+        return
+    for _ in range(most):
+        yield tuple(rng.choice(each) for each in choices)
+
+
+def chip_of(rng: random.Random) -> Chip:
+    """A chip with some rates of its own."""
+    chip = load_chip(rng.choice(["h100", "tpu-v4", "a100-80g"]))
+    faster = {name: rate * 10 ** rng.uniform(-1, 1) for name, rate in chip.flops_per_s.items()}
+    return replace(
+        chip, flops_per_s=faster, memory_bytes_per_s=chip.memory_bytes_per_s * 10 ** rng.uniform(-1, 1),
+        memory_bytes=10**15,
+    )  # fmt: skip
+
+
+def solved(text: str, chip: Chip, seconds: float = 20.0) -> Found | None:
+    try:
+        return search(load(Source("filling", text)), Objective.on(chip), seconds)
+    except DiagnosticError:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fillings", type=int, default=60)
+    args = parser.parse_args()
+    priced = proved = odd = 0
+    for seed in range(args.seed, args.seed + args.programs):
+        rng = random.Random(seed)
+        text, holes = text_of(rng)
+        chip = chip_of(rng)
+        whole = filled(text, holes, tuple(f"{hole.split(':')[1]}?" for hole in holes))
+        best = solved(whole, chip)
+        if best is not None and rng.random() < 0.5:
+            chip = replace(chip, memory_bytes=int(best.peak * rng.uniform(0.5, 1.0)))
+            best = solved(whole, chip)
+        if best is None:
+            continue
+        proved += best.status == "optimal"
+        for chosen in fillings(rng, holes, args.fillings):
+            found = solved(filled(text, holes, chosen), chip)
+            if found is None or not found.fits:
+                continue
+            priced += 1
+            if found.objective_s < best.bound_s * (1 - 1e-9) or (
+                best.status == "optimal" and found.objective_s < best.objective_s * (1 - ALLOWED)
+            ):
+                odd += 1
+                print(
+                    f"{seed}: {found.objective_s:.6g} s for {best.objective_s:.6g}, bound {best.bound_s:.6g}: {chosen}"
+                )
+                break
+    print(f"{args.programs} programs, {proved} proved; {priced} fillings priced, {odd} programs at odds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The chooser counts what `cost` says of the program that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from oracles.random_programs.texts import surface_program
+
+from shardwright.compiling import load
+from shardwright.cost.chips import REFERENCE, Chip, load_chip
+from shardwright.cost.objective import Objective
+from shardwright.ir.ops import Permute
+from shardwright.ir.program import Let, Marking, Program
+from shardwright.passes.choosing import Found, search
+
+CHIPS = [REFERENCE, load_chip("h100"), load_chip("tpu-v4")]
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.shard"))
+
+
+def equal(found: Found) -> bool:
+    return found.model_s == pytest.approx(found.objective_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
+def test_examples_are_counted_to_the_last_digit(path: Path, chip: Chip) -> None:
+    assert equal(search(load(str(path)), Objective.on(chip)))
+
+
+def decided_later(source: Program, placed: Program) -> bool:
+    """Whether a result is put back into blocks, or the source has types that nobody demands."""
+    found = any(
+        isinstance(statement, Let) and any(value.marking is Marking.FOUND for value in statement.results)
+        for func in source.funcs
+        for statement, _ in func.walk()
+    )
+    return found or any(
+        isinstance(statement, Let) and isinstance(statement.operation, Permute)
+        for func in placed.funcs
+        for statement, _ in func.walk()
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_programs_are_counted_to_the_last_digit(seed: int) -> None:
+    source = surface_program(seed)
+    found = search(source, Objective())
+    if not decided_later(source, found.program):
+        assert equal(found)
