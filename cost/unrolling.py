@@ -1,8 +1,8 @@
 """The events of a program: its own loops unrolled, and what each statement waits for.
 
-A function is *segments*: runs of statements of one kind, and loops of segments. Walking them trip by trip gives events
-in the order of the text. The device does its events in that order; a copy sets out when its turn comes, which is when
-the event of the device before it has been done, and goes on beside what follows on a resource of its own:
+Walking the segments of a function (`cost.segments`) trip by trip gives events in the order of the text. The device does
+its events in that order; a copy sets out when its turn comes, which is when the event of the device before it has been
+done, and goes on beside what follows on a resource of its own:
 
     w_next = prefetch[ahead=N](w)     a read from disk, then a copy to the device
     w_here = wait(w_now)              what follows waits for both
@@ -16,14 +16,18 @@ walk what is here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
-from shardwright.ir.ops import Ahead, Alias, Fetch, Rename, Start, Store, Take, Update, Wait
-from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, slice_view
-from shardwright.ir.types import ON_DEVICE, Placement, Tier, ValueType
-from shardwright.ir.walk import Position, names_freed, names_used, operand_names, reads
+from shardwright.cost.segments import Kind, Read, Segment, home_of, moved, segments_of
+from shardwright.ir.ops import Ahead, Start
+from shardwright.ir.program import Func, Loop, Program
+from shardwright.ir.types import ON_DEVICE, Tier
+from shardwright.ir.walk import Position, operand_names
+
+T = TypeVar("T")
 
 
 class Resource(StrEnum):
@@ -51,21 +55,6 @@ class Action(StrEnum):
     WRITE = "write"
 
 
-class Kind(StrEnum):
-    """Of which statements a segment is a run."""
-
-    COMPUTE = "compute"
-    ADDRESS = "address"
-    FETCH = "fetch"
-    PREFETCH = "prefetch"
-    WAIT = "wait"
-    FREE = "free"
-    STORE = "store"
-    UPDATE = "update"
-    SET = "set"
-    LOOP = "loop"
-
-
 Trips = Mapping[str, int]
 """The indices of the loops around, outermost first."""
 
@@ -91,220 +80,8 @@ class Event:
         return f"{self.number:5} {self.resource:12} {self.action:8} {self.name}{trips}{moved}{after}"
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A value as a statement sees it: of each `axis` of the value as it was defined, the slice of a loop's trip."""
-
-    name: str
-    kind: ValueType
-    slices: tuple[tuple[int, str], ...]
-
-
-@dataclass
-class Segment:
-    """A run of statements of one kind, with their positions. `reads` are what it reads, by name; `last` the names whose
-    values nothing after it in its body uses; `needed` what it makes that others use."""
-
-    kind: Kind
-    at: list[Position]
-    statements: list[Statement]
-    reads: dict[str, Read]
-    trips: int = 1
-    body: tuple[Segment, ...] = ()
-    last: tuple[str, ...] = ()
-    needed: tuple[str, ...] = ()
-    ending: tuple[Read, ...] = ()
-
-    @property
-    def name(self) -> str:
-        first = self.statements[0]
-        if isinstance(first, SetState):
-            return first.state
-        return first.names[0] if isinstance(first, Free) else first.results[0].name if first.results else first.dim  # type: ignore[union-attr]
-
-
-def home_of(kind: ValueType) -> Placement:
-    return kind.placement or ON_DEVICE
-
-
-def moved(kind: ValueType, at_hand: Set[Tier]) -> tuple[int, int]:
-    """The bytes of a value that come from the host and from disk to a device that computes with what is `at_hand` as it
-    lies there."""
-    nbytes = kind.shape.elements * kind.shape.dtype.bits / 8
-    parts = dict.fromkeys(Tier, 0.0)
-    for tier, percent in home_of(kind).shares:
-        parts[tier] += percent
-    host, disk = (0.0 if tier in at_hand else parts[tier] for tier in (Tier.HOST, Tier.DISK))
-    return round(nbytes * host / 100), round(nbytes * disk / 100)
-
-
-# ---------------------------------------------------------------- segments
-
-
-def segments_of(program: Program, func: Func, watched: Set[str] = frozenset()) -> tuple[Segment, ...]:
-    """The segments of a function. State that is `watched` is updated and set by events of their own."""
-    return _Divider(program, func, watched).body(func.body, Scope.of(program, func), (), func.returns)
-
-
-@dataclass
-class _Divider:
-    program: Program
-    func: Func
-    watched: Set[str]
-    sizes: Mapping[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sizes = self.program.sizes(self.func)
-
-    def body(
-        self, body: Sequence[Statement], scope: Scope, block: Position, ending: Sequence[str]
-    ) -> tuple[Segment, ...]:
-        made: list[Segment] = []
-        fetched: set[str] = set()
-        for number, statement in enumerate(body):
-            at = (*block, number)
-            kind = self.kind(statement, scope, fetched | self.watched)
-            segment = _joining(kind, made)
-            if segment is None:
-                segment = Segment(kind, [], [], {})
-                made.append(segment)
-            segment.at.append(at)
-            segment.statements.append(statement)
-            own = {value.name for s in segment.statements for value in s.results} if kind is Kind.COMPUTE else ()
-            for name in self.names(statement, kind):
-                if name in scope.values and name not in segment.reads and name not in own:
-                    segment.reads[name] = read_of(name, scope)
-            if kind is Kind.LOOP:
-                assert isinstance(statement, Loop)
-                segment.trips = self.sizes[statement.dim]
-                inside = scope.inside(statement)
-                segment.body = self.body(statement.body, inside, at, statement.following)
-                segment.ending = tuple(read_of(name, inside) for name in statement.following)
-            if kind in (Kind.WAIT, Kind.FETCH):
-                fetched.update(value.name for value in statement.results)
-            for value in statement.results:
-                scope.define(value)
-        self.lifetimes(made, body, ending, scope)
-        return tuple(made)
-
-    def names(self, statement: Statement, kind: Kind) -> Sequence[str]:
-        match statement:
-            case Loop() if kind is Kind.LOOP:
-                return [carry.initial for carry in statement.carries]
-            case Loop():
-                return sorted(names_used((statement,)))
-            case SetState():
-                return (statement.operand, statement.state)
-            case Free():
-                return statement.names
-            case _:
-                return reads(statement)
-
-    def lifetimes(
-        self, made: Sequence[Segment], body: Sequence[Statement], ending: Sequence[str], scope: Scope
-    ) -> None:
-        """Fills in which segment is the last to use what the body defines."""
-        freed = names_freed(statement for statement in body if isinstance(statement, Free))
-        last: dict[str, int] = {}
-        users: dict[str, set[int]] = {}
-        for number, segment in enumerate(made):
-            used = names_used(segment.statements) | {
-                n for s in segment.statements if isinstance(s, Free) for n in s.names
-            }
-            for name in used:
-                last[name] = number
-                users.setdefault(name, set()).add(number)
-        for number, segment in enumerate(made):
-            own = {value.name for statement in segment.statements for value in statement.results}
-            wanted = {*ending} | {name for name, where in users.items() if any(other > number for other in where)}
-            segment.needed = tuple(value for value in own if value in wanted)
-            for name in own - wanted:
-                last.setdefault(name, number)
-        defined = {value.name for statement in body for value in statement.results}
-        # What the loop carries is the body's, too; state, weights and what stands around are not.
-        carried = {name for name, (_, depth) in scope.values.items() if depth == len(scope.loops)}
-        own = (defined | carried) - set(self.program.globals) - {*ending}
-        for name, number in last.items():
-            if name in own and (name not in freed or made[number].kind is Kind.FREE):
-                made[number].last += (name,)
-
-    def kind(self, statement: Statement, scope: Scope, fetched: Set[str]) -> Kind:
-        match statement:
-            case Loop():
-                return Kind.COMPUTE if self.computes(statement, scope) else Kind.LOOP
-            case Free():
-                return Kind.FREE
-            case SetState():
-                away = home_of(scope.values[statement.state][0]) != ON_DEVICE
-                return Kind.SET if away or statement.state in self.watched else Kind.COMPUTE
-            case Let():
-                return let_kind(statement, scope, fetched)
-
-    def computes(self, loop: Loop, scope: Scope) -> bool:
-        """Whether nothing in a loop moves, and it goes over no slices of weights or state, so that it is one
-        computation with what is around it."""
-        known = self.program.globals
-        if any(loop.dim in known[name].shape for name in names_used((loop,)) if name in known):
-            return False
-        inside = scope.inside(loop)
-        for statement in loop.body:
-            if self.kind(statement, inside, frozenset()) is not Kind.COMPUTE:
-                return False
-            for value in statement.results:
-                inside.define(value)
-        return True
-
-
-_ALONE = (Kind.LOOP, Kind.STORE, Kind.SET, Kind.UPDATE)
-
-
-def _joining(kind: Kind, made: Sequence[Segment]) -> Segment | None:
-    """The segment that the next statement belongs to; what only gives names to parts comes before the fetches of
-    these."""
-    if not made or kind in _ALONE:
-        return None
-    if made[-1].kind is kind:
-        return made[-1]
-    before = kind is Kind.ADDRESS and made[-1].kind in (Kind.FETCH, Kind.PREFETCH) and len(made) > 1
-    return made[-2] if before and made[-2].kind is Kind.ADDRESS else None
-
-
-def let_kind(statement: Let, scope: Scope, fetched: Set[str] = frozenset()) -> Kind:
-    """`fetched` are names whose values have been fetched."""
-    operation = statement.operation
-    homes = [home_of(scope.type_of(name)) for name in operand_names(statement.operands)]
-    result = home_of(statement.results[0].type)
-    match operation:
-        case Wait():
-            return Kind.WAIT
-        case Start(movement=Fetch()):
-            return Kind.PREFETCH
-        case Fetch():
-            return Kind.FETCH
-        case Store() | Start(movement=Store()):
-            return Kind.STORE
-        case Alias() if homes and homes[0] != result:
-            return Kind.STORE if homes[0] == ON_DEVICE else Kind.FETCH
-        case Take() | Rename() | Update() | Alias() if homes and homes[0] != ON_DEVICE:
-            return Kind.ADDRESS
-        case Update() if statement.operands[0] in fetched:
-            return Kind.UPDATE
-        case _:
-            return Kind.COMPUTE
-
-
-def read_of(name: str, scope: Scope) -> Read:
-    kind, outside = scope.values[name]
-    dims = [loop.dim for loop in scope.loops[outside:]]
-    slices = tuple((axis, dim) for axis, dim in enumerate(kind.names) if dim in dims)
-    return Read(name, slice_view(kind, scope.loops, outside), slices)
-
-
-# ---------------------------------------------------------------- events
-
-
 Slice = tuple[tuple[int, int], ...]
-"""Of some axes of a value the index."""
+"""Axes of a value, each with an index along it."""
 
 
 @dataclass
@@ -320,6 +97,14 @@ class Touched:
     def write(self, part: Slice, number: int) -> None:
         self.writes = [each for each in self.writes if each[0] != part] + [(part, number)]
         self.reads = [each for each in self.reads if each[0] != part]
+
+
+def _rename(table: dict[str, T], renames: Sequence[tuple[str, str]]) -> None:
+    found = [(new, table.get(old)) for old, new in renames]
+    for new, value in found:
+        table.pop(new, None)
+        if value is not None:
+            table[new] = value
 
 
 def _meet(one: Slice, other: Slice) -> bool:
@@ -388,8 +173,7 @@ class Unrolling:
             self.leave(segment)
 
     def loop(self, segment: Segment) -> None:
-        loop = segment.statements[0]
-        assert isinstance(loop, Loop)
+        loop = segment.loop
         values = [carry.value.name for carry in loop.carries]
         self.hand_on([(segment.reads[carry.initial], name) for carry, name in zip(loop.carries, values, strict=True)])
         for trip in range(segment.trips):
@@ -406,12 +190,9 @@ class Unrolling:
 
     def hand_on(self, names: Sequence[tuple[Read, str]]) -> None:
         """Values get other names, all at once."""
-        for table in (self._landing, self._sources):
-            found = [(new, table.get(read.name)) for read, new in names]
-            for new, value in found:
-                table.pop(new, None)
-                if value is not None:
-                    table[new] = value  # type: ignore[index]
+        renames = [(read.name, new) for read, new in names]
+        _rename(self._landing, renames)
+        _rename(self._sources, renames)
 
     def leave(self, segment: Segment) -> None:
         """A segment is over, and with it the values that it is the last to use."""
@@ -459,8 +240,7 @@ class Unrolling:
         host = disk = 0
         after: list[int] = []
         parts: list[tuple[str, Slice]] = []
-        for statement in segment.statements:
-            assert isinstance(statement, Let)
+        for statement in segment.lets:
             read = segment.reads[str(statement.operands[0])]
             source = self.source_of(read, statement.operation)
             if source is None:
@@ -483,18 +263,17 @@ class Unrolling:
             if landing or after:
                 self.event(Action.WAIT, segment, after=(*after, *landing))
             return
-        for statement in segment.statements:
+        for statement in segment.lets:
             self._landing[statement.results[0].name] = tuple(landing or after)
 
     def prepare(self, segment: Segment) -> None:
         """What is fetched gets a place on the device."""
 
     def wait(self, segment: Segment) -> None:
-        here = [s for s in segment.statements if home_of(s.results[0].type) == ON_DEVICE]
+        here = [s for s in segment.lets if home_of(s.results[0].type) == ON_DEVICE]
         if here:
             self.event(Action.WAIT, segment, after=self.landings(segment))
-        for statement in segment.statements:
-            assert isinstance(statement, Let)
+        for statement in segment.lets:
             name = str(statement.operands[0])
             landing = self._landing.pop(name, ())
             if statement not in here and landing:
@@ -506,8 +285,7 @@ class Unrolling:
 
     def store(self, segment: Segment) -> None:
         """Copies to the host. What goes to disk is written where it is set."""
-        statement = segment.statements[0]
-        assert isinstance(statement, Let)
+        statement = segment.only
         copied = Tier.HOST in self.at_hand
         resource = Resource.DEVICE if copied else Resource.FROM_DEVICE
         kind = statement.results[0].type
@@ -517,8 +295,7 @@ class Unrolling:
 
     def address(self, segment: Segment) -> None:
         """Names for parts of what lies elsewhere; what is under way still is."""
-        for statement in segment.statements:
-            assert isinstance(statement, Let)
+        for statement in segment.lets:
             landing = {n for name in operand_names(statement.operands) for n in self._landing.get(name, ())}
             if landing:
                 self._landing[statement.results[0].name] = tuple(sorted(landing))
@@ -532,8 +309,7 @@ class Unrolling:
 
     def set_state(self, segment: Segment) -> None:
         """A write where state lives."""
-        statement = segment.statements[0]
-        assert isinstance(statement, SetState)
+        statement = segment.setting
         name = statement.state
         read = segment.reads[name]
         part = tuple((axis, self.trips[dim]) for axis, dim in read.slices)
@@ -572,10 +348,3 @@ def events_of(
     unrolling = ListedEvents(program, func, at_hand, watched)
     unrolling.walk()
     return unrolling.events
-
-
-def in_order(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Every segment, a loop before its body."""
-    for segment in segments:
-        yield segment
-        yield from in_order(segment.body)

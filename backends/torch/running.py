@@ -24,7 +24,8 @@ from shardwright.backends.torch.row_updates import Positions, begins_of, put_row
 from shardwright.backends.torch.streams import Mark, Streams, streams_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.unrolling import Action, Event, Kind, Read, Resource, Segment, Unrolling, home_of, in_order
+from shardwright.cost.segments import Kind, Read, Segment, home_of, in_order
+from shardwright.cost.unrolling import Action, Event, Resource, Unrolling
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update

@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from oracles.turn_schedules import Schedule, Traffic, Turn, as_events, build, memory_over_time, zigzag_passes
 
 from shardwright.backends.timeline import (
     Course,
@@ -27,16 +26,30 @@ from shardwright.cost.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError, Source
 
 # Two layers, a batch, two tokens: 6 bytes of weights each, 4 from host and 2 from disk; a prompt of 3 positions, of
-# each of which 2 bytes are cached on the host.
-TURNS = [Turn(0, 0), Turn(0, 1)]
-TRAFFIC = Traffic(
-    weights=[(4, 2)] * 2,
-    attends=[True, True],
-    cache={TURNS[0]: (0, 0), TURNS[1]: (8, 0)},
-    new_cache={TURNS[0]: (6, 0), TURNS[1]: (2, 0)},
-    hidden=dict.fromkeys(TURNS, (0, 0)),
-)
+# each of which 2 bytes are cached on the host. Each line is a resource, an action, a token, a layer, what is waited
+# for, and bytes.
+SCHEDULE = """
+disk read   read weights  0 0 - 2
+to device   copy weights  0 0 0 6
+disk read   read weights  0 1 - 2
+to device   copy weights  0 1 2 6
+device      compute       0 0 1 0
+from device store cache   0 0 4 6
+disk read   read weights  0 0 0,1 2
+to device   copy weights  0 0 1,4,6 6
+to device   copy cache    1 0 5 8
+device      compute       0 1 3,4 0
+from device store cache   0 1 9 6
+disk read   read weights  0 1 2,3 2
+to device   copy weights  0 1 3,9,11 6
+to device   copy cache    1 1 10 8
+device      compute       1 0 4,5,7,8,9 0
+from device store cache   1 0 5,8,14 2
+device      compute       1 1 9,10,12,13,14 0
+from device store cache   1 1 10,13,16 2
+"""
 RATES = {"read weights": 2.0, "copy weights": 6.0, "copy cache": 8.0, "store cache": 2.0}
+MEMORY = {"disk": ((0.0, 12.0),), "host": ((0.0, 2.0), (7.0, 14.0)), "device": ((1.0, 6.0), (8.0, 20.0), (12.0, 0.0))}
 
 
 def seconds(event: Event) -> float:
@@ -45,19 +58,20 @@ def seconds(event: Event) -> float:
     return event.nbytes / RATES[event.name]
 
 
-def scheduled() -> tuple[Schedule, list[Event], list[Span]]:
-    schedule = build(TRAFFIC, zigzag_passes(1, 2))
-    events = as_events(schedule)
-    return schedule, events, simulate(events, seconds)
+def event_of(number: int, line: str) -> Event:
+    name, (token, layer, after, nbytes) = line[12:25].strip(), line[25:].split()
+    trips = (("token", int(token)), ("N", int(layer)), *((("M", 0),) if "weights" not in name else ()))
+    waited = tuple(map(int, after.split(","))) if after != "-" else ()
+    return Event(number, Resource(line[:12].strip()), Action(name.split()[0]), name, (), trips, waited, int(nbytes))
 
 
 def small() -> tuple[list[Event], list[Span]]:
-    return scheduled()[1:]
+    events = [event_of(number, line) for number, line in enumerate(SCHEDULE.strip().splitlines())]
+    return events, simulate(events, seconds)
 
 
 def course() -> Course:
-    schedule, events, spans = scheduled()
-    return course_of(events, spans, memory_over_time(schedule, spans, TRAFFIC, {"disk": 12}))
+    return course_of(*small(), MEMORY)
 
 
 # ---------------------------------------------------------------- when, and in what memory
@@ -74,19 +88,6 @@ def test_the_events_of_a_small_schedule_happen_when_they_should() -> None:
     assert made["compute compute token=1 N=0 M=0"] == (8, 9)
     assert made["compute compute token=1 N=1 M=0"] == (11, 12)  # a store, a copy
     assert course().seconds == 13
-
-
-def test_memory_rises_as_buffers_fill_and_caches_grow_and_falls_after_the_last_token() -> None:
-    memory = course().memory
-    assert memory["disk"] == ((0.0, 12),)
-    host = dict(memory["host"])
-    assert next(time for time in host if host[time] == max(host.values())) == 7
-    assert host[7.0] == 12 + 2  # both caches of the prompt, and weights on their way from the disk
-    assert host[13.0] == 0  # the last token's cache is stored until 13 s, and is free then
-    device = dict(memory["device"])
-    assert device[1.0] == 6  # one layer's weights, on their way
-    assert max(device.values()) == 12 + 8  # two layers' weights and a cache that passes through
-    assert memory["device"][-1][1] == 0
 
 
 def test_each_step_says_what_bounds_it() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
-from oracles.turn_schedules import Kind, Traffic, Turn, build, zigzag_passes
+from program_text import program
 
 from shardwright.cost.chips import load_machine
 from shardwright.cost.offloading.policy import parse_policy
@@ -15,6 +15,7 @@ from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.simulation import Bound, Span, bounds, critical_path, simulate, step_bounds
 from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
 from shardwright.cost.offloading.times import steps_of, times_of
+from shardwright.cost.unrolling import Action, events_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
 from shardwright.offloading.programs import scheduled_model
@@ -89,24 +90,38 @@ def test_time_in_which_nothing_ran_is_bound_by_nothing() -> None:
     ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- the runtime's schedule
+# ---------------------------------------------------------------- a schedule that stands in the text
 
 
-def weights_alone(layers: int, batches: int, tokens: int, nbytes: int) -> Traffic:
-    turns = [Turn(batch, token) for batch in range(batches) for token in range(tokens)]
-    nothing = dict.fromkeys(turns, (0, 0))
-    return Traffic([(nbytes, 0)] * layers, [False] * layers, nothing, nothing, nothing)
+LAYERS = 20
+STREAMED = f"""
+dim N={LAYERS} E=4
+weights {{ w: f32 NE on host }}
+func f(x: f32 E) -> f32 E {{
+  w_0 = take[N, 0](w)
+  w_first: f32 E in flight = prefetch(w_0)
+  w_rest, y = loop[N](w_now: f32 E in flight = w_first, h: f32 E = x) {{
+    w_next: f32 E in flight = prefetch[ahead=N](w)
+    w_here = wait(w_now)
+    g = h * w_here
+    free w_here
+    next w_next, g
+  }}
+  free w_rest
+  return y
+}}
+"""
 
 
-@pytest.mark.parametrize(("copy", "compute"), [(5.0, 1.0), (3.0, 1.0), (2.0, 1.0)])
+@pytest.mark.parametrize(("copy", "compute"), [(5.0, 1.0), (3.0, 2.5), (3.0, 3.0), (2.0, 9.0)])
 def test_weights_that_stream_are_bound_by_the_longer_of_copy_and_computation(copy: float, compute: float) -> None:
-    layers, batches, tokens = 4, 3, 5
-    schedule = build(weights_alone(layers, batches, tokens, 1), zigzag_passes(batches, tokens))
-    spans = simulate(schedule.events, lambda event: compute if event.kind is Kind.COMPUTE else copy)
-    longer, shorter = max(copy, batches * compute), min(copy, batches * compute)
-    # All stages at the pace of the slower resource; the first copy and the last computation have nothing beside them.
-    last = batches * compute if longer == copy else copy
-    assert spans[-1].end == longer * layers * tokens + last == longer * layers * tokens + shorter
+    """All layers at the pace of the slower; the first copy and the last computation have nothing beside them."""
+    text = program(STREAMED)
+    seconds = {Action.COPY: copy, Action.COMPUTE: compute}
+    events = events_of(text, text.func("f"))
+    spans = simulate(events, lambda event: seconds.get(event.action, 0.0))
+    assert spans[-1].end == LAYERS * max(copy, compute) + min(copy, compute)
+    assert sum(event.nbytes for event in events) == LAYERS * 16  # each weight is copied once
 
 
 # ---------------------------------------------------------------- the cost model

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def tokens(wanted: Truth) -> list[tuple[int, ...]]:
     return [tuple(row) for row in wanted.tokens.tolist()]
 
 
-def asked(policy: str, **changes: object) -> Request:
-    return replace(Request(parse_policy(policy), dtype=DType.F32), **changes)  # type: ignore[arg-type]
+def asked(policy: str, **changes: Any) -> Request:
+    return replace(Request(parse_policy(policy), dtype=DType.F32), **changes)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models.greedy_generation import Truth, truth
@@ -36,9 +37,9 @@ NEW = 6
 MIXED, HOST, DISK = "20,50,30,30,20,40", "0,100,0,100,0,100", "0,0,0,0,0,0"
 
 
-def request(text: str, **changes: object) -> Request:
+def request(text: str, **changes: Any) -> Request:
     source = Source("written.shard", text)
-    return replace(Request(parse_policy("1,1,100,0,100,0,100,0"), dtype=DType.F32, program=source), **changes)  # type: ignore[arg-type]
+    return replace(Request(parse_policy("1,1,100,0,100,0,100,0"), dtype=DType.F32, program=source), **changes)
 
 
 def plain(folder: Path, policy: str, rows: int, length: int = 16) -> Program:
@@ -52,7 +53,7 @@ def written(folder: Path, shares: str, *, batches: int = 2, rows: int = 4, order
     return print_program(run_passes(made, [Offload(), ScheduleBlocks(batches=batches, order=order)]))
 
 
-def found(folder: Path, wanted: Truth, text: str, **changes: object) -> list[tuple[int, ...]]:
+def found(folder: Path, wanted: Truth, text: str, **changes: Any) -> list[tuple[int, ...]]:
     return run(folder, wanted, request(text, **changes), Settings(NEW))[0]
 
 
