@@ -158,14 +158,16 @@ def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: boo
     if applied.leaves is not Level.EXPLICIT:
         return None
     if not placed or has_holes(before):
-        wants, run = "every layout", "place"
+        wants, run = "every layout chosen", "place"
+    elif first.code == "movement-missing" and off_device(before) and _offload().run(before) != before:
+        wants, run = "copies between memories written", "offload"
     elif first.code == "digits" and ChooseDigitOrder(tied=True).run(before) != before:
-        wants, run = "orders of digits that agree", "choose-digit-order"
+        wants, run = "orders of digits that agree chosen", "choose-digit-order"
     else:
         return None
     return fault(
         first.code,
-        f"{applied.name} wants {wants} chosen: {first.message}",
+        f"{applied.name} wants {wants}: {first.message}",
         first.span,
         f"run {run} before it: --passes {run},{applied.name}",
     )
@@ -187,10 +189,14 @@ def explicit(
     """
     passes = (*explicit_passes(place or Place(), edges), *then)
     if off_device(program):
-        from shardwright.passes.offload import Offload
-
-        passes = (Offload(), *passes)
+        passes = (_offload(), *passes)
     return run_passes(program, passes, observe)
+
+
+def _offload() -> Pass:
+    from shardwright.passes.offload import Offload
+
+    return Offload()
 
 
 def describe(made: type[Pass]) -> str:

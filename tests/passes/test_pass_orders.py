@@ -17,6 +17,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.program import Program
 from shardwright.ir.unparse import unparse
+from shardwright.ir.verifier import has_holes
 from shardwright.passes.insert_moves import InsertMoves
 from shardwright.passes.pad_heads import padding
 from shardwright.passes.padded_weights import pad
@@ -187,3 +188,31 @@ def test_movements_of_a_program_that_is_not_placed_are_the_authors_fault(result:
     (diagnostic,) = caught.value.diagnostics
     assert message in (None, diagnostic.message)
     assert diagnostic.notes[-1].message == "run place before it: --passes place,insert-moves"
+
+
+HOSTED = """
+mesh x=2
+dim B=4 E=8 F=16
+weights { w: EF? on host }
+func f(h: BE_x) -> BF_x {
+  y: BF? = h @ w
+  return gelu(y)
+}
+"""
+
+
+@pytest.mark.parametrize("passes", ["place,insert-moves,offload", "decompose,place,choose-digit-order,insert-moves"])
+def test_movements_beside_copies_that_are_not_written_are_the_authors_fault(passes: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        after(program(HOSTED), passes)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == (
+        "insert-moves wants copies between memories written: @ takes w on the device, and it is bf16 EF_x on host"
+    )
+    assert diagnostic.span.line == 6
+    assert diagnostic.notes[-1].message == "run offload before it: --passes offload,insert-moves"
+
+
+@pytest.mark.parametrize("passes", ["offload,place,insert-moves", "place,offload,insert-moves"])
+def test_copies_before_or_after_layouts_are_chosen(passes: str) -> None:
+    assert not has_holes(after(program(HOSTED), passes))
