@@ -21,7 +21,7 @@ from shardwright.ir.operation import Operation
 from shardwright.ir.program import DimInfo, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.types import ValueType
 from shardwright.ir.unparse import unparse
-from shardwright.ir.walk import lets_in, operand_names, with_body
+from shardwright.ir.walk import operand_names, with_body
 
 Runs = Mapping[str, Run]
 """The extents of a value by the names of its dimensions."""
@@ -170,7 +170,7 @@ class _Analysis:
         return {dim: env[name][dim] for dim in scope.type_of(name).names} if name in env else {}
 
     def loop(self, loop: Loop, scope: Scope, env: dict[str, Runs]) -> None:
-        if any(isinstance(let.operation, ops.Roll) for let in lets_in(loop.body)):
+        if any(isinstance(let, Let) and isinstance(let.operation, ops.Roll) for let in loop.body):
             self.segments.keep(self.declared(loop.dim))  # a trip less than there are chips in the ring
         inner = dict(env)
         carried = [self.view(carry.initial, scope, env) for carry in loop.carries]

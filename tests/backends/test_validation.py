@@ -8,8 +8,10 @@ from program_text import by_bytes, program
 from shardwright.backends.reduced_sizes import at_reduced_sizes
 from shardwright.backends.validation import ValidationError, validate
 from shardwright.ir.format import format_module
+from shardwright.ir.program import Loop
 from shardwright.ir.unparse import unparse
-from shardwright.passes.pipelines import explicit
+from shardwright.ir.walk import sites
+from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 FEEDFORWARD = """
     mesh x=4 y=4 z=4
@@ -24,6 +26,22 @@ FEEDFORWARD = """
 def test_sizes_keep_their_digits_and_no_more() -> None:
     (small,) = at_reduced_sizes(explicit(program(FEEDFORWARD)))
     assert small.sizes() == {"B": 2, "L": 1, "E": 128, "F": 192}
+
+
+def test_a_ring_keeps_its_own_trips_and_not_those_of_layers_around_it() -> None:
+    text = """mesh x=4
+        dim N=118 B=512 E=4096 F=4096
+        func f(h: f32 BE, w: f32 NE_xF) -> f32 BE {
+          y = loop[N](c: f32 BE = h) {
+            g = c @[E] all_gather[x](w)
+            next rename[F -> E](g)
+          }
+          return y
+        }"""
+    looped = run_passes(program(text), parse_pipeline("loop-collectives"))
+    (small,) = at_reduced_sizes(looped)
+    outer, ring = [site.statement for site in sites(small, small.funcs[0]) if isinstance(site.statement, Loop)]
+    assert (small.sizes()[outer.dim], small.sizes()[ring.dim]) == (2, 3)
 
 
 def test_a_compiled_program_is_proved() -> None:
