@@ -31,8 +31,8 @@ def test_sizes_keep_their_digits_and_no_more() -> None:
 def test_a_ring_keeps_its_own_trips_and_not_those_of_layers_around_it() -> None:
     text = """mesh x=4
         dim N=118 B=512 E=4096 F=4096
-        func f(h: f32 BE, w: f32 NE_xF) -> f32 BE {
-          y = loop[N](c: f32 BE = h) {
+        func f(h: f32 B_xE, w: f32 NE_xF) -> f32 B_xE {
+          y = loop[N](c: f32 B_xE = h) {
             g = c @[E] all_gather[x](w)
             next rename[F -> E](g)
           }
