@@ -123,22 +123,6 @@ class TableFactor:
         return float(self.costs[fits].min()) if fits.any() else FORBIDDEN
 
 
-@dataclass(frozen=True)
-class Parting:
-    """What it costs that a value is moved at all: `costs` by the layout of home. Between layouts of one `kin` nothing
-    moves."""
-
-    costs: Costs
-    kin: NDArray[np.int64]
-
-    def nearest(self, costs: Costs) -> Costs:
-        """For each layout the least of these costs among its kin."""
-        numbers = np.unique(self.kin, return_inverse=True)[1]
-        least = np.full(len(self.kin), np.inf)
-        np.minimum.at(least, numbers, costs)
-        return least[numbers]
-
-
 @dataclass
 class TreeFactor:
     """A value's home (the first variable) and the layouts that its uses take, with the costs of moving between layouts.
@@ -146,14 +130,16 @@ class TreeFactor:
     `moves` is over all layouts that may occur on the way; `places[i]` says which of them the choices of the
     i-th variable are. `rigid` uses take the value as it lies at home (movements that the author wrote). The
     others are the leaves of an arborescence rooted at home; by dynamic programming over subsets of them
-    (Dreyfus and Wagner 1971).
+    (Dreyfus and Wagner 1971). `last` are the costs of the last move to a use, where they are others than `moves`.
+    `parting`, by the layout of home, is added unless every use is reached by a single last move that costs nothing.
     """
 
     variables: tuple[int, ...]
     moves: Costs
     places: tuple[NDArray[np.int64], ...]
     rigid: tuple[bool, ...]
-    parting: Parting | None = None
+    last: tuple[Costs, ...] = ()
+    parting: Costs | None = None
 
     @staticmethod
     def of(
@@ -161,15 +147,21 @@ class TreeFactor:
         moves: Costs,
         places: tuple[NDArray[np.int64], ...],
         rigid: tuple[bool, ...],
-        parting: Parting | None,
+        last: tuple[Costs, ...] = (),
+        parting: Costs | None = None,
     ) -> TreeFactor:
-        """A tree; with a single leaf what parting costs is part of the move."""
-        if parting is None or all(rigid):
-            return TreeFactor(variables, moves, places, rigid)
+        """A tree; with a single leaf the costs of its last move, and of parting, are those of the move."""
         if rigid.count(False) > 1:
-            return TreeFactor(variables, moves, places, rigid, parting)
-        more = np.where(parting.kin[:, None] == parting.kin, 0.0, parting.costs[:, None])
-        return TreeFactor(variables, np.minimum(moves + more, FORBIDDEN), places, rigid)
+            return TreeFactor(variables, moves, places, rigid, last, parting)
+        if last and not all(rigid):
+            moves = last[rigid.index(False)]
+        if parting is not None:
+            moves = np.minimum(moves + np.where(moves == 0.0, 0.0, parting[:, None]), FORBIDDEN)
+        return TreeFactor(variables, moves, places, rigid)
+
+    def into(self, slot: int) -> Costs:
+        """The costs of the last move to a use, by layouts from and to."""
+        return self.last[slot - 1] if self.last else self.moves
 
     @property
     def entries(self) -> int:
@@ -194,7 +186,13 @@ class TreeFactor:
         """Moves to the choices of each leaf, from all layouts, or to the only leaf from the choices of home."""
         if len(self._leaf_slots) == 1:
             return [self._from_home]
-        return [self.moves.take(self.places[slot], axis=1) for slot in self._leaf_slots]
+        return [self.into(slot).take(self.places[slot], axis=1) for slot in self._leaf_slots]
+
+    @cached_property
+    def _nothing_moved(self) -> list[Costs]:
+        """For each leaf nothing where home's choice reaches its choice without parting, else `FORBIDDEN`."""
+        at_home = [self.into(slot)[self.places[0][:, None], self.places[slot]] for slot in self._leaf_slots]
+        return [np.where(costs == 0.0, 0.0, FORBIDDEN) for costs in at_home]
 
     def spread(self, slot: int, costs: Costs) -> Costs:
         """Costs of a variable's choices as costs of layouts."""
@@ -225,16 +223,12 @@ class TreeFactor:
                 moves = self._from_home if subset == n - 1 else self.moves
             reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
         if self.parting is not None:
-            reached[-1] = np.minimum(reached[-1] + self.parting.costs[self.places[0]], self._staying(leaves))
+            reached[-1] = np.minimum(reached[-1] + self.parting[self.places[0]], _summed(self._staying(leaves)))
         return served, reached
 
-    def _staying(self, leaves: Sequence[Costs]) -> Costs:
-        """What the leaves cost together where all lie as home does, by the choices of home."""
-        assert self.parting is not None
-        total = np.zeros(len(self.moves))
-        for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
-            total = total + self.parting.nearest(self.spread(slot, leaf))
-        return np.minimum(total, FORBIDDEN)[self.places[0]]
+    def _staying(self, leaves: Sequence[Costs]) -> list[Costs]:
+        """What each leaf costs where the value is not parted, by the choices of home."""
+        return [(free + leaf).min(axis=1) for free, leaf in zip(self._nothing_moved, leaves, strict=True)]
 
     def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
         """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at; by
@@ -242,7 +236,7 @@ class TreeFactor:
         full = (1 << len(self._leaf_slots)) - 1
         outside_reached: list[Costs] = [np.full(len(self.moves), FORBIDDEN)] * (full + 1)
         outside_served = list(outside_reached)
-        outside_reached[full] = root if self.parting is None else root + self.parting.costs[self.places[0]]
+        outside_reached[full] = root if self.parting is None else root + self.parting[self.places[0]]
         for subset in range(full, 0, -1):
             if subset & (subset - 1) == 0:
                 moves = self._to_leaf[subset.bit_length() - 1]
@@ -275,17 +269,16 @@ class TreeFactor:
         def descend(subset: int, at: int) -> None:
             if subset & (subset - 1) == 0:
                 slot = self._leaf_slots[subset.bit_length() - 1]
-                chosen[slot] = int((self.moves[at, self.places[slot]] + served[subset]).argmin())
+                chosen[slot] = int((self.into(slot)[at, self.places[slot]] + served[subset]).argmin())
                 return
             to = int((self.moves[at] + served[subset]).argmin())
             _, part = min((float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset))
             descend(part, to)
             descend(subset ^ part, to)
 
-        if self.parting is not None and reached[-1][home] >= self._staying(leaves)[home]:
-            kin = self.parting.kin
-            for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
-                chosen[slot] = int(np.where(kin[self.places[slot]] == kin[at_home], leaf, np.inf).argmin())
+        if self.parting is not None and reached[-1][home] >= _summed(self._staying(leaves))[home]:
+            for slot, free, leaf in zip(self._leaf_slots, self._nothing_moved, leaves, strict=True):
+                chosen[slot] = int((free[home] + leaf).argmin())
         elif leaves:
             descend((1 << len(leaves)) - 1, at_home)
         return chosen
@@ -312,10 +305,11 @@ class TreeFactor:
             for i, (slot, leaf) in enumerate(zip(self._leaf_slots, leaves, strict=True)):
                 made[slot] = outside[1 << i] + leaf
             if self.parting is not None:
-                staying = self.parting.nearest(self.spread(0, root + self._staying(leaves)))
-                for slot, leaf in zip(self._leaf_slots, leaves, strict=True):
-                    others = staying - self.parting.nearest(self.spread(slot, leaf))
-                    made[slot] = np.minimum(made[slot], others[self.places[slot]] + leaf)
+                staying = self._staying(leaves)
+                for i, (slot, leaf) in enumerate(zip(self._leaf_slots, leaves, strict=True)):
+                    others = root + _summed([*staying[:i], *staying[i + 1 :]])
+                    unmoved = (others[:, None] + self._nothing_moved[i]).min(axis=0) + leaf
+                    made[slot] = np.minimum(made[slot], unmoved)
         return made
 
     def move_marginals(self, theta: Sequence[Costs]) -> list[Costs]:
@@ -324,11 +318,14 @@ class TreeFactor:
         root, leaves = self._root_and_leaves(theta)
         served, reached = self._grown(leaves)
         outside, _ = self._outside(root, reached)
-        first = root if self.parting is None else root + self.parting.costs[self.places[0]]
+        first = root if self.parting is None else root + self.parting[self.places[0]]
         outside[-1], served[0] = self.spread(0, first), np.zeros(len(self.moves))
         for i, slot in enumerate(self._leaf_slots):
             served[1 << i] = self.spread(slot, leaves[i])
-        return [o[:, None] + self.moves + s[None, :] for o, s in zip(outside, served, strict=True)]
+        arcs = [self.moves] * len(served)
+        for i, slot in enumerate(self._leaf_slots):
+            arcs[1 << i] = self.into(slot)
+        return [o[:, None] + moves + s[None, :] for o, moves, s in zip(outside, arcs, served, strict=True)]
 
     def over(self, variables: Sequence[int]) -> TreeFactor:
         """The same factor of variables with these numbers."""
@@ -351,7 +348,7 @@ class TreeFactor:
             if subset & (subset - 1) == 0:
                 slot = self._leaf_slots[subset.bit_length() - 1]
                 shape = [len(self.moves), *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
-                reached[subset] = self.moves[:, places[slot]].reshape(shape)
+                reached[subset] = self.into(slot)[:, places[slot]].reshape(shape)
                 continue
             served: Costs = np.minimum.reduce([reached[part] + reached[subset ^ part] for part in halves(subset)])
             flat = served.reshape(len(self.moves), -1)
@@ -362,11 +359,11 @@ class TreeFactor:
                 shape = [sizes[0], *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
                 made = made + np.where(places[0][:, None] == places[slot], 0.0, FORBIDDEN).reshape(shape)
         if self.parting is not None:
-            kin, stays = self.parting.kin, np.ones((1,) * len(sizes), np.bool_)
-            for slot in self._leaf_slots:
+            stays = np.ones((1,) * len(sizes), np.bool_)
+            for slot, free in zip(self._leaf_slots, self._nothing_moved, strict=True):
                 shape = [sizes[0], *(size if i == slot else 1 for i, size in enumerate(sizes[1:], 1))]
-                stays = stays & (kin[places[0]][:, None] == kin[places[slot]]).reshape(shape)
-            first = self.parting.costs[places[0]].reshape(-1, *(1 for _ in sizes[1:]))
+                stays = stays & (free == 0.0).reshape(shape)
+            first = self.parting[places[0]].reshape(-1, *(1 for _ in sizes[1:]))
             made = made + np.where(stays, 0.0, first)
         return np.broadcast_to(np.minimum(made, FORBIDDEN), tuple(sizes))
 
@@ -375,10 +372,11 @@ class TreeFactor:
         layouts = [int(place[c]) for place, c in zip(self.places, choice, strict=True)]
         if any(stays and use != layouts[0] for use, stays in zip(layouts[1:], self.rigid, strict=True)):
             return FORBIDDEN
-        targets = [use for use, stays in zip(layouts[1:], self.rigid, strict=True) if not stays]
-        cost = arborescence(self.moves, layouts[0], targets)[0]
-        if self.parting is not None and any(self.parting.kin[t] != self.parting.kin[layouts[0]] for t in targets):
-            cost += float(self.parting.costs[layouts[0]])
+        targets = [layouts[slot] for slot in self._leaf_slots]
+        into = [self.into(slot) for slot in self._leaf_slots]
+        cost = arborescence(self.moves, layouts[0], targets, into)[0]
+        if self.parting is not None and any(x[layouts[0], at] != 0.0 for x, at in zip(into, targets, strict=True)):
+            cost += float(self.parting[layouts[0]])
         return cost
 
 
@@ -405,23 +403,37 @@ def tree_entries(layouts: int, homes: int, leaves: Sequence[int]) -> int:
     return layouts * (homes + sum(leaves) + layouts * ((1 << len(leaves)) - len(leaves) - 2))
 
 
-def subtrees(moves: Costs, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
-    """`served[S][l]`: the least cost of the leaves S from a copy at l; `reached[S][h]`: with one move from h first."""
+def _summed(costs: Sequence[Costs]) -> Costs:
+    """Their sum, no more than `FORBIDDEN`."""
+    return np.minimum(np.sum(costs, axis=0), FORBIDDEN)
+
+
+def subtrees(moves: Costs, leaves: Sequence[Costs], into: Sequence[Costs] = ()) -> tuple[list[Costs], list[Costs]]:
+    """`served[S][l]`: the least cost of the leaves S from a copy at l; `reached[S][h]`: with one move from h first.
+    `into` are the costs of the last move to each leaf, `moves` where there are none."""
     n = 1 << len(leaves)
     served: list[Costs] = [np.zeros(len(moves))] * n
     reached: list[Costs] = [np.zeros(len(moves))] * n
     for subset in range(1, n):
+        arcs = moves
         if subset & (subset - 1) == 0:
-            served[subset] = leaves[subset.bit_length() - 1]
+            leaf = subset.bit_length() - 1
+            served[subset], arcs = leaves[leaf], into[leaf] if into else moves
         else:
             served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
-        reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
+        reached[subset] = np.minimum.reduce(arcs + served[subset], axis=1)
     return served, reached
 
 
-def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float, list[tuple[int, int]]]:
-    """The cheapest way to reach all targets from home: its cost, and its moves (from, to), parents first."""
-    wanted = list(dict.fromkeys(t for t in targets if t != home))
+def arborescence(
+    moves: Costs, home: int, targets: Sequence[int], into: Sequence[Costs] = ()
+) -> tuple[float, list[tuple[int, int]]]:
+    """The cheapest way to reach all targets from home: its cost, and its moves (from, to), parents first. `into` are
+    the costs of the last move to each target, `moves` where there are none."""
+    wanted: dict[int, Costs] = {}
+    for target, costs in zip(targets, into or [moves] * len(targets), strict=True):
+        if target != home:  # of uses that lie alike it is moved to the one that asks for more
+            wanted[target] = np.maximum(wanted[target], costs) if target in wanted else costs
     if not wanted:
         return 0.0, []
     leaves: list[Costs] = []
@@ -429,14 +441,16 @@ def arborescence(moves: Costs, home: int, targets: Sequence[int]) -> tuple[float
         leaf = np.full(len(moves), FORBIDDEN)
         leaf[target] = 0.0
         leaves.append(leaf)
-    served, reached = subtrees(moves, leaves)
+    last = list(wanted.values())
+    served, reached = subtrees(moves, leaves, last)
     edges: list[tuple[int, int]] = []
 
     def descend(subset: int, at: int) -> None:
-        to = int((moves[at] + served[subset]).argmin())
+        single = subset & (subset - 1) == 0
+        to = int(((last[subset.bit_length() - 1] if single else moves)[at] + served[subset]).argmin())
         if to != at:
             edges.append((at, to))
-        if subset & (subset - 1):
+        if not single:
             totals = [(float(reached[a][to] + reached[subset ^ a][to]), a) for a in halves(subset)]
             _, part = min(totals)
             descend(part, to)

@@ -6,21 +6,22 @@ The rule, a small part of what XLA does (`XLA: Operation Fusion`), the same on e
 - A pointwise operation is computed within the kernels that read its result, as often as there are such kernels,
   save where a loop, the state or the caller wants the result in memory, or where a contraction would read more bytes
   for it than the result has. Widening int8 weights is so part of the contraction.
+- So is a slice over chips, of anything but a product and what is computed in its kernel, if kernels alone read it.
 - A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader.
 - A reduction takes the pointwise operations before it; its result goes to memory. So does that of attention, and its
   scores do not; with a window it reads the keys and values that queries see.
 - Everything else, movements among them, is a kernel of its own.
 
 Which statements belong together is found with movements taken out and every value whole. So it does not depend on
-layouts, and the price of a program is a sum over its statements and movements. A movement parts a kernel: what it moves
-is then written to memory, and the rest of the kernel is another one. What a kernel reads for a value that it computes
-before its product counts for that value also where a movement has brought it.
+layouts, and the price of a program is a sum over its statements and movements. A movement that is a kernel parts
+another: what it moves is then written to memory, and the rest of the kernel is another one. What a kernel reads for a
+value that it computes before its product counts for that value also where a movement has brought it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.mesh import Mesh
@@ -34,18 +35,21 @@ from shardwright.ir.ops import (
     Full,
     Iota,
     Lookup,
+    Max,
     Merge,
     Movement,
     Rename,
     Rotary,
+    Slice,
     Split,
+    Sum,
     Take,
     Uniform,
     Update,
     Wait,
 )
-from shardwright.ir.program import Free, Let, Loop, Marking, Program, Scope, SetState, Statement
-from shardwright.ir.types import ON_DEVICE, DType, OpenType, TensorType, ValueType
+from shardwright.ir.program import Let, Marking, Program, Scope, Statement
+from shardwright.ir.types import ON_DEVICE, DType, TensorType, ValueType
 from shardwright.ir.walk import names_read, operand_names
 
 _VIEWS = (Alias, Rename, Split, Merge, Wait)
@@ -85,67 +89,6 @@ class Charge:
     starts: bool = False
 
 
-@dataclass(frozen=True)
-class Read:
-    """A value in memory that a kernel reads, and how many bytes count for it on a chip."""
-
-    name: str
-    nbytes: float
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Statements that run as one, in program order; `root` is the last, whose results go to memory.
-
-    `heavy` is the statement that the kernel is named after: its contraction if it has one, else the root.
-    `reads` are values in memory, each once; what an update writes into is not among them. Of the bytes that are read
-    and written `behind` and `beside` are as in `Charge`.
-    """
-
-    root: Let
-    heavy: Let
-    inlined: tuple[Let, ...]
-    reads: tuple[Read, ...]
-    written: float
-    behind: float
-    beside: float
-    widened: float
-    starts: int = 1
-    """How many kernels it counts as."""
-
-    @property
-    def statements(self) -> tuple[Let, ...]:
-        return (*self.inlined, self.root)
-
-
-Step = Kernel | SetState | Free | Loop
-
-
-@dataclass(frozen=True)
-class Block:
-    """A body as steps in program order, with the types of all values visible in it.
-
-    `sources` maps a view to the value whose bytes it shows; other names stand for themselves.
-    """
-
-    steps: tuple[Step, ...]
-    types: Mapping[str, TensorType]
-    sources: Mapping[str, str]
-    scope: Scope
-
-    def source(self, name: str) -> str:
-        return self.sources.get(name, name)
-
-
-def fused(program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> Block:
-    """The kernels of a body; `returned` are the names that must be in memory at its end.
-
-    `scope` is that at the start of the body, and has the body's values defined afterwards. Raises TypeError
-    where a type has holes.
-    """
-    return _Parted(Fusion.of(program, body, scope, returned), program.mesh).block()
-
-
 def is_view(statement: Let, mesh: Mapping[str, int]) -> bool:
     """Whether the result is the operand's bytes under another type."""
     operation = statement.operation
@@ -169,15 +112,19 @@ def pointwise(statement: Let) -> bool:
     return isinstance(statement.operation, _POINTWISE)
 
 
+def reads_within(statement: Let, number: int, mesh: Mapping[str, int]) -> bool:
+    """Whether a statement may compute a slice that it reads as this operand: a kernel may, where it does not write into
+    that operand."""
+    in_place = isinstance(statement.operation, Update) and number == 0
+    return not (isinstance(statement.operation, Movement) or is_view(statement, mesh) or in_place)
+
+
 def widens(statement: Let, types: Mapping[str, ValueType]) -> bool:
     """Whether it makes floats of integers of a few bits, as of quantized weights."""
     if not isinstance(statement.operation, Convert):
         return False
     before, after = types[str(statement.operands[0])].dtype, types[statement.result.name].dtype
     return before in (DType.INT8, DType.INT4) and after.is_float
-
-
-# ---------------------------------------------------------------- without movements, every value whole
 
 
 @dataclass
@@ -187,8 +134,8 @@ class Fusion:
     `charges` are what statements add to kernels, by the first value that they make; there is none for what is computed
     before a product, a reduction or other values. `parted` has what a movement of such a value adds; `after` has the
     values that a product makes and those computed from them in its kernel, each with what its reader then adds that is
-    hidden no more; views of these are among them. `moved` are
-    the values that movements of the text read. `within` has for each value the values whose kernels it is computed in.
+    hidden no more; views of these are among them. `moved` are the values that movements of the text read, those of
+    `slices` aside. `within` has for each value the values whose kernels it is computed in.
     """
 
     body: Sequence[Statement]
@@ -204,6 +151,8 @@ class Fusion:
     moved: set[str] = field(default_factory=set[str])
     settled: list[str] = field(default_factory=list[str])
     """What movements make of a type that is demanded."""
+    slices: set[str] = field(default_factory=set[str])
+    """Slices over chips that are computed in the kernels that read them."""
     inline: set[str] = field(default_factory=set[str])
     charges: dict[str, Charge] = field(default_factory=dict[str, Charge])
     parted: dict[str, Charge] = field(default_factory=dict[str, Charge])
@@ -219,6 +168,7 @@ class Fusion:
             made._index(statement, program.mesh)
         made.demanded.update(made.origin(name) for name in returned)
         made._choose()
+        made._slice(program.mesh, returned)
         made._charge()
         return made
 
@@ -230,7 +180,6 @@ class Fusion:
                 if is_view(statement, mesh):
                     self.sources[result], self.origins[result] = self.source(names[0]), self.origin(names[0])
                 elif isinstance(statement.operation, Movement):
-                    self.moved.add(names[0])
                     self.origins[result] = self.origin(names[0])
                     if statement.result.marking is Marking.DEMANDED:
                         self.settled.append(result)
@@ -268,6 +217,26 @@ class Fusion:
             free = pointwise(statement) and name not in self.demanded and name not in ends and name in self.readers
             if free and name not in self.inline and self._worth_recomputing(name):
                 self.inline.add(name)
+
+    def _slice(self, mesh: Mesh, returned: Sequence[str]) -> None:
+        wanted = set(returned)
+        for statement in reversed(self.body):
+            if not isinstance(statement, Let):
+                wanted.update(names_read((statement,)))
+                continue
+            result, names = statement.results[0].name, operand_names(statement.operands)
+            outside = result in wanted or result in self.settled or result in self.sources
+            if isinstance(statement.operation, Slice) and not outside and self.origin(names[0]) not in self.after:
+                self.slices.add(result)
+            shown = result in self.sources and isinstance(statement.operation, Movement)  # between one chip and itself
+            inside = result not in wanted if shown else result in self.slices
+            wanted.update(
+                operand
+                for number, operand in enumerate(statement.operands)
+                if isinstance(operand, str) and not inside and not reads_within(statement, number, mesh)
+            )
+            if isinstance(statement.operation, Movement) and result not in self.slices and result not in self.sources:
+                self.moved.add(names[0])
 
     def _epilogue(self, name: str, taken: set[str]) -> list[str]:
         """The contraction and the pointwise results after it that have one reader each, the last one's aside."""
@@ -334,13 +303,19 @@ class Fusion:
                 reader, *others = self._following(self.origin(name))
                 left = [each for each in self.charges[reader].behind if each.nbytes > 0]
                 left += [each for other in others for each in self.charges[other].behind]
-                self.after[name] = Charge(beside=tuple(self._seen_from(name, each) for each in left))
+                beside = tuple(self._seen_from(name, each) for each in left)
+                self.after[name] = Charge(beside=beside, starts=not self._reduced((reader, *others)[-1]))
             elif self.origin(name) in self.inline:
                 self.parted[name] = self._standing(name)
 
+    def _reduced(self, name: str) -> bool:
+        """Whether a reduction's kernel reads a value: that can compute it, and write it as well."""
+        roots = [root for reader in self.readers.get(name, ()) for root in self.within[reader.results[0].name]]
+        return any(isinstance(self.lets[root].operation, Sum | Max) for root in roots)
+
     def _charge_kernel(self, root: Let) -> None:
-        inlined = self.inlined(root, self.inline)
-        heavy = _heavy(inlined, root)
+        inlined = self.inlined(root, self.inline, self.origin)
+        heavy = heavy_of(inlined, root)
         name = root.results[0].name
         for statement in (*inlined, root):
             own = statement.results[0].name
@@ -435,164 +410,19 @@ class Fusion:
             made.append(Traffic(-1, leaf, nbytes, own if own <= there else None))
         return Charge(beside=tuple(made), starts=True)
 
-    def inlined(self, root: Let, inline: set[str]) -> list[Let]:
-        """The statements that are computed in the kernel of a root."""
+    def inlined(self, root: Let, inline: set[str], source: Callable[[str], str]) -> list[Let]:
+        """The statements that are computed in the kernel of a root; `source` says whose bytes an operand shows."""
         wanted: set[str] = set()
         stack = [root]
         while stack:
             for name in operand_names(stack.pop().operands):
-                at = self.origin(name) if inline is self.inline else self.source(name)
+                at = source(name)
                 if at in inline and at not in wanted:
                     wanted.add(at)
                     stack.append(self.lets[at])
         return [statement for name, statement in self.lets.items() if name in wanted] if wanted else []
 
 
-def _heavy(inlined: Sequence[Let], root: Let) -> Let:
+def heavy_of(inlined: Sequence[Let], root: Let) -> Let:
+    """The statement that a kernel is named after: its contraction if it has one, else its root."""
     return next((s for s in reversed(inlined) if isinstance(s.operation, Contract)), root)
-
-
-# ---------------------------------------------------------------- with movements
-
-
-@dataclass
-class _Sum:
-    """What the statements of a kernel come to."""
-
-    reads: dict[str, float] = field(default_factory=dict[str, float])
-    written: float = 0.0
-    behind: float = 0.0
-    beside: float = 0.0
-    widened: float = 0.0
-    starts: int = 1
-
-
-class _Parted:
-    """The kernels of a body whose movements part some of them."""
-
-    def __init__(self, fusion: Fusion, mesh: Mesh) -> None:
-        self.fusion = fusion
-        self.mesh = mesh
-        self.types: dict[str, TensorType] = {}
-        for name, kind in fusion.types.items():
-            if isinstance(kind, OpenType):
-                raise TypeError(f"{name}: {kind} still has holes")
-            self.types[name] = kind
-        self.inline = fusion.inline - {fusion.source(name) for name in fusion.moved}
-
-    def block(self) -> Block:
-        steps: list[Step] = []
-        for statement in self.fusion.body:
-            match statement:
-                case Let():
-                    name = statement.results[0].name
-                    if name not in self.fusion.sources and name not in self.inline:
-                        steps.append(self.kernel(statement))
-                case SetState() | Free() | Loop():
-                    steps.append(statement)
-                case _:
-                    pass
-        return Block(tuple(steps), self.types, self.fusion.sources, self.fusion.scope)
-
-    def kernel(self, root: Let) -> Kernel:
-        if isinstance(root.operation, Movement):
-            return self.movement(root)
-        inlined = self.fusion.inlined(root, self.inline)
-        made = _Sum()
-        for statement in (*inlined, root):
-            charge = self.fusion.charges.get(statement.results[0].name, Charge())
-            for each in charge.inside:
-                self.add(made, statement, each, self.slot_type(statement, each.slot))
-            moved, cuts = self.moved_product(statement), self.cuts(statement)
-            behind = sum(each.local(self.slot_type(statement, each.slot), self.mesh) for each in charge.behind)
-            if moved is None:
-                made.behind += sum(
-                    self.add(made, statement, each, self.slot_type(statement, each.slot)) for each in charge.behind
-                )
-            else:
-                made.beside += self.add_moved(made, statement, moved)
-                cuts -= 1
-            made.behind, made.beside = made.behind - cuts * behind, made.beside + cuts * behind
-            if statement is root:
-                self.part(made, root)
-            for each in charge.widened:
-                made.widened += each.local(self.slot_type(statement, each.slot), self.mesh)
-        reads = tuple(Read(*item) for item in made.reads.items())
-        return Kernel(
-            root, _heavy(inlined, root), tuple(inlined), reads, made.written, made.behind, made.beside, made.widened,
-            made.starts,
-        )  # fmt: skip
-
-    def movement(self, root: Let) -> Kernel:
-        """One of its own, whatever is computed around it. It reads as much as it makes, a collective its operand."""
-        name, operation = self.fusion.source(str(root.operands[0])), root.operation
-        made = float(self.types[root.result.name].local_bytes(self.mesh))
-        whole = isinstance(operation, Movement) and operation.communicates
-        read = float(self.types[name].local_bytes(self.mesh)) if whole else made
-        return Kernel(root, root, (), (Read(name, read),), made, 0.0, read + made, 0.0)
-
-    def add(self, made: _Sum, statement: Let, each: Traffic, kind: TensorType) -> float:
-        """Adds what is read or written, and returns its bytes."""
-        nbytes = each.local(kind, self.mesh)
-        if each.name:
-            at = self.lies(statement, each)
-            made.reads[at] = made.reads.get(at, 0.0) + nbytes
-        else:
-            made.written += nbytes
-        return nbytes
-
-    def slot_type(self, statement: Let, slot: int) -> TensorType:
-        return self.types[statement.results[0].name if slot < 0 else str(statement.operands[slot])]
-
-    def moved_product(self, statement: Let) -> int | None:
-        """The operand that a movement took out of its product's kernel, by its number."""
-        for slot, operand in enumerate(statement.operands):
-            parted = isinstance(operand, str) and self.fusion.source(operand) not in self.inline
-            if parted and self.fusion.origin(str(operand)) in self.fusion.after:
-                return slot
-        return None
-
-    def cuts(self, statement: Let) -> int:
-        """How many movements there are between a product and what is computed after it."""
-        for operand in statement.operands:
-            if isinstance(operand, str) and (origin := self.fusion.origin(operand)) in self.fusion.after:
-                own = self.fusion.source(operand) not in self.inline
-                return own + self.cuts(self.fusion.lets[origin])
-        return 0
-
-    def add_moved(self, made: _Sum, statement: Let, slot: int) -> float:
-        """What a statement reads and writes that hides behind no product, since a movement brings what it works on."""
-        operand, kind = str(statement.operands[slot]), self.slot_type(statement, slot)
-        origin = self.fusion.origin(operand)
-        read = Traffic(slot, origin, self.fusion.bytes_of(operand), None)
-        own = [each for each in self.fusion.charges[statement.results[0].name].behind if each.nbytes > 0]
-        rest = sum(self.add(made, statement, each, self.slot_type(statement, each.slot)) for each in own)
-        return self.add(made, statement, read, kind) + rest
-
-    def part(self, made: _Sum, root: Let) -> None:
-        """What movements of a result add that would have stayed in a kernel."""
-        name = root.results[0].name
-        nodes = [node for node in self.fusion.moved if self.fusion.origin(node) == name]
-        for number, node in enumerate(node for node in nodes if node in self.fusion.parted):
-            made.starts += number > 0
-            made.beside += sum(self.add(made, root, each, self.types[node]) for each in self.fusion.parted[node].beside)
-        for node in (node for node in nodes if node in self.fusion.after and node in self.fusion.settled):
-            # It is read in between, what follows comes from there, and another kernel is started.
-            again = Traffic(-1, "", self.fusion.bytes_of(node), None)
-            rest = sum(each.local(self.types[node], self.mesh) for each in self.fusion.after[node].beside)
-            nbytes = self.add(made, root, again, self.types[node])
-            made.starts += 1
-            made.behind += nbytes - rest
-            made.beside += nbytes + rest
-
-    def lies(self, statement: Let, each: Traffic) -> str:
-        """Where the bytes lie that a statement counts as read: the value in memory on the way to them."""
-        slots = [each.slot] if each.slot >= 0 else range(len(statement.operands))
-        stack = [str(statement.operands[slot]) for slot in slots if isinstance(statement.operands[slot], str)]
-        while stack:
-            name = self.fusion.source(stack.pop(0))
-            if name in self.inline:
-                stack.extend(operand_names(self.fusion.lets[name].operands))
-            elif each.name in self.fusion.below(name) | {self.fusion.origin(name)}:
-                return name
-        return each.name

@@ -27,6 +27,7 @@ class Structure:
     parted: dict[Named, Charge] = field(default_factory=dict[Named, Charge])
     after: dict[Named, Charge] = field(default_factory=dict[Named, Charge])
     moved: set[Named] = field(default_factory=set[Named])
+    slices: set[Named] = field(default_factory=set[Named])
     within: dict[Location, tuple[Location, ...]] = field(default_factory=dict[Location, tuple[Location, ...]])
 
     def add(
@@ -41,6 +42,7 @@ class Structure:
         self.parted.update(((func, name), charge) for name, charge in fusion.parted.items())
         self.after.update(((func, name), charge) for name, charge in fusion.after.items())
         self.moved.update((func, name) for name in fusion.moved)
+        self.slices.update((func, name) for name in fusion.slices)
         for name, roots in fusion.within.items():
             self.within[at[name]] = tuple(at[root] for root in roots)
         for place, statement in zip(places, body, strict=True):

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.fusion import Block, Kernel, fused, pointwise
+from shardwright.cost.fusion import pointwise
+from shardwright.cost.kernels import Block, Kernel, fused
 from shardwright.ir.ops import Store, Update
 from shardwright.ir.program import Free, Func, Loop, Program, Scope, SetState, Value
 from shardwright.ir.types import TensorType, Tier

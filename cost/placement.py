@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.axis_descent import Descent, States
 from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
-from shardwright.cost.factors import FORBIDDEN, Parting, TableFactor, TreeFactor, arborescence, tree_entries
+from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.layout_problem import (
     Entry,
     Equal,
@@ -234,7 +234,11 @@ class Solver:
             if solution.bound >= FORBIDDEN / 2:
                 raise self.infeasible()
             return self.quickly(solution.bound)
-        return self.placement(self.in_groups(solution), self.moves, self.unit)
+        return self.placement(self.in_groups(self.smallest(solution)), self.moves, self.unit)
+
+    def smallest(self, solution: Solution) -> Solution:
+        """Of choices as good as this one that takes the least memory, as far as that is looked for; here not at all."""
+        return solution
 
     def quickly(self, bound: float = -math.inf) -> Placement:
         """A choice that no axis can better, without a proof. Raises an `OutOfWorkError` where none was found."""
@@ -429,23 +433,30 @@ class Solver:
         """A value's movements; none where it has no uses. In a part of a problem those of many uses are each by itself,
         as if no two could share a movement."""
         home, *uses = _tree_variables(entry) or (-1,)
-        rigid = (False,) if isinstance(entry, MadeTree) else tuple(stays for _, _, stays in entry.node.uses)
-        together = [(uses, rigid)]
-        if len(uses) > MANY_USES and not self.problem.within.whole:
-            together = [([use], (stays,)) for use, stays in zip(uses, rigid, strict=True)]
+        made_tree = isinstance(entry, MadeTree)
+        rigid = (False,) if made_tree else tuple(stays for _, _, stays in entry.node.uses)
+        last = () if made_tree or not uses else self.last_moves(entry.node, costs)
+        numbers = range(len(uses))
+        apart = len(uses) > MANY_USES and not self.problem.within.whole
         made: list[TreeFactor] = []
-        parting = self.parting_of_tree(entry.node) if uses else None
-        for own, stay in together if uses else ():
-            variables = (home, *own)
+        parting = self.parting(entry.node) if uses else None
+        for own in [(number,) for number in numbers] if apart else [tuple(numbers)] if uses else []:
+            variables = (home, *(uses[number] for number in own))
             layouts = unique_codes([domains[v] for v in variables])
             places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
-            first = None if parting is None else Parting(parting[0][layouts], parting[1][layouts])
-            made.append(TreeFactor.of(variables, costs[np.ix_(layouts, layouts)], places, stay, first))
+            among = np.ix_(layouts, layouts)
+            known = {id(each): each[among] for each in (costs, *last)}
+            into = tuple(known[id(last[number])] for number in own) if last else ()
+            stay, first = tuple(rigid[number] for number in own), None if parting is None else parting[layouts]
+            made.append(TreeFactor.of(variables, known[id(costs)], places, stay, into, first))
         return made
 
-    def parting_of_tree(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-        """What it costs, by the layout of home, that a value is moved at all, and which layouts count as one; None
-        where that is nothing more."""
+    def last_moves(self, node: Node, costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """The costs of the last move to each use of a value; none where they are these costs for all."""
+        return ()
+
+    def parting(self, node: Node) -> NDArray[np.float64] | None:
+        """What it costs, by the layout of home, that a value is moved at all; None where that is nothing more."""
         return None
 
     def widen_slices(self) -> None:
@@ -493,9 +504,12 @@ class Solver:
             "leave one of them to the compiler: end its layout with ?",
         )
 
-    def edges(self, node: Node, costs: NDArray[np.float64], home: int, targets: Sequence[int]) -> list[tuple[int, int]]:
+    def edges(self, node: Node, costs: NDArray[np.float64], choice: Sequence[int]) -> list[tuple[int, int]]:
         """A value's movements from home to the layouts of its uses, parents first."""
-        return arborescence(costs, home, targets)[1]
+        moving = [(number, variable) for number, (_, variable, rigid) in enumerate(node.uses) if not rigid]
+        last = self.last_moves(node, costs)
+        into = [last[number] for number, _ in moving] if last else ()
+        return arborescence(costs, choice[node.home], [choice[variable] for _, variable in moving], into)[1]
 
     def placement(self, solution: Solution, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Placement:
         kinds: dict[int, TensorType] = {}
@@ -510,8 +524,7 @@ class Solver:
             costs = self.tree_costs(node, moves, quantum)
             codes = node.group.root().codes
             table = moves[node.group.root()]
-            targets = [solution.choice[v] for _, v, rigid in node.uses if not rigid]
-            edges = self.edges(node, costs, solution.choice[node.home], targets)
+            edges = self.edges(node, costs, solution.choice)
             if node.made >= 0 and node.made != node.home:
                 pair = (solution.choice[node.made], solution.choice[node.home])
                 received += float(table[0][pair]) * node.weight

@@ -21,12 +21,12 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.constants import Constants
 from shardwright.cost.demand import copy_s, vector_s
-from shardwright.cost.factor_graph import Solution
+from shardwright.cost.factor_graph import Solution, improved
 from shardwright.cost.factors import FORBIDDEN, TableFactor
-from shardwright.cost.fusion import Traffic
+from shardwright.cost.fusion import Traffic, reads_within
 from shardwright.cost.kernel_shares import Structure
-from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Node, Table
-from shardwright.cost.layouts import SOFTMAX, Codes, Links, local_elements, moving_seconds
+from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Slice, Table
+from shardwright.cost.layouts import SOFTMAX, SUM, Codes, Links, local_elements, moving_seconds
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import Effort, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
@@ -130,7 +130,7 @@ class TimeSolver(Solver):
     def least_kernels(self) -> float:
         """Nanoseconds that kernels take at least, each by itself."""
         tables = [entry for entry in self.problem.entries if isinstance(entry, Table)]
-        return sum(max(0.0, float(self.kernel_ns(table).min(initial=0.0))) for table in tables)
+        return sum(float(self.kernel_ns(table).min()) for table in tables if len(table.codes[0]))
 
     # ------------------------------------------------------------ what Solver asks
 
@@ -167,20 +167,45 @@ class TimeSolver(Solver):
                     taken = self.device_bytes(node)[domain] * price
                     made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
             moved = (node.func or "", node.name) in self.structure.moved
-            if moved and node.home >= 0 and (parting := self.parting(node)) is not None:
+            if moved and node.home >= 0 and (parting := self.standing(node)) is not None:
                 domain = domains[node.home]
                 made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], parting[domain]))
         return made
 
-    def parting_of_tree(self, node: Node) -> tuple[Floats, Codes] | None:
-        parting = None if (node.func or "", node.name) in self.structure.moved else self.parting(node)
-        return None if parting is None else (parting, self.kin(node))
+    def parting(self, node: Node) -> Floats | None:
+        named = node.func or "", node.name
+        if named in self.structure.slices:
+            return (
+                self.copied_s(2 * self.whole_bytes(node, node.group.root().codes)) * (node.weight or 1.0) * NANOSECONDS
+            )
+        return None if named in self.structure.moved else self.standing(node)
 
-    def kin(self, node: Node) -> Codes:
-        """The layouts of a value's group, those alike that differ by axes of one chip."""
-        codes = node.group.root().codes
-        sizes = np.array(list(self.problem.program.mesh.values()), np.int64)
-        return self.coding.digits(codes) @ np.where(sizes > 1, self.coding.radix ** np.arange(len(sizes)), 0)
+    def last_moves(self, node: Node, costs: Floats) -> tuple[Floats, ...]:
+        """A kernel in the same body computes a slice itself that it reads, but of a product's kernel."""
+        mesh, (_, body) = self.problem.program.mesh, node.body
+        inside = [
+            at in self.statements and at[1][:-1] == body and reads_within(self.statements[at], number, mesh)
+            for (at, number), _, _ in node.uses
+        ]
+        if (node.func or "", node.name) in self.structure.after or not any(inside):
+            return ()
+        group = node.group.root()
+        _, steps, seconds = self.moves[group]
+        digits = self.coding.digits(group.codes)[:, [size > 1 for size in mesh.values()]]
+        padded = ((digits[:, None, :] != SUM) & (digits[None, :, :] == SUM)).any(axis=2)
+        sliced = np.where(np.isfinite(seconds) & (steps == 0) & ~padded, 0.0, costs)
+        return tuple(sliced if each else costs for each in inside)
+
+    @cached_property
+    def views(self) -> list[tuple[Node, int]]:
+        """What loops take of stacked values, and the variables of these."""
+        return [(entry.view, entry.outer) for entry in self.problem.entries if isinstance(entry, Slice)]
+
+    @cached_property
+    def statements(self) -> dict[Location, Let]:
+        """The operations of the program by where they stand."""
+        tables = (entry for entry in self.problem.entries if isinstance(entry, Table))
+        return {table.at: table.statement for table in tables if table.statement is not None}
 
     def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
         known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
@@ -201,10 +226,21 @@ class TimeSolver(Solver):
         if (node.func or "", node.name) in self.structure.after:
             # What a product makes is then written, and read where it goes.
             parted = self.parted_s(node, node.group.root().codes)[None, :]
-            kin = self.kin(node)
-            costs = costs + np.where(kin[:, None] == kin[None, :], 0.0, parted) * NANOSECONDS
+            costs = costs + np.where(costs == 0.0, 0.0, parted) * NANOSECONDS
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP * self.tie
         return np.where(finite, costs, FORBIDDEN)
+
+    def smallest(self, solution: Solution) -> Solution:
+        blocks = [[node.home, *(view.home for view, outer in self.views if outer == node.home)] for node in self.held]
+        return improved(self.graph, solution, [(block, self.alike_in(block)) for block in blocks])
+
+    def alike_in(self, variables: Sequence[int]) -> list[list[int]]:
+        """The choices that are one layout for all of these variables."""
+        numbers: list[dict[int, int]] = []
+        for variable in variables:
+            codes: list[int] = self.problem.variables[variable].group.root().codes[self.choices[variable]].tolist()
+            numbers.append({code: number for number, code in enumerate(codes)})
+        return [[each[code] for each in numbers] for code in numbers[0] if all(code in each for each in numbers)]
 
     # ------------------------------------------------------------ axes that are as good as each other
 
@@ -274,7 +310,11 @@ class TimeSolver(Solver):
         placement = node.type.placement or ON_DEVICE
         share = sum(percent for tier, percent in placement.shares if tier.value == "device") / 100
         codes = node.group.root().codes
-        return local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8 * share
+        return self.whole_bytes(node, codes) * share
+
+    def whole_bytes(self, node: Node, codes: Codes) -> Floats:
+        """A value's bytes on a chip in these layouts, whatever the memory."""
+        return local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
 
     def kernel_ns(self, entry: Table) -> Floats:
         """Nanoseconds of an operation's kernel for each row of its table, in all its trips."""
@@ -325,24 +365,23 @@ class TimeSolver(Solver):
         pair = (self.coding.digits(codes) == SOFTMAX).any(axis=1)
         return np.where(pair, made * (1 + 32 / (shape.dtype.bits * shape.dims[-1].size)), made)
 
-    def copied_s(self, nbytes: Floats) -> Floats:
-        """Seconds of a kernel that reads and writes so many bytes in all."""
-        return (
-            nbytes / (self.chip.memory_bytes_per_s * self.constants.memory_efficiency)
-            + self.constants.kernel_overhead_s
-        )
+    def copied_s(self, nbytes: Floats, starts: int = 1) -> Floats:
+        """Seconds of so many kernels that read and write so many bytes in all."""
+        rate = self.chip.memory_bytes_per_s * self.constants.memory_efficiency
+        return nbytes / rate + starts * self.constants.kernel_overhead_s
 
     def parted_s(self, node: Node, codes: Codes) -> Floats:
         """Seconds that it takes to read what a product made where it goes, in each layout there, and to compute what
         follows in a kernel of its own, beyond what that takes in the product's."""
-        held = local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
+        held = self.whole_bytes(node, codes)
         u = self.constants.unoverlapped
         rest = np.zeros(len(codes))
-        for each in self.structure.after[node.func or "", node.name].beside:
+        charge = self.structure.after[node.func or "", node.name]
+        for each in charge.beside:
             rest += self.divided(each, codes, node.shape)
-        return self.copied_s((1 + u) * held + (1 - u) * rest)
+        return self.copied_s((1 + u) * held + (1 - u) * rest, charge.starts)
 
-    def parting(self, node: Node) -> Floats | None:
+    def standing(self, node: Node) -> Floats | None:
         """Nanoseconds that it takes, in each layout of its group, to write a value that would have been computed in the
         kernels that read it; None where it is no such value."""
         charge = self.structure.parted.get((node.func or "", node.name))
@@ -404,17 +443,18 @@ class TimeSolver(Solver):
         assert isinstance(operation, Movement)
         node = entry.nodes[0]
         parted = np.zeros(len(entry.codes[0]))
-        sides = [local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8 for codes in entry.codes]
+        sides = [self.whole_bytes(node, codes) for codes in entry.codes]
         if (node.func or "", node.name) in self.structure.after:
             parted += self.parted_s(node, entry.codes[1])
         kind = collective_kind(operation)
         if kind is None:
             mesh = self.problem.program.mesh
             view = math.prod(mesh[axis] for axis in operation.named_axes) == 1
-            return parted + (0.0 if view else self.copied_s(2 * sides[1]))
+            within = (node.func or "", statement.results[0].name) in self.structure.slices
+            return parted + (0.0 if view or within else self.copied_s(2 * sides[1]))
         mesh = self.problem.program.mesh
         gathered = math.prod(mesh[a] for a in operation.named_axes) if isinstance(operation, AllGather) else 1
-        nbytes = local_elements(self.coding, entry.codes[0], node.shape) * gathered * node.shape.dtype.bits / 8
+        nbytes = sides[0] * gathered
         once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
         return parted + once + per_byte * nbytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.cost.fusion import Block, Kernel, fused
+from shardwright.cost.kernels import Block, Kernel, fused
 from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Attend, Contract, Movement, Roll, Start

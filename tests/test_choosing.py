@@ -39,12 +39,12 @@ dim B={B} E={E} F={F}
 weights {{ w: <w>
           v: <v> }}
 func f(x: B_xE) -> BE_x {{
-  x1: <x1> = x
-  w1: <w1> = w
-  h: <h> = x1 @[E] w1
-  h1: <h1> = h
-  v1: <v1> = v
-  z: <z> = h1 @[F] v1
+  x1 :~ <x1> = x
+  w1 :~ <w1> = w
+  h :~ <h> = x1 @[E] w1
+  h1 :~ <h1> = h
+  v1 :~ <v1> = v
+  z :~ <z> = h1 @[F] v1
   y: BE_x = z
   return y
 }}

@@ -55,12 +55,12 @@ mesh {mesh}
 dim B={B} E={E} F={F}
 
 func f(x: bf16 {x}, w: bf16 {w}, v: bf16 {v}) -> bf16 {y} {{
-  x1: bf16 {x1} = x
-  w1: bf16 {w1} = w
-  h: bf16 {h} = x1 @[E] w1
-  h1: bf16 {h1} = h
-  v1: bf16 {v1} = v
-  z: bf16 {z} = h1 @[F] v1
+  x1 :~ bf16 {x1} = x
+  w1 :~ bf16 {w1} = w
+  h :~ bf16 {h} = x1 @[E] w1
+  h1 :~ bf16 {h1} = h
+  v1 :~ bf16 {v1} = v
+  z :~ bf16 {z} = h1 @[F] v1
   y: bf16 {y} = z
   return y
 }}

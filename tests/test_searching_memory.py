@@ -47,12 +47,12 @@ dim B={B} E={E} F={F}
 {kind} {{ w: {w}
          v: {v} }}
 func f(x: bf16 {x}) -> bf16 {y} {{
-  x1: bf16 <x1> = x
-  w1: bf16 <w1> = w
-  h: bf16 <h> = x1 @[E] w1
-  h1: bf16 <h1> = h
-  v1: bf16 <v1> = v
-  z: bf16 <z> = h1 @[F] v1
+  x1 :~ bf16 <x1> = x
+  w1 :~ bf16 <w1> = w
+  h :~ bf16 <h> = x1 @[E] w1
+  h1 :~ bf16 <h1> = h
+  v1 :~ bf16 <v1> = v
+  z :~ bf16 <z> = h1 @[F] v1
   y: bf16 {y} = z
   return y
 }}
@@ -76,15 +76,15 @@ dim N=4 B={B} E={E} F={F}
 weights {{ w: N<w>
           v: N<v> }}
 func f(x: {x}) -> {y} {{
-  x0: bf16 <c> = x
-  y0: bf16 <c> = loop[N](h: bf16 <c> = x0) {{
-    x1: bf16 <x1> = h
-    w1: bf16 <w1> = w
-    g: bf16 <h> = x1 @[E] w1
-    h1: bf16 <h1> = g
-    v1: bf16 <v1> = v
-    z: bf16 <z> = h1 @[F] v1
-    n: bf16 <c> = z
+  x0 :~ bf16 <c> = x
+  y0 :~ bf16 <c> = loop[N](h :~ bf16 <c> = x0) {{
+    x1 :~ bf16 <x1> = h
+    w1 :~ bf16 <w1> = w
+    g :~ bf16 <h> = x1 @[E] w1
+    h1 :~ bf16 <h1> = g
+    v1 :~ bf16 <v1> = v
+    z :~ bf16 <z> = h1 @[F] v1
+    n :~ bf16 <c> = z
     next n
   }}
   y: bf16 {y} = y0
@@ -109,16 +109,16 @@ mesh {mesh}
 dim B={B} E={E} F={F}
 weights {{ w: <w> }}
 func prefill(x: {x}) -> {y} {{
-  x1: bf16 <x1> = x
-  w1: bf16 <w1> = w
-  h: bf16 <h> = x1 @[E] w1
+  x1 :~ bf16 <x1> = x
+  w1 :~ bf16 <w1> = w
+  h :~ bf16 <h> = x1 @[E] w1
   y: bf16 {y} = h
   return y
 }}
 func decode[B={B2}](x: {x}) -> {y} {{
-  x1: bf16 <x2> = x
-  w1: bf16 <w2> = w
-  h: bf16 <h2> = x1 @[E] w1
+  x1 :~ bf16 <x2> = x
+  w1 :~ bf16 <w2> = w
+  h :~ bf16 <h2> = x1 @[E] w1
   y: bf16 {y} = h
   return y
 }}

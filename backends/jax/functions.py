@@ -9,7 +9,7 @@ from shardwright.backends.jax.expressions import lower
 from shardwright.backends.jax.indexing import SliceOf, lower_update
 from shardwright.backends.jax.source_text import Names, assigned, bare_or_tuple, broken, commented, number_text
 from shardwright.backends.jax.terms import Lowering, Term
-from shardwright.cost.fusion import Kernel, fused
+from shardwright.cost.kernels import Kernel, fused
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import placed

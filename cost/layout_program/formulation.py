@@ -121,28 +121,33 @@ class Formulation:
                 if not last and subset & (subset - 1):
                     mask = mask & ~diagonal
                 source, target = (each.astype(np.int64) for each in np.nonzero(mask))
-                columns = self.program.columns(factor.moves[source, target], integer=whole)
+                costs = factor.moves if subset & (subset - 1) else factor.into(leaves[subset.bit_length() - 1])
+                columns = self.program.columns(costs[source, target], integer=whole)
                 made.append(Arcs(subset, last, source, target, columns))
                 into[subset].append((columns, target, 1.0))
                 out_of.setdefault((subset, last), []).append((columns, source, -1.0))
         reach: dict[tuple[int, bool], list[tuple[Columns, Numbers, float]]] = {key: [] for key in out_of}
-        begun, stays = self.choices[home], None
-        if (
-            factor.parting is not None
-        ):  # either everything stays where it is, or parting is paid for and the flow begins
-            stays = self.program.columns(np.zeros(len(begun)), integer=False)
-            moves_on = self.program.columns(factor.parting.costs[home_at], integer=False)
+        begun = self.choices[home]
+        if factor.parting is not None:  # either no use needs that, or it is paid for and the flow begins
+            unparted = self.program.columns(np.zeros(len(begun)), integer=False)
+            parted = self.program.columns(factor.parting[home_at], integer=False)
             rows = np.arange(len(begun), dtype=np.int64)
-            self.program.equal_sums([(begun, rows, 1.0), (stays, rows, -1.0), (moves_on, rows, -1.0)], len(begun), 0.0)
-            begun = moves_on
+            self.program.equal_sums([(begun, rows, 1.0), (unparted, rows, -1.0), (parted, rows, -1.0)], len(begun), 0.0)
+            begun = parted
+            for leaf, slot in enumerate(leaves):
+                own = np.zeros_like(diagonal)
+                own[np.ix_(home_at, factor.places[slot][self.kept[factor.variables[slot]]])] = True
+                source, target = (each.astype(np.int64) for each in np.nonzero(own & (factor.into(slot) == 0.0)))
+                columns = self.program.columns(np.zeros(len(source)), integer=False)
+                made.append(Arcs(1 << leaf, True, source, target, columns))
+                into[1 << leaf].append((columns, target, 1.0))
+                self.program.equal_sums([(unparted, home_at, 1.0), (columns, source, -1.0)], n, 0.0)
         reach[full, True].append((begun, home_at, 1.0))
         for subset in range(1, full + 1):
             if subset & (subset - 1) == 0:
                 slot = leaves[subset.bit_length() - 1]
                 use = factor.variables[slot]
                 into[subset].append((self.choices[use], factor.places[slot][self.kept[use]], -1.0))
-                if stays is not None:
-                    into[subset].append((stays, home_at, 1.0))
                 continue
             arrived = np.unique(np.concatenate([at for _, at, _ in into[subset]]))
             for part in halves(subset):

@@ -268,11 +268,11 @@ class _ProgramSolver(TimeSolver):
         kept = [node for node in self.problem.nodes if node.func is None]
         return sum(float(self.device_bytes(node)[self.choices[node.home]].min()) for node in kept)
 
-    def edges(self, node: Node, costs: Floats, home: int, targets: Sequence[int]) -> list[tuple[int, int]]:
+    def edges(self, node: Node, costs: Floats, choice: Sequence[int]) -> list[tuple[int, int]]:
         """As the flow has them."""
         if node in self.edges_of:
             return self.edges_of[node]
-        return super().edges(node, costs, home, targets)
+        return super().edges(node, costs, choice)
 
     # ------------------------------------------------------------ what does not fit after all
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from program_text import program
 
-from shardwright.cost.fusion import Kernel, fused
+from shardwright.cost.kernels import Kernel, fused
 from shardwright.ir.completion import complete
 from shardwright.ir.program import Scope
 

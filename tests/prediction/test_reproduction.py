@@ -21,13 +21,13 @@ def test_palm_and_mt_nlg_on_64_tpu_v4(pope: list[Compared]) -> None:
     errors = [made.relative_error for made in pope]
     assert len(errors) == 76
     assert median_error(errors) < 0.03
-    assert max(map(abs, errors)) < 0.125
+    assert max(map(abs, errors)) < 0.12
 
 
 def test_mt_nlg_is_predicted_with_the_constants_of_palm(pope: list[Compared]) -> None:
     errors = [made.relative_error for made in pope if made.row.model.name == "mt-nlg-530b"]
     assert len(errors) == 18
-    assert median_error(errors) < 0.05
+    assert median_error(errors) < 0.045
 
 
 def test_from_the_datasheet_alone(pope: list[Compared]) -> None:
