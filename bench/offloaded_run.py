@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.backends.timeline.durations import token_of
-from shardwright.backends.torch.running import Timed
+from shardwright.backends.torch.event_threads import Timed
 from shardwright.cost.chips import Machine, load_machine
 from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.unrolling import Event, Resource

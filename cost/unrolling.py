@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Resource(StrEnum):
-    """What an event keeps busy. Each does its events one after the other, in the order of the text."""
+    """A resource that an event keeps busy. Each does its events one after the other, in the order of the text."""
 
     DISK_READ = "disk read"
     TO_DEVICE = "to device"
@@ -44,7 +44,7 @@ class Resource(StrEnum):
 
 
 class Action(StrEnum):
-    """What an event does."""
+    """The work of an event."""
 
     COMPUTE = "compute"
     READ = "read"
@@ -129,7 +129,7 @@ class Unrolling:
         self.trips: dict[str, int] = {}
         self.first = 0
         self.around: tuple[tuple[str, int], ...] = ()
-        """What the trips of all events begin with: where this call stands among others."""
+        """The first trips of all events: where this call stands among others."""
         self.begin()
 
     def begin(self) -> None:
@@ -267,7 +267,7 @@ class Unrolling:
             self._landing[statement.results[0].name] = tuple(landing or after)
 
     def prepare(self, segment: Segment) -> None:
-        """What is fetched gets a place on the device."""
+        """Values that are fetched get a place on the device."""
 
     def wait(self, segment: Segment) -> None:
         here = [s for s in segment.lets if home_of(s.results[0].type) == ON_DEVICE]
@@ -281,7 +281,7 @@ class Unrolling:
         self.landed(segment)
 
     def landed(self, segment: Segment) -> None:
-        """What was waited for goes by its new names."""
+        """Values that were waited for go by their new names."""
 
     def store(self, segment: Segment) -> None:
         """Copies to the host. What goes to disk is written where it is set."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.backends.timeline.durations import Seconds, by_measurement
 from shardwright.backends.timeline.record import Memory, Timeline, course_of
-from shardwright.backends.torch.running import Timed
+from shardwright.backends.torch.event_threads import Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 from shardwright.cost.unrolling import Action, Event, Resource
 

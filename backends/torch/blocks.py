@@ -68,9 +68,9 @@ class Block:
         self._updating: set[int] = set()
         self._last: Mapping[str, int] = {}
         self.taken_over: set[str] = set()
-        """What is owned and overwritten."""
+        """The names that are owned and overwritten."""
         self._memory = {name: frozenset((name,)) for name in shapes}
-        """Of each tensor by whose names its memory may go, too: the first that had it."""
+        """The names of tensors whose memory a tensor may lie in, its own among them."""
         self._given = frozenset(shapes)
         steps = self._compiled(body, outputs)
         self._steps = tuple(steps)
@@ -127,7 +127,7 @@ class Block:
         return [self._step(statement, at, last) for at, statement in enumerate(statements)]
 
     def _renames(self, statement: Let) -> bool:
-        """Whether the statement makes no tensor: what it gives is its operand by another name."""
+        """True if the statement makes no tensor: its result is its operand by another name."""
         operation, operand = statement.operation, statement.operands[0] if statement.operands else None
         if not isinstance(operation, Movement | ops.Alias | ops.Rename) or not isinstance(operand, str):
             return False
@@ -278,13 +278,13 @@ class Block:
         return _calling(reusing, [donor, *(n for n in read if n != donor)], result.name, dead)
 
     def _views_state(self, operation: object, read: Sequence[str]) -> bool:
-        """Whether what it gives may lie in the memory of state that is set while it is used."""
+        """True if its result may lie in the memory of state that is set while it is used."""
         if not isinstance(operation, _VIEWS) or not read or read[0] not in self._states:
             return False
         return self._fragile is None or read[0] in self._fragile
 
     def _is_free(self, name: str, at: int, last: Mapping[str, int]) -> bool:
-        """Whether the memory of a tensor that dies at this step may be the result's: nothing else that lives is in it,
+        """True if the memory of a tensor that dies at this step may be the result's: nothing else that lives is in it,
         and it was not there before."""
         own = self._memory[name]
         others = (n for n, memory in self._memory.items() if n != name and own & memory)
@@ -292,7 +292,7 @@ class Block:
 
 
 def without(shape: Shape, dim: str) -> Shape:
-    """What one trip of a loop over `dim` sees of a value of this shape."""
+    """The slice of a value of this shape that one trip of a loop over `dim` sees."""
     return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
 
 
@@ -328,7 +328,7 @@ def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mappi
 
 
 def _nbytes(tensors: Sequence[Tensor], accounted: Set[int]) -> int:
-    """Of the storages that they lie in, each counted once; those at the addresses `accounted` are not."""
+    """The bytes of the storages that they lie in, each counted once; those at the addresses `accounted` are not."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(nbytes for address, nbytes in storages.items() if address not in accounted)
 
@@ -342,11 +342,11 @@ def _drop(values: Values, names: Sequence[str]) -> None:
 
 
 _VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias)
-"""What may give a part of its operand's memory."""
+"""Operations whose result may be a part of their operand's memory."""
 
 
 def _alone_in_memory(tensor: Tensor) -> bool:
-    """Whether nothing else can lie in the memory of a tensor."""
+    """True if nothing else can lie in the memory of a tensor."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

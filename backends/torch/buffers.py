@@ -32,7 +32,7 @@ class Buffer:
 
 
 class Buffers:
-    """Those of one run."""
+    """The buffers of one run."""
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers

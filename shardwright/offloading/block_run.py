@@ -191,7 +191,7 @@ class BlockRun:
             self.model.world.at(f"{what}, token {token}")
 
     def _received(self, values: Sequence[Value]) -> dict[str, Tensor]:
-        """What the process before has left for these parameters."""
+        """Tensors that the process before has left for these parameters."""
         from shardwright.backends.torch.tensors import held_as
 
         model, made, taken = self.model, dict[str, "Tensor"](), list["Buffer"]()
@@ -235,7 +235,7 @@ class BlockRun:
         self._take(step, tokens, scores)
 
     def _learn(self, step: Pass) -> None:
-        """What the last process has drawn."""
+        """Takes the tokens that the last process has drawn."""
         turns = self._open(step)
         n = len(turns) * self.block.rows
         scores = 0

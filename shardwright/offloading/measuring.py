@@ -277,7 +277,7 @@ def _disk(folder: Path, readers: int) -> dict[str, float]:
 
 def _overhead(on: torch.device, dtype: DType) -> float:
     """Seconds that a layer of one batch takes in decode where there is next to nothing to compute."""
-    from shardwright.backends.torch.running import Timed
+    from shardwright.backends.torch.event_threads import Timed
     from shardwright.cost.offloading.policy import parse_policy
     from shardwright.cost.unrolling import Action
     from shardwright.generation.prompts import make_prompts

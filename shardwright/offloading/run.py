@@ -24,9 +24,11 @@ from shardwright.offloading.request import Request, checked
 
 if TYPE_CHECKING:
     from shardwright.backends.torch.blocks import Block
-    from shardwright.backends.torch.homes import Home, WeightHome
-    from shardwright.backends.torch.running import Running, Timed
+    from shardwright.backends.torch.event_threads import Timed
+    from shardwright.backends.torch.homes import Home
+    from shardwright.backends.torch.running import Running
     from shardwright.backends.torch.tiers import Tiers
+    from shardwright.backends.torch.weight_homes import WeightHome
     from shardwright.backends.torch.world import World
     from shardwright.ir.program import Program
     from shardwright.ir.weight_source import FileSource
@@ -83,7 +85,7 @@ class OffloadedModel:
         import torch
 
         from shardwright.backends.torch.buffers import Buffers
-        from shardwright.backends.torch.homes import RowOrder, needed_bytes, state_homes, weight_homes
+        from shardwright.backends.torch.homes import needed_bytes, state_homes
         from shardwright.backends.torch.links import Links
         from shardwright.backends.torch.resident import (
             give_back_now,
@@ -92,6 +94,7 @@ class OffloadedModel:
             resident_bytes,
         )
         from shardwright.backends.torch.tiers import open_tiers
+        from shardwright.backends.torch.weight_homes import RowOrder, weight_homes
         from shardwright.models.checkpoint import CheckpointSource
 
         request, policy = self.request, self.request.policy

@@ -20,7 +20,7 @@ from shardwright.backends.timeline import (
 from shardwright.backends.timeline.durations import by_measurement, by_rates, token_of
 from shardwright.backends.timeline.gantt import draw
 from shardwright.backends.timeline.perfetto import to_trace
-from shardwright.backends.torch.running import Timed
+from shardwright.backends.torch.event_threads import Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 from shardwright.cost.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError, Source

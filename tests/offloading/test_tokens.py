@@ -13,8 +13,8 @@ import pytest
 import torch
 from models.greedy_generation import STEPS, Truth, truth
 
+from shardwright.backends.torch.event_threads import Timed
 from shardwright.backends.torch.quantization import dequantize, quantize
-from shardwright.backends.torch.running import Timed
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.generation.prompts import make_prompts

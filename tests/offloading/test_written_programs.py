@@ -14,7 +14,7 @@ from models.greedy_generation import Truth, truth
 from offloading.test_tokens import run, tokens
 from program_text import program as parsed
 
-from shardwright.backends.torch.running import Timed
+from shardwright.backends.torch.event_threads import Timed
 from shardwright.compiling import print_program
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.unrolling import Resource, events_of

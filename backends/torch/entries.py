@@ -1,0 +1,80 @@
+"""Entries of names: tensors, parts of homes, and rows that have been written but not yet stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.buffers import Buffer
+from shardwright.backends.torch.homes import Home, Part
+from shardwright.backends.torch.row_updates import Positions, put_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """New rows of a value along `dim`, from `positions` on: `new` with the names of its dimensions, of which one may
+    run along `dim` under another name."""
+
+    new: Tensor
+    names: tuple[str, ...]
+    dim: str
+    positions: Positions
+
+    def arranged(self, rest: Sequence[str]) -> Tensor:
+        """The rows as [L, ...], with the dimensions `rest` behind."""
+        along = [name for name in self.names if name not in rest]
+        made = self.new.permute([self.names.index(name) for name in (*along, *rest)])
+        return made if along else made[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The value of a name: a `tensor`, on the device or under way from it; or, without one, `part` of a home. A tensor
+    with a home was fetched from there, into `buffer` or to be computed with where it lies; it differs in `rows` from
+    what is at home. With `raw` the tensor has still to be made, of bytes as they are kept."""
+
+    tensor: Tensor | None = None
+    names: tuple[str, ...] = ()
+    home: Home | None = None
+    part: Part = ()
+    buffer: Buffer | None = None
+    rows: Written | None = None
+    raw: Tensor | None = None
+
+
+def within(part: Part, at: Mapping[int, int]) -> Part:
+    """A part of a part: indices of the dimensions that are left in it."""
+    made, axis = list(part), 0
+    for place, each in enumerate(part):
+        if not isinstance(each, int):
+            if axis in at:
+                made[place] = at[axis]
+            axis += 1
+    return tuple(made)
+
+
+def fits(home: Home, part: Part, rows: Written) -> bool:
+    """True if rows are rows of the home."""
+    if home.layout.rows != (rows.dim,) or len(home.covered(part)) != 1:
+        return False
+    return rows.positions.level or (len(home.middle) == 1 and len(rows.positions.begins) == home.middle[0])
+
+
+def is_slice(home: Home, part: Part, rows: Written) -> bool:
+    """True if what is written is one of the slices that the home keeps."""
+    return rows.dim in home.layout.lead and rows.positions.level and rows.dim not in rows.names and (
+        len(rows.names) == sum(not isinstance(index, int) for index in part) - 1
+    )  # fmt: skip
+
+
+def put(cache: Tensor, names: Sequence[str], rows: Written) -> None:
+    rest = [name for name in names if name != rows.dim]
+    order = [names.index(name) for name in (rows.dim, *rest)]
+    new = rows.arranged(rest)
+    if new.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
+        new = new.clone()
+    put_rows(cache.permute(order), new, rows.positions)

@@ -1,0 +1,253 @@
+"""The environment of a running function: what its names stand for as statements are walked, trip by trip.
+
+A name stands for a tensor or for a part of a home (`entries`). Loops slice what they capture and hand values on under
+other names; a buffer is given back when the last name of what lies in it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.buffers import Buffers
+from shardwright.backends.torch.entries import Entry, Written, put, within
+from shardwright.backends.torch.homes import Home, Part
+from shardwright.backends.torch.kernels.prepared import Common
+from shardwright.backends.torch.row_updates import Positions, begins_of
+from shardwright.backends.torch.tensors import held_as
+from shardwright.backends.torch.tiers import Tiers
+from shardwright.cost.segments import Read, Segment, home_of
+from shardwright.cost.unrolling import Unrolling
+from shardwright.ir.operation import Number
+from shardwright.ir.ops import Ahead, Start, Take, Update
+from shardwright.ir.program import Func, Let, Loop, Program
+from shardwright.ir.types import ON_DEVICE
+from shardwright.ir.walk import names_used
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ALL = slice(None)
+
+
+class Environment(Unrolling):
+    """Walks a function over these homes of weights and state, and knows at each statement what its names stand for."""
+
+    def __init__(
+        self, program: Program, func: Func, tiers: Tiers, homes: Mapping[str, Home], buffers: Buffers,
+        watched: Set[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        super().__init__(program, func, tiers.at_hand, watched)
+        self.tiers = tiers
+        self.homes = homes
+        self.buffers = buffers
+        self._values: dict[str, Entry] = {}
+        self._common = Common()
+        self._dies: dict[int, list[str]] = {}
+        self._ended: frozenset[str] = frozenset()
+        self._latest: dict[str, tuple[Part, Written]] = {}
+        """The rows that were set last, as they were, of state that is not kept as it is computed with."""
+
+    def enter(self, args: Mapping[str, Tensor]) -> None:
+        """A call begins."""
+        self._values = {
+            name: Entry(None, home.names, home, (_ALL,) * len(home.names)) for name, home in self.homes.items()
+        }
+        kinds = {value.name: value.shape.names for value in self.func.params}
+        self._values |= {name: Entry(tensor, kinds[name]) for name, tensor in args.items()}
+        self._common = Common()
+        self._latest.clear()
+
+    def leave_all(self) -> None:
+        """A call has ended."""
+        for name in list(self._values):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        entry = self._values.pop(name, None)
+        if entry is not None and entry.buffer is not None:
+            self.buffers.give_back(entry.buffer)
+
+    def _bind(self, name: str, entry: Entry, *, shared: bool = False) -> None:
+        """Gives a name to a value; where it is `shared`, another name has it already."""
+        if shared and entry.buffer is not None:
+            self.buffers.share(entry.buffer)
+        self._drop(name)
+        self._values[name] = entry
+
+    def _seen(self, read: Read, operation: object = None) -> Entry | None:
+        """A value as a statement sees it; None where it is that of a trip that does not come."""
+        trips: Mapping[str, int] = self.trips
+        moves = operation.movement if isinstance(operation, Start) else operation
+        if isinstance(moves, Ahead) and moves.ahead:
+            trips, none = moves.following(trips, self.sizes)
+            if none:
+                return None
+        entry = self._values[read.name]
+        if not read.slices:
+            return entry
+        at = {axis: trips[dim] for axis, dim in read.slices}
+        names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
+        if entry.tensor is not None:
+            index = tuple(at.get(axis, _ALL) for axis in range(len(entry.names)))
+            return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)
+        return replace(entry, part=within(entry.part, at), names=names)
+
+    def _tensor(self, read: Read) -> Tensor:
+        """A value on the device."""
+        if not read.slices:
+            entry = self._values[read.name]
+            if entry.tensor is not None:
+                return entry.tensor
+        entry = self._seen(read)
+        assert entry is not None
+        if entry.tensor is not None:
+            return entry.tensor
+        if entry.home is None:
+            return self._zeros(read)
+        if entry.raw is not None and entry.rows is None:
+            return entry.home.computed(entry.raw, entry.part)
+        found = entry.home.view(entry.part)
+        if found is None:
+            latest = self._latest.get(entry.home.value.name)
+            if latest is not None and latest[0] == entry.part:
+                entry = replace(entry, rows=latest[1])
+            found = self._whole(entry)
+        return found
+
+    def _zeros(self, read: Read) -> Tensor:
+        import torch
+
+        shape = read.kind.shape
+        return torch.zeros([d.size for d in shape.dims], dtype=held_as(shape.dtype), device=self.tiers.device)
+
+    def hand_on(self, names: Sequence[tuple[Read, str]]) -> None:
+        super().hand_on(names)
+        kept = [self._handed(read) for read, _ in names]
+        for entry in kept:
+            if entry is not None and entry.buffer is not None:
+                self.buffers.share(entry.buffer)
+        if self._ended:
+            for read, _ in names:
+                if read.name not in self.homes and read.name in self._ended:
+                    self._drop(read.name)
+        for entry, (_, new) in zip(kept, names, strict=True):
+            self._drop(new)
+            if entry is not None:
+                self._values[new] = entry
+
+    def _handed(self, read: Read) -> Entry | None:
+        """A value as a loop carries it: a copy of one that lives on the device, since there it may be set anew."""
+        entry = self._seen(read)
+        if entry is None or entry.home is None or entry.tensor is not None:
+            return entry
+        if home_of(read.kind) != ON_DEVICE or read.kind.in_flight:
+            return entry
+        return Entry(self._tensor(read).clone(), entry.names)
+
+    def loop(self, segment: Segment) -> None:
+        loop, dying = segment.loop, self._dying(segment)
+        values = [carry.value.name for carry in loop.carries]
+        self._ended = frozenset(dying)
+        self.hand_on([(segment.reads[carry.initial], name) for carry, name in zip(loop.carries, values, strict=True)])
+        for name in dying:
+            self._drop(name)
+        own = frozenset(read.name for read in segment.ending if read.name not in segment.reads)
+        for trip in range(segment.trips):
+            self.trips[loop.dim] = trip
+            self.trip(loop, trip)
+            self.run(segment.body)
+            self._ended = own
+            self.hand_on(list(zip(segment.ending, values, strict=True)))
+        self.trips.pop(loop.dim, None)
+        if loop.index is not None:
+            self._drop(loop.index)
+        results = [Read(name, carry.value.type, ()) for name, carry in zip(values, loop.carries, strict=True)]
+        self._ended = frozenset(values)
+        self.hand_on(list(zip(results, (value.name for value in loop.results), strict=True)))
+        for name in values:
+            self._drop(name)
+
+    def _dying(self, segment: Segment) -> list[str]:
+        """The names that a loop is the last to use, and only when it begins."""
+        if id(segment) not in self._dies:
+            inside = names_used(segment.loop.body)
+            self._dies[id(segment)] = [name for name in segment.last if name not in inside]
+        return self._dies[id(segment)]
+
+    def trip(self, loop: Loop, index: int) -> None:
+        import torch
+
+        if loop.index is not None:
+            self._bind(loop.index, Entry(torch.full((), index, device=self.tiers.device)))
+
+    def leave(self, segment: Segment) -> None:
+        for name in segment.last:
+            self._drop(name)
+
+    def landed(self, segment: Segment) -> None:
+        for statement in segment.lets:
+            result = statement.result
+            entry = self._values.pop(str(statement.operands[0]), None) or Entry()
+            if entry.tensor is None and entry.home is None:
+                entry = Entry(self._zeros(Read(result.name, result.type, ())))
+            self._bind(result.name, replace(entry, names=result.shape.names))
+
+    # ------------------------------------------------------------ names of parts and of new rows
+
+    def named(self, segment: Segment) -> None:
+        for statement in segment.lets:
+            operation, result = statement.operation, statement.result
+            entry = self._seen(segment.reads[str(statement.operands[0])])
+            assert entry is not None
+            match operation:
+                case Take(stop=None):
+                    axis = entry.names.index(operation.dim)
+                    if entry.tensor is not None:
+                        entry = replace(entry, tensor=entry.tensor.select(axis, operation.start), home=None)
+                    else:
+                        entry = replace(entry, part=within(entry.part, {axis: operation.start}))
+                case Update():
+                    new = self._seen(segment.reads[str(statement.operands[1])])
+                    assert new is not None
+                    assert new.tensor is not None
+                    entry = replace(entry, rows=self._rows(operation, new.tensor, new.names, statement, segment))
+                    if new.buffer is not None:
+                        self.buffers.share(new.buffer)
+                    self._drop(result.name)
+                    self._values[result.name] = replace(entry, names=result.shape.names, buffer=new.buffer)
+                    continue
+                case _:
+                    pass
+            self._bind(result.name, replace(entry, names=result.shape.names), shared=True)
+
+    def _rows(
+        self, operation: Update, new: Tensor, names: tuple[str, ...], statement: Let, segment: Segment
+    ) -> Written:
+        position = statement.operands[2]
+        if isinstance(position, Number):
+            return Written(new, names, operation.dim, Positions((int(position.value),)))
+        read = segment.reads[str(position)]
+        key = ("begins", self._tensor(read).data_ptr())
+        if key not in self._common:
+            tensor = self._tensor(read)
+            self._common[key] = tensor, begins_of(tensor, read.kind.names)
+        return Written(new, names, operation.dim, self._common[key][1])
+
+    def _whole(self, entry: Entry) -> Tensor:
+        """A part of a home, with new rows in it maybe, brought here to be written elsewhere."""
+        import torch
+
+        home = entry.home
+        assert home is not None
+        raw = home.at_hand(entry.part)
+        if raw is None:
+            raw = torch.empty(home.raw_extents(entry.part), dtype=home.coding.kept_as)
+            jobs, _ = home.disk_reads(entry.part, raw, staged=False)
+            self.tiers.readers.run(jobs)
+            home.copy(entry.part, raw, None)
+        tensor = home.computed(raw, entry.part)
+        if entry.rows is not None:
+            put(tensor, entry.names, entry.rows)
+        return tensor

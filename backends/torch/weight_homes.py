@@ -1,0 +1,208 @@
+"""Homes of weights, whose values come from a checkpoint.
+
+The rows on device and host are loaded before a run. Those on disk are read from the checkpoint itself, each time they
+are needed; quantized ones are spilled before a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardwright.backends.torch.homes import Home, Job, Layout, loop_dims
+from shardwright.backends.torch.tensors import from_numpy
+from shardwright.backends.torch.tiers import Tiers
+from shardwright.cost.offloading.group_quantization import GroupQuantization
+from shardwright.ir.index_boxes import Index, box_shape, boxes
+from shardwright.ir.memory_shares import Rows
+from shardwright.ir.program import Program, Value
+from shardwright.ir.types import Tier
+from shardwright.ir.weight_source import FileRange, FileSource, WeightSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """How rows of a weight are counted: `dims` its dimensions without that of layers, as its tensors have them, and a
+    row for each index of the first `leading` of these."""
+
+    dims: tuple[str, ...]
+    leading: int = 1
+
+
+def weight_layout(
+    value: Value, lead: Sequence[str], order: RowOrder | None, quantized: GroupQuantization | None
+) -> tuple[Layout, bool, GroupQuantization | None]:
+    """How a weight lies; whether that is as its files have it; and whether it is quantized, which matrices are, with
+    groups along the dimensions after the first."""
+    names = tuple(name for name in value.shape.names if name not in lead)
+    if len(names) < 2 or not value.shape.dtype.is_float:
+        quantized = None
+    along = value.type.placement.along if value.type.placement is not None else None
+    chosen = RowOrder(names) if quantized or order is None else order
+    dims, leading = chosen.dims, chosen.leading
+    as_stored = chosen is order and (along is None or (along,) == dims[:1])
+    if along is not None and (along,) != dims[:1] and not quantized:
+        dims, leading = (along, *(name for name in dims if name != along)), 1
+    return Layout(tuple(lead), dims[:leading], (), dims[leading:]), as_stored, quantized
+
+
+class WeightHome(Home):
+    """A weight, read from a `source`; `order` is that of its tensors there."""
+
+    def __init__(
+        self, tiers: Tiers, value: Value, lead: Sequence[str], source: WeightSource, order: RowOrder | None = None,
+        quantized: GroupQuantization | None = None, first: int = 0,
+    ) -> None:  # fmt: skip
+        """`first` is the number of the first of its layers in the whole model."""
+        layout, self.as_stored, quantized = weight_layout(value, lead, order, quantized)
+        super().__init__(tiers, value, layout, quantized)
+        self.source = source
+        self.first = first
+        self.ranges: dict[tuple[int, ...], list[FileRange] | None] = {}
+
+    def what(self, index: tuple[int, ...]) -> str:
+        return self.value.name + "".join(f" of layer {self.first + at}" for at in index)
+
+    @property
+    def spills(self) -> bool:
+        return self.coding.quantized is not None
+
+    def allocate(self) -> None:
+        for index, rows in itertools.product(self.indices, self.pieces):
+            shape = (rows.count, *self.middle, self.coding.width)
+            if rows.tier is not Tier.DISK:
+                self.kept[index, rows.tier] = self._memory(self.what(index), rows.tier, shape, 1)
+            elif self.spills:
+                self.regions[index] = self.tiers.spill.region(self.what(index), rows.count * self.row_bytes)
+
+    def release(self) -> None:
+        for (_, tier), tensor in self.kept.items():
+            if tier is Tier.DEVICE:
+                self.tiers.free_on_device(tensor, self.counted)
+            else:
+                self.tiers.free_on_host(tensor)
+        super().release()
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """The bytes on device and host, loaded before a run."""
+        return len(list(self.indices)) * (self.bytes_on(Tier.DEVICE) + self.bytes_on(Tier.HOST))
+
+    def _boxes(self, index: tuple[int, ...], rows: Rows) -> Iterator[tuple[int, Index]]:
+        """The rows as boxes of the weight, in its own order of dimensions, each with how many rows it has."""
+        for taken in boxes([self.sizes[name] for name in self.layout.rows], rows.start, rows.stop):
+            box = {name: slice(0, size) for name, size in self.sizes.items()}
+            box |= dict(zip(self.layout.rows, taken, strict=True))
+            box |= {name: slice(at, at + 1) for name, at in zip(self.layout.lead, index, strict=True)}
+            yield math.prod(box_shape(taken)), tuple(box[name] for name in self.names)
+
+    def _read(self, index: tuple[int, ...], rows: Rows) -> Tensor:
+        """Rows [count, elements] from the checkpoint."""
+        import torch
+
+        made: list[Tensor] = []
+        names = [name for name in self.names if name not in self.layout.lead]
+        for count, box in self._boxes(index, rows):
+            array = self.source.read(self.value.name, box)
+            array = array.reshape([array.shape[self.names.index(name)] for name in names])
+            array = array.transpose([names.index(name) for name in self.layout.dims])
+            made.append(from_numpy(array).reshape(count, -1).to(self.coding.dtype))
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _file_ranges(self, index: tuple[int, ...], rows: Rows) -> list[FileRange] | None:
+        """Where the rows lie in files, which are opened; None where they must be put together."""
+        if not isinstance(self.source, FileSource) or not self.as_stored or self.coding.quantized:
+            return None
+        ranges: list[FileRange] = []
+        at = 0
+        for count, box in self._boxes(index, rows):
+            found = self.source.file_ranges(self.value.name, box)
+            if found is None:
+                return None
+            ranges += [replace(part, at=at + part.at) for part in found]
+            at += count * self.row_bytes
+        for part in ranges:
+            self.tiers.readers.open(part.path)
+        return ranges
+
+    def _range_jobs(self, ranges: Sequence[FileRange], target: Tensor) -> list[Job]:
+        """Jobs that read these ranges into a tensor on the host."""
+        import torch
+
+        readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
+        return [
+            job
+            for part in ranges
+            for job in readers.jobs(
+                readers.open(part.path), f"tensor {part.tensor}", flat[part.at : part.at + part.nbytes], part.offset
+            )
+        ]
+
+    def _blocks(self, rows: Rows) -> Iterator[Rows]:
+        """Some rows at a time. What they go through on their way to where they lie is counted nowhere, so it is little
+        beside the weight; but where the file has another order, each block reads more of it than it takes."""
+        row_bytes = 4 * max(1, self.coding.elements)
+        step = max(1, min(64 << 20, max(1 << 20, self.n_rows * row_bytes // 16)) // row_bytes)
+        for start in range(rows.start, rows.stop, step):
+            yield Rows(rows.tier, start, min(rows.stop, start + step))
+
+    def load(self, progress: Callable[[int], None]) -> None:
+        """Reads what lies on device and host, and spills what is quantized on disk; `progress` is told bytes."""
+        for index, rows in itertools.product(self.indices, self.pieces):
+            if rows.tier is Tier.DISK and not self.spills:
+                self.ranges[index] = self._file_ranges(index, rows)
+                continue
+            target = self.kept.get((index, rows.tier))
+            ranges = self._file_ranges(index, rows) if target is not None and target.device.type == "cpu" else None
+            if ranges is not None and target is not None:
+                self.tiers.readers.run(self._range_jobs(ranges, target))
+                progress(rows.count * self.row_bytes)
+                continue
+            for part in self._blocks(rows):
+                encoded = self.coding.encode(self._read(index, part))
+                self._write(index, rows, part.start - rows.start, encoded)
+                if rows.tier is not Tier.DISK:
+                    progress(part.count * self.row_bytes)
+
+    def _jobs(self, index: tuple[int, ...], rows: Rows, target: Tensor) -> list[Job]:
+        if self.spills:
+            return super()._jobs(index, rows, target)
+        ranges = self.ranges[index]
+        if ranges is not None:
+            return self._range_jobs(ranges, target)
+
+        def put_together() -> None:
+            import torch
+
+            with torch.inference_mode():  # `target` was made in it, by another thread than may call this
+                for part in self._blocks(rows):
+                    target[part.start - rows.start : part.stop - rows.start].copy_(self._read(index, part))
+
+        return [put_together]
+
+
+def weight_homes(
+    program: Program, tiers: Tiers, source: WeightSource, orders: Mapping[str, RowOrder] | None = None,
+    quantized: GroupQuantization | None = None, first: int = 0,
+) -> dict[str, WeightHome]:  # fmt: skip
+    """Homes for the weights of a program, none of them allocated yet."""
+    loops = loop_dims(program)
+    return {
+        value.name: WeightHome(
+            tiers,
+            value,
+            [n for n in value.shape.names if n in loops],
+            source,
+            (orders or {}).get(value.name),
+            quantized,
+            first,
+        )
+        for value in program.weights
+    }
