@@ -125,10 +125,7 @@ def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
     """Groups of resources that are busy one after the other."""
     if not runtime.overlapped:
         return (("device", "host", "to_device", "from_device", "disk"),)
-    copies = (("to_device",), ("from_device",), ("disk",), ("relayed",))
-    if runtime.host_attention == "concurrent":
-        return (("device", "blocking"), ("host", "blocking"), *copies)
-    return (("device", "host", "blocking"), *copies)
+    return (("device", "host", "blocking"), ("to_device",), ("from_device",), ("disk",), ("relayed",))
 
 
 def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:

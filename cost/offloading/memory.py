@@ -91,13 +91,9 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
 
 
 def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
-    """Whether the host computes attention over its part of the cache; a cache in few bits is attended on the device."""
-    return (
-        policy.host_attention
-        and runtime.host_attention != "none"
-        and not policy.quantized_cache
-        and policy.cache.elsewhere > 0
-    )
+    """True if the host computes attention over its part of the cache; a cache in few bits is attended on the device."""
+    asked = policy.host_attention and runtime.attends_on_host
+    return asked and not policy.quantized_cache and policy.cache.elsewhere > 0
 
 
 def _unpacked(sizes: Sizes, policy: Policy) -> float:

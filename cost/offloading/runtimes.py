@@ -51,10 +51,11 @@ class Runtime:
     `whole_tensors`: shares of weights are rounded to whole tensors; else to rows. `synchronised`: every step (a part
     of a layer for one batch) waits for all copies before the next begins; else copies run ahead freely. `overlapped`:
     copies and computation run at the same time; else one after the other. `blocks`: several batches use a layer's
-    weights before the next layer; else one batch runs row by row. `host_attention`: none, serial (the device waits for
-    it) or concurrent. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is
-    not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk
-    copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may
+    weights before the next layer; else one batch runs row by row. `attends_on_host`: the host can compute attention,
+    for which the device waits. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache.
+    Where it is not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor
+    from disk copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden
+    states may
     leave the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep
     weights and cache quantized in groups.
 
@@ -75,7 +76,7 @@ class Runtime:
     synchronised: bool
     overlapped: bool
     blocks: bool
-    host_attention: str
+    attends_on_host: bool
     pinned_weights: bool
     pinned_cache: bool
     relays: bool
@@ -164,8 +165,6 @@ def _runtime(table: Table) -> Runtime:
             case "sources", _:
                 sources = table.table("sources")
                 values["sources"] = {key: sources.text(key) for key in sources}
-            case "host_attention", _:
-                values["host_attention"] = table.choice("host_attention", ("none", "serial", "concurrent"))
             case "reserve_bytes", _:
                 values["reserve_bytes"] = table.size("reserve_bytes") if table.text("reserve_bytes") != "0" else 0.0
             case "store_cache_bytes_per_s", _:

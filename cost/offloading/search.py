@@ -105,7 +105,7 @@ def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
 def _kinds(setting: Setting, compressions: Sequence[Compression]) -> Iterator[Policy]:
     """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
-        on_host = (True, False) if setting.runtime.host_attention != "none" and not cache else (False,)
+        on_host = (True, False) if setting.runtime.attends_on_host and not cache else (False,)
         for host, home in product(on_host, _weights(setting)):
             yield Policy(1, 1, home, _WHOLE, _WHOLE, weights, cache, host)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardwright.cost.offloading.memory import attends_on_host
 from shardwright.cost.offloading.placement import Placed, place
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.runtimes import Rates, Runtime
@@ -169,8 +170,6 @@ class _Model:
             copies = load.to_device + load.from_device + load.disk
             return load.device + load.host + copies + runtime.step_overhead_s
         computed = load.device + load.host
-        if runtime.host_attention == "concurrent":
-            computed = max(load.device, load.host)
         shared = runtime.constants.contention * min(load.host, load.to_device)
         held_up = max(computed + load.blocking, load.to_device, load.from_device, load.disk, load.relayed)
         if not runtime.synchronised:
@@ -244,14 +243,11 @@ class _Model:
         each = self.policy.quantized_cache.element_bytes if self.policy.quantized_cache else sizes.cache_element_bytes
         return self.policy.gpu_batch * positions * sizes.cache_elements * each
 
-    def _on_host(self) -> bool:
-        return self.policy.host_attention and self.runtime.host_attention != "none" and not self.policy.quantized_cache
-
     def _cache_fetched(self, context: float) -> Load:
         cache, rates = self.policy.cache, self.rates
         nbytes = self._cache_bytes(context)
         disk = _divide(cache.disk * nbytes, rates.disk_read)
-        if self._on_host():
+        if attends_on_host(self.policy, self.runtime):
             return Load(disk=disk)
         pinned = self.runtime.pinned_cache
         host = cache.host * nbytes / (rates.to_device if pinned else rates.unpinned_to_device)
@@ -296,7 +292,7 @@ class _Model:
         passes = runtime.cache_passes * sizes.cache_element_bytes / rates.memory
         if policy.quantized_cache:
             return Load(device=seconds + cached * each)
-        if not self._on_host():
+        if not attends_on_host(self.policy, self.runtime):
             return Load(device=seconds + cached * passes)
         host = policy.cache.elsewhere * cached * sizes.cache_element_bytes / rates.host_attention
         return Load(device=seconds + policy.cache.device * cached * passes, host=host)

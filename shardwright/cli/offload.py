@@ -220,6 +220,8 @@ def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, mode
 
 def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
     """The keys of the contract, and how the plan came about."""
+    from shardwright.cost.offloading.memory import attends_on_host
+
     policy = plan.policy
     compressed = {"weights": policy.quantized_weights, "cache": policy.quantized_cache}
     return {
@@ -235,13 +237,14 @@ def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
         "gpus": setting.devices,
         "compressed": {what: quantized is not None for what, quantized in compressed.items()},
         "bits": {what: quantized.bits for what, quantized in compressed.items() if quantized is not None},
-        "host_attention": policy.host_attention and not policy.quantized_cache,
+        "host_attention": attends_on_host(policy, setting.runtime),
     }
 
 
 def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
     from shardwright.cli.offload_program import quantized_in
     from shardwright.cli.text_table import bytes_text, text_table
+    from shardwright.cost.offloading.memory import attends_on_host
     from shardwright.cost.offloading.policy import TIERS
 
     policy, sizes = plan.policy, setting.sizes
@@ -250,7 +253,7 @@ def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> s
          bytes_text(getattr(plan.peaks, tier)), bytes_text(setting.limits[tier]))
         for tier in TIERS
     ]  # fmt: skip
-    where = "host" if policy.host_attention and not policy.quantized_cache and policy.cache.elsewhere else "device"
+    where = "host" if attends_on_host(policy, setting.runtime) else "device"
     gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
     return "\n".join(
         [

@@ -86,20 +86,16 @@ class Asked:
     request: Request
 
     def answered_with(self, checkpoint: str) -> RunSettings:
-        """All that the answers depend on. Where decode looks at a share of each piece of the cache, they depend on what
-        the pieces are."""
+        """All that the answers depend on."""
         from shardwright.generation.file_digests import digest_of
         from shardwright.generation.run_settings import run_settings
         from shardwright.models.config import read_config
         from shardwright.models.importing import checkpoint_dtype
 
         request, policy = self.request, self.request.policy
-        weights, cache, pieces = policy.quantized_weights, policy.quantized_cache, None
-        if request.sparse < 1:
-            attending = "host and device" if policy.host_attention else "device"
-            pieces = f"cache {policy.cache.device:g}, {policy.cache.host:g}, {policy.cache.disk:g} on {attending}"
+        weights, cache, program = policy.quantized_weights, policy.quantized_cache, None
         if request.program is not None:
-            pieces = f"program, digest {digest_of(request.program.text.encode())[:12]}"
+            program = f"program, digest {digest_of(request.program.text.encode())[:12]}"
         return run_settings(
             "offload",
             checkpoint,
@@ -109,7 +105,7 @@ class Asked:
             weights=None if weights is None else f"int{weights.bits} in groups of {weights.group}",
             compress=None if cache is None else f"{cache.bits}bit",
             sparse_attention=request.sparse,
-            policy=pieces,
+            policy=program,
         )
 
     def facts(self) -> dict[str, str]:

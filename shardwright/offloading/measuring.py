@@ -357,7 +357,6 @@ read_limit_bytes_per_s = {values["page_cache_bytes_per_s"]:.4g} # through the pa
 matmul = 1
 memory = 1
 link = 1
-host_attention = 1
 disk_read = 1
 disk_write = 1
 store_hidden = 1
@@ -367,7 +366,6 @@ knee = {values["knee"]:.3g}
 quantization_bytes = {values["weights_bytes_per_s"] / values["dequantized_per_s"]:.4g}
 step_overhead_s = {values["layer_overhead_s"] / 2:.4g} # of attention and of the feedforward layer, for each batch
 shares_device = {values["shares_device"]:.3g}
-contention = {values["shares_device"]:.3g}
 
 [sources]
 measured = "shardwright calibrate --offloading on {values["device"]}"

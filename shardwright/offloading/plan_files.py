@@ -164,7 +164,7 @@ def planned(setting: Setting, outline: Outline) -> Plan:
     counts = [n for n in range(1, outline.rows + 1) if outline.rows % n == 0] if own.runtime.blocks else [1]
     plans: list[Plan] = []
     for count in counts:
-        for on_host in (True, False) if own.runtime.host_attention != "none" else (False,):
+        for on_host in (True, False) if own.runtime.attends_on_host else (False,):
             weights, cache, hidden = (outline.shares(name) for name in ("weights", "cache", "hidden"))
             policy = Policy(outline.rows // count, count, weights, cache, hidden, host_attention=on_host)
             plans += _of_block(own, policy)

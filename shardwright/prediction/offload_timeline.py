@@ -119,7 +119,7 @@ def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[i
         ("from device", "store", load.from_device, True),
         ("device", "wait for copies", load.blocking if waits else 0.0, True),
         ("device", "compute", load.device, False),
-        ("host", "attention", load.host, runtime.host_attention == "concurrent"),
+        ("host", "attention", load.host, False),
     ):
         if seconds > _NO_TIME:
             own = after if waits and starts_first else before
@@ -171,7 +171,7 @@ def event_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> 
             parts = (sizes.attention, sizes.feedforward) if layer else (sizes.embedding, sizes.unembedding)
             loads = [computation(sizes, policy, runtime, rates, part, tokens, context) for part in parts]
             device, host = sum(load.device for load in loads), sum(load.host for load in loads)
-            made[key] = max(device, host) if runtime.host_attention == "concurrent" else device + host
+            made[key] = device + host
         return made[key] / shares[event.trips]
 
     copied = rates.to_device if runtime.pinned_weights else rates.unpinned_to_device
