@@ -198,29 +198,46 @@ def place(
     """
     chosen = choose or partial(place_layouts, solve=solve)
     first = chosen(program, options)
+    outcomes: dict[Whole, Outcome] = {}
+
+    def outcome(whole: Whole) -> Outcome:
+        if whole not in outcomes:
+            try:
+                outcomes[whole] = chosen(program, replace(options, whole_reshapes=whole))
+            except (OutOfWorkError, DiagnosticError) as error:
+                outcomes[whole] = error.with_traceback(None)
+        return outcomes[whole]
+
     for orders, tries in ((require_room, ROOMY_TRIES), (ChooseDigitOrder(tied=True).run, None)):
-        found = _without_conflict(program, options, chosen, first, orders, tries)
+        found = _without_conflict(program, options.whole_reshapes, outcome, first, orders, tries)
         if not isinstance(found, DiagnosticError):
             return found
     raise found
 
 
+Whole = frozenset[tuple[str, str]]
+"""(function, value) of splits and merges that leave their dimensions whole."""
+
+Outcome = Placement | OutOfWorkError | DiagnosticError
+"""The layouts beside these, or why there are none."""
+
+
 def _without_conflict(
     program: Program,
-    options: PlacementOptions,
-    chosen: Callable[[Program, PlacementOptions], Placement],
+    whole: Whole,
+    outcome: Callable[[Whole], Outcome],
     first: Placement,
     orders: Callable[[Program], object],
     tries: int | None,
 ) -> tuple[Program, Placement] | DiagnosticError:
     """The cheapest program for which `orders` raises no conflict, or the conflict; after `tries` of them, if given."""
-    open_ones = [(first.solution.cost, 0, options, first)]
-    seen = {options.whole_reshapes}
+    open_ones = [(first.solution.cost, 0, whole, first)]
+    seen = {whole}
     conflict: DigitConflictError | None = None
     late: OutOfWorkError | None = None
     # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
     while open_ones and (tries is None or len(seen) <= tries):
-        _, _, narrowed, placement = heapq.heappop(open_ones)
+        _, _, whole, placement = heapq.heappop(open_ones)
         written = _written(program, placement)
         try:
             orders(written)
@@ -228,17 +245,13 @@ def _without_conflict(
             conflict = conflict or found
             for func, result in dict.fromkeys(found.statements):
                 origin = _origin(program, written, func, result)
-                if origin is None or (whole := narrowed.whole_reshapes | {(func, origin)}) in seen:
+                if origin is None or (tried := whole | {(func, origin)}) in seen:
                     continue
-                seen.add(whole)
-                tried = replace(narrowed, whole_reshapes=whole)
-                try:
-                    following = chosen(program, tried)
-                except OutOfWorkError as error:
-                    late = error
-                except DiagnosticError:
-                    continue
-                else:
+                seen.add(tried)
+                following = outcome(tried)
+                if isinstance(following, OutOfWorkError):
+                    late = following
+                elif not isinstance(following, DiagnosticError):
                     heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
             continue
         return written, placement
