@@ -250,12 +250,25 @@ def let_kind(statement: Let, scope: Scope, fetched: Set[str] = frozenset()) -> K
             return Kind.STORE
         case Alias() if homes and homes[0] != result:
             return Kind.STORE if homes[0] == ON_DEVICE else Kind.FETCH
+        case Update() if not _writes_rows(statement, scope):
+            return Kind.COMPUTE
         case Take() | Rename() | Update() | Alias() if homes and homes[0] != ON_DEVICE:
             return Kind.ADDRESS
         case Update() if statement.operands[0] in fetched:
             return Kind.UPDATE
         case _:
             return Kind.COMPUTE
+
+
+def _writes_rows(statement: Let, scope: Scope) -> bool:
+    """True if an update writes rows that follow each other, from one position or from one for each element of another
+    dimension, along a dimension that no axis splits."""
+    operation, (cache, _, position) = statement.operation, statement.operands
+    if not isinstance(operation, Update) or operation.wrap or not isinstance(cache, str):
+        return False
+    kind = scope.type_of(cache)
+    by = scope.type_of(position).names if isinstance(position, str) else ()
+    return len(by) <= 1 and not dict(zip(kind.names, kind.splits, strict=True)).get(operation.dim)
 
 
 def read_of(name: str, scope: Scope) -> Read:

@@ -169,7 +169,7 @@ class Unrolling:
                 case Kind.FREE:
                     self.event(Action.FREE, segment, after=self.landings(segment, pop=True))
                 case _:
-                    self.event(Action.COMPUTE, segment)
+                    self.event(Action.COMPUTE, segment, after=self.written(segment))
             self.leave(segment)
 
     def loop(self, segment: Segment) -> None:
@@ -218,6 +218,15 @@ class Unrolling:
         if pop:
             for name in segment.reads:
                 self._landing.pop(name, None)
+        return found
+
+    def written(self, segment: Segment) -> list[int]:
+        """The events that write what a computation reads away from the device, without a fetch of its own."""
+        found: list[int] = []
+        for read in segment.reads.values():
+            if home_of(read.kind) != ON_DEVICE and (source := self.source_of(read)) is not None:
+                found += [n for part, n in self.touched(source[0]).writes if _meet(part, source[1])]
+                found += self._landing.get(read.name, ())
         return found
 
     def source_of(self, read: Read, operation: object = None) -> tuple[str, Slice] | None:

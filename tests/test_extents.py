@@ -2,21 +2,18 @@
 
 import numpy as np
 import pytest
-import torch
 from oracles.extents import Case, random_case
+from oracles.torch_blocks import computed
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
-from shardwright.backends.torch.interpreter import Interpreter
-from shardwright.backends.torch.tensors import Named, from_numpy
 from shardwright.backends.validation import validate
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
-from shardwright.ir.types import DType
 from shardwright.ir.verifier import Level, verify
 from shardwright.passes.pipelines import explicit
 
@@ -63,9 +60,7 @@ def test_jax_and_torch_compute_what_numpy_does(first: int) -> None:
             continue
         args = {name: array.astype(np.float32) for name, array in case.args.items()}
         under_jax, _ = run_program(explicit(program), "f", args)
-        func = program.func("f")
-        named = {v.name: Named(from_numpy(args[v.name]), v.shape.names, DType.F32) for v in func.params}
-        under_torch = [made.tensor for made in Interpreter(program, func, torch.device("cpu")).run(named, {})]
+        under_torch = computed(program, program.func("f"), args)
         for results in (under_jax, under_torch):
             np.testing.assert_allclose(np.asarray(results), case.results, 1e-3, 1e-3, err_msg=case.text)
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
+from shardwright.backends.torch.movements import MOVEMENTS, move
 from shardwright.backends.torch.row_updates import begins_of, put_rows
+from shardwright.backends.torch.shards import held_of
 from shardwright.backends.torch.tensors import Argument, Named
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.diagnostics import DiagnosticError, fault, placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Movement, Roll
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value
@@ -25,6 +27,9 @@ from shardwright.ir.walk import captured, names_read, states_set
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.movements import Collectives
 
 
 @dataclass
@@ -43,7 +48,7 @@ class Block:
     `states` those of them that are written in place, `sizes` of the dimensions that loops go over. State that is
     `fragile` is set while what was read of it is still used: None for all. With `sparse` attention of one query looks
     at that share of the positions. What is `owned` is nobody else's when the statements begin, and used no more after
-    them."""
+    them. On one chip of a mesh `held` is what it has of the values that are there before, and `to` the other chips."""
 
     def __init__(
         self,
@@ -56,6 +61,8 @@ class Block:
         fragile: Set[str] | None = None,
         sparse: float = 1.0,
         owned: Set[str] = frozenset(),
+        held: Mapping[str, Held] | None = None,
+        to: Collectives | None = None,
     ) -> None:
         self._fragile = fragile
         self._owned = owned
@@ -64,6 +71,8 @@ class Block:
         self._states = frozenset(states)
         self._sizes = sizes
         self._device = device
+        self._held = dict(held or {})
+        self._to = to
         self._same: dict[str, str] = {}
         self._updating: set[int] = set()
         self._last: Mapping[str, int] = {}
@@ -107,13 +116,13 @@ class Block:
     def _compiled(self, body: Sequence[Statement], outputs: Sequence[str]) -> list[Step]:
         statements: list[Let | SetState | Loop] = []
         shapes = self._shapes | {v.name: v.shape for s in body for v in s.results}
-        updates = _updates_in_place(body, self._states, shapes)
+        updates = _updates_in_place(body, self._states, shapes) if self._to is None else set[int]()
         for at, statement in enumerate(body):
             if isinstance(statement, Let) and self._renames(statement):
                 continue
             if isinstance(statement, Let) and at in updates:
                 self._same[statement.result.name] = str(statement.operands[0])
-                self._shapes[statement.result.name] = statement.result.shape
+                self._declare(statement.result)
                 self._updating.add(id(statement))
             if isinstance(statement, SetState) and self._root(statement.operand) == statement.state:
                 continue
@@ -131,14 +140,26 @@ class Block:
         operation, operand = statement.operation, statement.operands[0] if statement.operands else None
         if not isinstance(operation, Movement | ops.Alias | ops.Rename) or not isinstance(operand, str):
             return False
+        if isinstance(operation, Movement) and self._exchanges(operation):
+            return False
         if isinstance(operation, Movement) and isinstance(operation.moves, Roll):
             raise fault("no-roll", "the PyTorch backend runs programs of one device, where nothing rolls")
         root = self._root(operand)
         (result,) = statement.results
         if root not in self._states:  # those are written in place: what was read before must not change with them
             self._same[result.name] = root
-            self._shapes[result.name] = result.shape
+            self._declare(result)
         return root not in self._states
+
+    def _exchanges(self, operation: Movement) -> bool:
+        """True if chips exchange parts of the operand."""
+        return self._to is not None and type(operation.moves) in MOVEMENTS
+
+    def _declare(self, value: Value) -> None:
+        self._shapes[value.name] = value.shape
+        held = held_of(value.type)
+        if held is not None:
+            self._held[value.name] = held
 
     def _root(self, name: str) -> str:
         return self._same.get(name, name)
@@ -161,7 +182,9 @@ class Block:
                 return _writing(statement.state, read[0], dead, self._shapes[statement.state].dtype)
             case Loop():
                 return self._looping(statement, dead)
-            case Let(operation=ops.Update()) if (step := self._writing_rows(statement, read, dead, at)) is not None:
+            case Let(operation=ops.Update()) if (
+                self._to is None and (step := self._writing_rows(statement, read, dead, at)) is not None
+            ):
                 return step
             case Let():
                 return self._computing(statement, read, dead, at, last)
@@ -220,9 +243,16 @@ class Block:
         if loop.index is not None:
             inner[loop.index] = Shape(DType.INT32, ())
         owned = {carry.value.name for carry in loop.carries if carry.value.name not in loop.following}
+        held = {
+            name: each.without((loop.dim,) if loop.dim in self._shapes[name] else ())
+            for name, each in self._held.items()
+            if name in seen
+        }
+        held |= {c.value.name: each for c in loop.carries if (each := held_of(c.value.type)) is not None}
         body = Block(
-            loop.body, inner, self._states, loop.following, self._sizes, self._device, None, self._sparse, owned
-        )
+            loop.body, inner, self._states, loop.following, self._sizes, self._device, None, self._sparse, owned,
+            held, self._to,
+        )  # fmt: skip
         initial = [self._root(carry.initial) for carry in loop.carries]
         for result, name in zip(loop.results, initial, strict=True):
             self._makes(result, [name, *map(self._root, seen)])
@@ -255,7 +285,7 @@ class Block:
 
     def _makes(self, value: Value, parts_of: Sequence[str]) -> None:
         """The result of a step, which may be a part of these."""
-        self._shapes[value.name] = value.shape
+        self._declare(value)
         self._memory[value.name] = frozenset((value.name,)).union(*(self._memory[name] for name in parts_of))
 
     def _computing(
@@ -263,12 +293,12 @@ class Block:
     ) -> Step:
         operation, (result, *others) = statement.operation, statement.results
         operands = [o if isinstance(o, Number) else self._shapes[o] for o in statement.operands]
-        run = None if others else prepared(operation, operands, result.shape, self._sparse)
+        run = None if others or self._to is not None else prepared(operation, operands, result.shape, self._sparse)
         kept = self._views_state(operation, read)
         if run is None:
             for value in statement.results:
                 self._makes(value, read)
-            return _interpreting(statement, read, operands, dead, self._device, copied=kept)
+            return self._interpreting(statement, read, operands, dead, copied=kept)
         donor = next((n for n in read if n in dead and self._is_free(n, at, last)), None)
         reusing = in_place(operation) if all(o == result.shape for o in operands) else None
         if donor is None or reusing is None or len(set(read)) < len(read):
@@ -276,6 +306,46 @@ class Block:
             return _calling(_copied(run) if kept else run, read, result.name, dead)
         self._makes(result, (donor,))
         return _calling(reusing, [donor, *(n for n in read if n != donor)], result.name, dead)
+
+    def _interpreting(
+        self, statement: Let, read: Sequence[str], operands: Sequence[Shape | Number], dead: Sequence[str], *,
+        copied: bool,
+    ) -> Step:  # fmt: skip
+        """By the operation's kernel, which finds out about the shapes each time, or by an exchange between chips; a
+        movement between memories copies."""
+        operation, device, to = statement.operation, self._device, self._to
+        shapes = [value.shape for value in statement.results]
+        held_before = [self._held.get(name) for name in statement.operands if isinstance(name, str)]
+        held_after = [self._held[value.name] for value in statement.results] if to is not None else None
+
+        def made(given: Sequence[Argument]) -> Sequence[Tensor]:
+            if not isinstance(operation, Movement):
+                return [each.tensor for each in compute(operation, given, shapes, device, held_after)]
+            (value,) = given
+            assert isinstance(value, Named)
+            if to is None or held_after is None or value.held is None or not self._exchanges(operation):
+                return [value.tensor.clone()]
+            return [move(to, operation.moves, value.tensor, value.held, held_after[0])]
+
+        def step(values: Values) -> None:
+            rest = iter(zip(read, held_before, strict=True))
+            given: list[Argument] = []
+            for operand in operands:
+                if isinstance(operand, Number):
+                    given.append(operand)
+                    continue
+                name, held = next(rest)
+                given.append(Named(values.tensors[name], operand.names, operand.dtype, held))
+            try:
+                tensors = made(given)
+            except DiagnosticError:
+                with placed(statement.span):
+                    raise
+            _drop(values, dead)
+            for result, tensor in zip(statement.results, tensors, strict=True):
+                values.tensors[result.name] = tensor.clone() if copied else tensor
+
+        return step
 
     def _views_state(self, operation: object, read: Sequence[str]) -> bool:
         """True if its result may lie in the memory of state that is set while it is used."""
@@ -374,35 +444,5 @@ def _calling(run: Prepared, read: Sequence[str], result: str, dead: Sequence[str
         for name in dead:
             del tensors[name]
         tensors[result] = made
-
-    return step
-
-
-def _interpreting(
-    statement: Let,
-    read: Sequence[str],
-    operands: Sequence[Shape | Number],
-    dead: Sequence[str],
-    device: torch.device,
-    *,
-    copied: bool = False,
-) -> Step:
-    """By the operation's kernel, which finds out about the shapes each time; a movement copies."""
-    shapes = [value.shape for value in statement.results]
-
-    def step(values: Values) -> None:
-        rest = iter(read)
-        given: list[Argument] = [
-            o if isinstance(o, Number) else Named(values.tensors[next(rest)], o.names, o.dtype) for o in operands
-        ]
-        if isinstance(statement.operation, Movement):
-            (value,) = given
-            assert isinstance(value, Named)
-            made: Sequence[Named] = (Named(value.tensor.clone(), value.names, value.dtype),)
-        else:
-            made = compute(statement.operation, given, shapes, device)
-        _drop(values, dead)
-        for result, named in zip(statement.results, made, strict=True):
-            values.tensors[result.name] = named.tensor.clone() if copied else named.tensor
 
     return step

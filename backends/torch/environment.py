@@ -235,6 +235,13 @@ class Environment(Unrolling):
             self._common[key] = tensor, begins_of(tensor, read.kind.names)
         return Written(new, names, operation.dim, self._common[key][1])
 
+    def stored(self, name: str) -> Tensor:
+        """All of a value that has a home, after a call."""
+        home = self.homes[name]
+        part: Part = (_ALL,) * len(home.names)
+        found = home.view(part)
+        return found if found is not None else self._whole(Entry(None, home.names, home, part))
+
     def _whole(self, entry: Entry) -> Tensor:
         """A part of a home, with new rows in it maybe, brought here to be written elsewhere."""
         import torch

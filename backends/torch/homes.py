@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -355,14 +355,20 @@ def needed_bytes(homes: Mapping[str, Home]) -> dict[Tier, int]:
 
 
 def state_homes(program: Program, tiers: Tiers, quantized: GroupQuantization | None = None) -> dict[str, Home]:
-    """Homes for the state of a program, none of them allocated yet. What is updated along a dimension is a cache, and
-    may be quantized."""
+    return value_homes(program, program.state, tiers, quantized)
+
+
+def value_homes(
+    program: Program, values: Iterable[Value], tiers: Tiers, quantized: GroupQuantization | None = None
+) -> dict[str, Home]:
+    """Homes for state, or for other values of a program, none of them allocated yet. What is updated along a dimension
+    is a cache, and may be quantized."""
     loops = loop_dims(program)
     updated = {
         s.operation.dim for func in program.funcs for s in lets_in(func.body) if isinstance(s.operation, Update)
     } - set(loops)
     made: dict[str, Home] = {}
-    for value in program.state:
+    for value in values:
         cache = any(name in updated for name in value.shape.names) and value.shape.dtype.is_float
         own = quantized if cache else None
         layout, grows = state_layout(value, loops, sorted(updated), quantized=own is not None)

@@ -20,6 +20,7 @@ from shardwright.backends.torch.entries import Entry, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, Timed
 from shardwright.backends.torch.homes import Home, Job, Part
+from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.segments import Kind, Read, Segment, in_order
@@ -32,6 +33,8 @@ from shardwright.ir.walk import names_used
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shardwright.backends.torch.movements import Collectives
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
@@ -51,9 +54,11 @@ class _Transfer:
 
 @dataclass(frozen=True)
 class Options:
-    """`sparse`: of cached positions the share that attention of one query looks at."""
+    """`sparse` is the share of cached positions that attention of one query looks at; `to` are the other chips of a
+    mesh, where the program is one chip's (`shards`)."""
 
     sparse: float = 1.0
+    to: Collectives | None = None
 
 
 class Running(Environment):
@@ -93,7 +98,7 @@ class Running(Environment):
                 fragile = self._set_later(segments, number)
                 self._blocks[id(segment)] = Block(
                     segment.statements, shapes, state, segment.needed, self.sizes, self.tiers.device, fragile,
-                    self.options.sparse, set(segment.last),
+                    self.options.sparse, set(segment.last), held_in(segment.reads), self.options.to,
                 )  # fmt: skip
             elif segment.kind is Kind.UPDATE:
                 self._then_set[id(segment)] = self._sets_the_same(segment, segments[number + 1 :])

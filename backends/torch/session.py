@@ -9,18 +9,20 @@ import numpy as np
 
 from shardwright.backends.digit_factors import Digits
 from shardwright.backends.number_formats import numpy_dtype
+from shardwright.backends.torch.buffers import Buffers
 from shardwright.backends.torch.chip import Chip, Held
-from shardwright.backends.torch.chip_interpreter import ChipInterpreter
-from shardwright.backends.torch.interpreter import Bound, Names
+from shardwright.backends.torch.homes import value_homes
 from shardwright.backends.torch.movements import Collectives
-from shardwright.backends.torch.placed import Away
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
-from shardwright.backends.torch.tiers import Tiers, open_tiers
+from shardwright.backends.torch.running import Options, Running
+from shardwright.backends.torch.shards import held_of, sharded
+from shardwright.backends.torch.tensors import from_numpy, held_as
+from shardwright.backends.torch.tiers import open_tiers
 from shardwright.backends.torch.world import World
+from shardwright.cost.segments import home_of
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.program import Program, Value
-from shardwright.ir.types import DType, Reduction, Tier
+from shardwright.ir.types import ON_DEVICE, DType, Reduction, Tier, ValueType
 from shardwright.ir.verifier import Level, verify
 
 if TYPE_CHECKING:
@@ -66,23 +68,29 @@ def run_program(
         open_tiers(world.device(device), dict(caps or {}), "that of the types", spill) as tiers,
         torch.inference_mode(),
     ):
-        interpreter = ChipInterpreter(program, func, chip, to, tiers)
-        names: Names = {}
-        for declared, given in ((func.params, args), (program.weights, weights or {}), (program.state, state or {})):
-            for value in declared:
-                names[value.name] = Bound(_entered(interpreter, value, np.asarray(given[value.name]), tiers), 0)
-        interpreter.block(func.body, names, {})
-        results = tuple(_left(to, interpreter.read(name, names, {})) for name in func.returns)
-        kept = {value.name: _left(to, interpreter.read(value.name, names, {})) for value in program.state}
+        own = sharded(program, func, chip)
+        made, given = own.funcs[0], {**args, **(weights or {}), **(state or {})}
+        here = [value for value in made.params if home_of(value.type) == ON_DEVICE]
+        away = [value for value in made.params if value not in here]
+        homes = value_homes(own, (*own.weights, *own.state, *away), tiers)
+        for name, home in homes.items():
+            home.allocate()
+            home.clear()
+            home.write((slice(None),) * len(home.names), _entered(home.value, np.asarray(given[name])).to(tiers.device))
+        running = Running(own, made, tiers, homes, Buffers(tiers), options=Options(to=to))
+        entered = {value.name: _entered(value, np.asarray(given[value.name])).to(tiers.device) for value in here}
+        results = running.call(entered)
+        left = tuple(_left(to, tensor, kind) for tensor, kind in zip(results, made.results, strict=True))
+        kept = {value.name: _left(to, running.stored(value.name), value.type) for value in own.state}
         if peaks is not None:
             peaks.update({str(tier): memory.peak for tier, memory in tiers.memories.items()})
-        names.clear()
-    return results, kept
+    return left, kept
 
 
-def _entered(interpreter: ChipInterpreter, value: Value, array: Array, tiers: Tiers) -> Named:
-    """What the chip holds of a global array. Of a partial sum the chips with coordinate 0 hold all, others zeros."""
-    held = interpreter.held(value)
+def _entered(value: Value, array: Array) -> Tensor:
+    """The chip's shard of a global array. Of a partial sum the chips with coordinate 0 hold all, others zeros."""
+    held = held_of(value.type)
+    assert held is not None
     extents = tuple(dim.size for dim in held.kind.dims)
     if array.shape != extents:
         raise ValueError(f"the array for {value.name}: {held.kind} is {array.shape}, not {extents}")
@@ -92,15 +100,13 @@ def _entered(interpreter: ChipInterpreter, value: Value, array: Array, tiers: Ti
         own = np.zeros_like(own)
     dtype = held.kind.dtype
     numbers = own.astype(np.int64) if dtype.is_integer else own.astype(numpy_dtype(dtype))
-    tensor = from_numpy(np.array(numbers, order="C")).to(held_as(dtype)).to(tiers.device)
-    return interpreter.settled(value.name, tensor, held)
+    return from_numpy(np.array(numbers, order="C")).to(held_as(dtype))
 
 
-def _left(to: Collectives, value: Named) -> Array:
+def _left(to: Collectives, own: Tensor, kind: ValueType) -> Array:
     """The global array that the chips' parts make up."""
-    held = value.held
+    held = held_of(kind)
     assert held is not None
-    own = value.load() if isinstance(value, Away) else value.tensor
     mesh = held.chip.digits.mesh
     parts = to.gathered(own.contiguous(), mesh.axes)
     chips = list(mesh.chips())

@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.disk import CHUNK, PAGE, InputFile, Readers
@@ -69,16 +69,8 @@ class SpillFile:
         with self._lock:
             self._free.append((begin, nbytes))
 
-    def read(self, what: str, tensor: Tensor, at: int) -> None:
-        """Fills a contiguous tensor on the host."""
-        self._readers.run(self.jobs(what, tensor, at))
-
-    def read_all(self, what: str, wanted: Sequence[tuple[Tensor, int]]) -> None:
-        """The same for several, each with where its bytes begin."""
-        self._readers.run([job for tensor, at in wanted for job in self.jobs(what, tensor, at)])
-
     def jobs(self, what: str, tensor: Tensor, at: int) -> list[Callable[[], None]]:
-        """What reads it, for `Readers.run`."""
+        """Jobs that fill a contiguous tensor on the host, for `Readers.run`."""
         return self._readers.jobs(self._input, what, tensor, at)
 
     def write(self, what: str, tensor: Tensor, at: int) -> None:

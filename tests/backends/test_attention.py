@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from oracles.attention import attended
 from oracles.gradients import check_gradients
+from oracles.torch_blocks import computed
 from program_text import program
 
 from shardwright.backends.jax import attention as jax_attention
@@ -19,9 +19,7 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
-from shardwright.backends.torch.interpreter import Interpreter
 from shardwright.backends.torch.kernels import attention as torch_attention
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
 from shardwright.passes.decompose import Decompose
@@ -169,9 +167,7 @@ def test_torch(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> Non
     for lse in (True, False):
         made = case.program(lse=lse)
         func = made.func("f")
-        given = [from_numpy(arrays[value.name]).to(held_as(value.shape.dtype)) for value in func.params]
-        args = {v.name: Named(t, v.shape.names, v.shape.dtype) for v, t in zip(func.params, given, strict=True)}
-        found = [value.tensor for value in Interpreter(made, func, torch.device("cpu")).run(args, {})]
+        found = computed(made, func, arrays)
         for ours, theirs in zip(found, wanted, strict=False):
             close(ours.numpy(), theirs, 1e-5)
 

@@ -18,11 +18,11 @@ import torch
 from jax import lax
 from oracles.extremes import extremes, whole_range
 from oracles.jax_agreement import explicit
+from oracles.torch_blocks import computed
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.reference import evaluate
-from shardwright.backends.torch.interpreter import Interpreter
 from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.ops.elementwise_table import ENTRIES, FORMS, Entry
@@ -89,11 +89,10 @@ def test_the_libraries_agree_on_every_value(dtype: DType) -> None:
         )
         wanted, _ = evaluate(of, "f", given, precision="declared")
         by_jax, _ = run_program(of, "f", given, {}, {})
-        tensors = {value.name: named(given[value.name], value) for value in of.func("f").params}
-        by_torch = Interpreter(of, of.func("f"), torch.device("cpu")).run(tensors, {})
+        by_torch = computed(of, of.func("f"), given)
         for entry, result, want, jaxs, torchs in zip(entries, results, wanted, by_jax, by_torch, strict=True):
             agree(jaxs, want, result, f"JAX: {call(entry)} of {dtype}")
-            tensor = torchs.tensor.double() if result.is_float else torchs.tensor
+            tensor = torchs.double() if result.is_float else torchs
             given_a = np.abs(given["a"].astype(np.float64))
             usual = ~(given_a > 1e30) if entry.keyword == "gelu" else slice(None)  # PyTorch's gelu(inf) is NaN
             agree(tensor.numpy()[usual], want[usual], result, f"PyTorch: {call(entry)} of {dtype}")

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from oracles.extremes import extremes, whole_range
 from oracles.jax_agreement import explicit
+from oracles.torch_blocks import computed
 from program_text import program
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.reference import evaluate
-from shardwright.backends.torch.interpreter import Interpreter
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.backends.validation import ValidationError, compare
 from shardwright.compiling import compile_program
 from shardwright.ir.program import Program
@@ -27,16 +25,11 @@ def agree_everywhere(of: Program, args: dict[str, np.ndarray]) -> None:
     func = of.func("f")
     wanted, _ = evaluate(of, "f", args, precision="declared")
     by_jax, _ = run_program(of, "f", args, {}, {})
-    tensors: dict[str, Named] = {}
-    for value in func.params:
-        dtype = value.shape.dtype
-        array = args[value.name].astype(np.int64) if dtype.is_integer else args[value.name]
-        tensors[value.name] = Named(from_numpy(array).clone().to(held_as(dtype)), value.shape.names, dtype)
-    by_torch = Interpreter(of, func, torch.device("cpu")).run(tensors, {})
+    by_torch = computed(of, func, args)
     for i, (want, jaxs, torchs) in enumerate(zip(wanted, by_jax, by_torch, strict=True)):
         exact = want.astype(np.float64)
         np.testing.assert_array_equal(jaxs.astype(np.float64), exact, f"JAX: {func.body[i]}")
-        np.testing.assert_array_equal(torchs.tensor.double().numpy(), exact, f"PyTorch: {func.body[i]}")
+        np.testing.assert_array_equal(torchs.double().numpy(), exact, f"PyTorch: {func.body[i]}")
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, DType.BOOL])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,59 +12,30 @@ from oracles.random_programs.bounded import DECLARED
 from oracles.random_programs.draw import draw_program
 from oracles.random_programs.meaning import meaning
 from oracles.random_programs.texts import TYPED
+from oracles.torch_blocks import computed
 from program_text import program
 
 from shardwright.backends import kernels
-from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.random_inputs import random_inputs
 from shardwright.backends.reference import evaluate
-from shardwright.backends.torch.blocks import Block, Values
-from shardwright.backends.torch.interpreter import Interpreter
 from shardwright.backends.torch.kernels import KERNELS, check_kernels
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.program import Func, Program, Value
+from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 
 TOLERANCES = {DType.F32: 1e-5, DType.F16: 0.01, DType.BF16: 0.05}
 """Over the largest number of a result: what is rounded in between may come to lie on the other side."""
 
 
-def named(array: Any, value: Value) -> Named:
-    dtype = value.shape.dtype
-    held = np.asarray(array).astype(numpy_dtype(dtype) if not dtype.is_integer else np.int64)
-    return Named(from_numpy(held).clone().to(held_as(dtype)), value.shape.names, dtype)
-
-
-def interpreted(of: Program, func: Func, args: dict[str, Named], stored: dict[str, Named]) -> list[torch.Tensor]:
-    return [made.tensor for made in Interpreter(of, func, torch.device("cpu")).run(args, stored)]
-
-
-def compiled(of: Program, func: Func, args: dict[str, Named], stored: dict[str, Named]) -> list[torch.Tensor]:
-    """The second time, so that the first has shown if it writes to what is not its own."""
-    shapes = {value.name: value.shape for value in (*of.globals.values(), *func.params)}
-    block = Block(func.body, shapes, of.state_names, func.returns, of.sizes(func), torch.device("cpu"))
-    state = {name: stored[name].tensor.clone() for name in of.state_names}
-    for _ in range(2):
-        tensors = {name: value.tensor for name, value in {**stored, **args}.items()}
-        values = Values({**tensors, **{name: tensor.clone() for name, tensor in state.items()}})
-        block.run(values)
-    return block.outputs(values)
-
-
-def run(
-    of: Program, name: str, seed: int, by: Callable[..., list[torch.Tensor]] = compiled
-) -> list[tuple[DType, np.ndarray, np.ndarray]]:
+def run(of: Program, name: str, seed: int) -> list[tuple[DType, np.ndarray, np.ndarray]]:
     """For each result its format, what the reference gives and what PyTorch gives."""
     func, inputs = of.func(name), random_inputs(of, name, seed)
     wanted, _ = evaluate(of, name, inputs.args, inputs.weights, inputs.state, precision="declared")
-    given = {**inputs.weights, **inputs.state}
-    stored = {value.name: named(given[value.name], value) for value in of.globals.values()}
-    args = {value.name: named(inputs.args[value.name], value) for value in func.params}
+    found = computed(of, func, {**inputs.args, **inputs.weights, **inputs.state}, runs=2)
     return [
         (kind.dtype, np.asarray(want).astype(np.float64), made.double().numpy())
-        for want, made, kind in zip(wanted, by(of, func, args, stored), func.results, strict=True)
+        for want, made, kind in zip(wanted, found, func.results, strict=True)
     ]
 
 
@@ -74,19 +43,16 @@ def test_every_operation_has_a_kernel() -> None:
     assert set(KERNELS) == set(kernels.KERNELS)
 
 
-@pytest.mark.parametrize("by", [interpreted, compiled])
 @pytest.mark.parametrize("first", [0, 20, 40])
-def test_random_programs(first: int, by: Callable[..., list[torch.Tensor]]) -> None:
+def test_random_programs(first: int) -> None:
     """Against the oracle of the tests' own, with its bounds on what formats round."""
     for seed in range(first, first + 20):
         drawn = draw_program(random.Random(seed), TYPED)
         of = program(drawn.text())
         for func, arrays in zip(drawn.funcs, inputs(drawn, seed).values(), strict=True):
             made = of.func(func.name)
-            stored = {value.name: named(arrays[value.name], value) for value in of.globals.values()}
-            args = {value.name: named(arrays[value.name], value) for value in made.params}
             wanted = meaning(drawn, func, arrays, DECLARED).results
-            for expected, tensor in zip(wanted, by(of, made, args, stored), strict=True):
+            for expected, tensor in zip(wanted, computed(of, made, arrays, runs=2), strict=True):
                 text, _, _ = difference(tensor.double().numpy(), expected)
                 assert not text, f"random program {seed}, {func.name}: {text}\n{drawn.text()}"
 
@@ -99,7 +65,6 @@ def test_random_numbers_are_the_same_bits() -> None:
 
 def test_ranks_of_floats_are_in_their_order() -> None:
     """What chips compare for a maximum: integers, with NaN of either sign above infinity."""
-    import torch
 
     from shardwright.backends.torch.movements import of_rank, rank
 
@@ -113,7 +78,7 @@ def test_ranks_of_floats_are_in_their_order() -> None:
 def test_an_operation_without_a_kernel_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(KERNELS, ops.Sum)
     of = program("dim B=4 E=8\nfunc f(x: f32 BE) -> f32 B {\n  y = tanh(x)\n  return sum[E](y)\n}")
-    for fails in (lambda: check_kernels(of), lambda: run(of, "f", 0, interpreted)):
+    for fails in (lambda: check_kernels(of), lambda: run(of, "f", 0)):
         with pytest.raises(DiagnosticError) as raised:
             fails()
         (diagnostic,) = raised.value.diagnostics

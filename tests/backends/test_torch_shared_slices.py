@@ -1,34 +1,36 @@
-"""Slices of values whose memories differ along the dimension that is sliced: one index lies in one of them."""
+"""Slices of a weight whose rows lie in several memories, along the dimension that is sliced or along another."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
+from program_text import program
 
-from shardwright.backends.torch.placed import Home
-from shardwright.backends.torch.tiers import open_tiers
-from shardwright.ir.types import Placement, Tier
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.backends.torch.session import run_program
+from shardwright.backends.torch.world import alone
+from shardwright.passes.offload import Offload
+from shardwright.passes.pipelines import explicit, run_passes
 
-PLACEMENT = Placement(((Tier.DEVICE, 25.0), (Tier.HOST, 50.0), (Tier.DISK, 25.0)), "N")
-ALL = slice(None)
+TEXT = """
+dim N=4 E=8
+weights {{ m: f32 NE on device 25% host 50% disk 25% along {along} }}
+func f(x: f32 E) -> f32 E {{
+  y = loop[N](h: f32 E = x) {{
+    next h * 2.0 + m
+  }}
+  return y
+}}
+"""
 
 
-@pytest.mark.parametrize("along", [0, 1])
-def test_slices_are_read_and_written_where_they_lie(along: int, tmp_path: Path) -> None:
-    extents = (4, 3) if along == 0 else (3, 4)
-    whole = torch.arange(12.0).reshape(extents)
-    with open_tiers("cpu", {}, "a test", str(tmp_path)) as tiers:
-        home = Home(tiers, "m", extents, torch.float32, PLACEMENT, along)
-        assert [rows.tier for rows in home.rows] == [Tier.DEVICE, Tier.HOST, Tier.DISK]
-        home.save(whole, (ALL, ALL))
-        for index in range(4):
-            part = (index, ALL) if along == 0 else (ALL, index)
-            assert home.load(part).equal(whole[part])
-            whole[part] = -1.0 - index
-            home.save(whole[part], part)
-            across = (ALL, index % 3) if along == 0 else (index % 3, ALL)
-            assert home.load(across).equal(whole[across])
-        assert home.load((ALL, ALL)).equal(whole)
-        del home
+@pytest.mark.parametrize("along", ["N", "E"])
+def test_slices_are_read_where_they_lie(along: str) -> None:
+    made = explicit(run_passes(program(TEXT.format(along=along)), [Offload()]))
+    inputs = random_inputs(made, "f", 0)
+    peaks: dict[str, int] = {}
+    found, _ = run_program(made, "f", inputs.args, inputs.weights, {}, world=alone(), peaks=peaks)
+    wanted, _ = evaluate(made, "f", inputs.args, inputs.weights, {})
+    assert abs(found[0] - wanted[0]).max() < 1e-5
+    assert peaks["disk"] == 4 * 8 * 4 // 4
+    assert peaks["host"] == 4 * 8 * 4 // 2 + 8 * 4 // 4  # and what is on its way from the disk

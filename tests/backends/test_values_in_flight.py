@@ -84,20 +84,14 @@ def test_what_the_next_trip_sees(dims: str, wrap: bool) -> None:
 
 
 def test_under_pytorch() -> None:
-    import torch
-
-    from shardwright.backends.torch.interpreter import Interpreter
-    from shardwright.backends.torch.tensors import Named
-    from shardwright.ir.types import DType
+    from shardwright.backends.torch.session import run_program
+    from shardwright.backends.torch.world import alone
 
     made = explicit(AHEAD.format(dims="NM", wrap=""))
     w, k = np.arange(1.0, 13).reshape(3, 4), np.arange(1.0, 25).reshape(3, 2, 4)
     wanted, _ = evaluate(made, "f", {"a": np.zeros(4)}, {"w": w, "k": k})
-    stored = {"w": Named(torch.as_tensor(w), ("N", "E"), DType.F32),
-              "k": Named(torch.as_tensor(k), ("N", "M", "E"), DType.F32)}  # fmt: skip
-    args = {"a": Named(torch.zeros(4), ("E",), DType.F32)}
-    found = Interpreter(made, made.funcs[0], torch.device("cpu")).run(args, stored)
-    assert all((a.tensor.numpy() == b).all() for a, b in zip(found, wanted, strict=True))
+    found, _ = run_program(made, "f", {"a": np.zeros(4)}, {"w": w, "k": k}, world=alone())
+    assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
 
 
 def test_a_value_that_is_used_again_may_not_be_freed_in_place() -> None:

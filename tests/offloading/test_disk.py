@@ -205,11 +205,11 @@ def test_what_is_spilled_comes_back(readers: Readers, tmp_path: Path) -> None:
     numbers = torch.arange(100, dtype=torch.uint8)
     spill.write("two", numbers, second)
     found = page_aligned(100)
-    spill.read("two", found, second)
+    readers.run(spill.jobs("two", found, second))
     assert found.equal(numbers)
     spill.release(second, 100)
     third = spill.region("three", 100)
-    spill.read("three", found, third)
+    readers.run(spill.jobs("three", found, third))
     assert third == second
     assert not found.any()
     spill.close()

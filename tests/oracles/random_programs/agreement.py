@@ -357,28 +357,18 @@ def _under_jax(outcome: Outcome, program: Program, compiled: object, arrays: dic
 
 def _under_torch(outcome: Outcome, program: Program, surface: Any, arrays: Inputs) -> None:
     """On one device, where movements and layouts mean nothing; the results alone."""
-    import torch
-
-    from shardwright.backends.torch.interpreter import Interpreter
-    from shardwright.backends.torch.tensors import Named, from_numpy, held_as
-
-    def named(value: Any, array: Array) -> Named:
-        dtype = value.shape.dtype
-        held = array.astype(np.int64) if dtype.is_integer else np.array(array)
-        return Named(from_numpy(held).clone().to(held_as(dtype)), value.shape.names, dtype)
+    from oracles.torch_blocks import computed
 
     for func in program.funcs:
         given, made = arrays[func.name], surface.func(func.name)
         wanted = meaning(program, func, given, DECLARED).results
-        stored = {value.name: named(value, given[value.name]) for value in surface.globals.values()}
-        args = {value.name: named(value, given[value.name]) for value in made.params}
         try:
-            results = Interpreter(surface, made, torch.device("cpu")).run(args, stored)
+            results = computed(surface, made, given)
         except Exception as error:  # noqa: BLE001
             outcome.findings.append(_crash("torch crashes", error))
             continue
         for at, (result, want) in enumerate(zip(results, wanted, strict=True)):
-            text, known, unknown = difference(result.tensor.double().numpy(), want)
+            text, known, unknown = difference(result.double().numpy(), want)
             outcome.compared += known
             outcome.unknown += unknown
             if text:
