@@ -193,9 +193,9 @@ def test_movements_of_a_program_that_is_not_placed_are_the_authors_fault(result:
 HOSTED = """
 mesh x=2
 dim B=4 E=8 F=16
-weights { w: EF? on host }
-func f(h: BE_x) -> BF_x {
-  y: BF? = h @ w
+weights { w: EF_x on host }
+func f(h: BE) -> BF_x {
+  y: BF_x = h @ w
   return gelu(y)
 }
 """
