@@ -45,7 +45,8 @@ class Read:
 @dataclass
 class Segment:
     """A run of statements of one kind, with their positions. `reads` are what it reads, by name; `last` the names whose
-    values nothing after it in its body uses; `needed` what it makes that others use."""
+    values nothing after it in its body uses; `needed` what it makes that others use. A store is `lasting` if its value
+    is more than a new value of state on its way, and so has to lie where its type says."""
 
     kind: Kind
     at: list[Position]
@@ -56,6 +57,7 @@ class Segment:
     last: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     ending: tuple[Read, ...] = ()
+    lasting: bool = False
 
     @property
     def name(self) -> str:
@@ -179,6 +181,9 @@ class _Divider:
             for name in used:
                 last[name] = number
                 users.setdefault(name, set()).add(number)
+        for segment in made:
+            if segment.kind is Kind.STORE:
+                segment.lasting = not _set_alone(segment.only.result.name, body, ending)
         for number, segment in enumerate(made):
             own = {value.name for statement in segment.statements for value in statement.results}
             wanted = {*ending} | {name for name, where in users.items() if any(other > number for other in where)}
@@ -258,6 +263,26 @@ def let_kind(statement: Let, scope: Scope, fetched: Set[str] = frozenset()) -> K
             return Kind.UPDATE
         case _:
             return Kind.COMPUTE
+
+
+def _set_alone(name: str, body: Sequence[Statement], ending: Sequence[str]) -> bool:
+    """True if nothing in a body uses a value but to set state to it, or to what has it as new rows."""
+    if name in ending:
+        return False
+    for statement in body:
+        match statement:
+            case SetState() | Free():
+                continue
+            case Let(operation=Update(), operands=(cache, *_)) if cache != name:
+                continue
+            case Let(operation=Wait() | Alias() | Rename(), operands=(operand,)) if operand == name:
+                if not _set_alone(statement.result.name, body, ending):
+                    return False
+            case _ if name in names_used((statement,)):
+                return False
+            case _:
+                pass
+    return True
 
 
 def _writes_rows(statement: Let, scope: Scope) -> bool:

@@ -24,7 +24,7 @@ from typing import TypeVar
 from shardwright.cost.segments import Kind, Read, Segment, home_of, moved, segments_of
 from shardwright.ir.ops import Ahead, Start
 from shardwright.ir.program import Func, Loop, Program
-from shardwright.ir.types import ON_DEVICE, Tier
+from shardwright.ir.types import ON_DEVICE, Placement, Tier
 from shardwright.ir.walk import Position, operand_names
 
 T = TypeVar("T")
@@ -293,8 +293,13 @@ class Unrolling:
         """Values that were waited for go by their new names."""
 
     def store(self, segment: Segment) -> None:
-        """Copies to the host. What goes to disk is written where it is set."""
+        """Copies to the host. A new value of state is written where it is set; another goes where it is to lie."""
         statement = segment.only
+        placement = home_of(statement.result.type)
+        if segment.lasting and placement.tier is not Tier.HOST:
+            number = self.event(Action.WRITE, segment, self.writer(placement))
+            self._landing[statement.result.name] = (number,)
+            return
         copied = Tier.HOST in self.at_hand
         resource = Resource.DEVICE if copied else Resource.FROM_DEVICE
         kind = statement.results[0].type
@@ -325,15 +330,17 @@ class Unrolling:
         touched = self.touched(name)
         after = [n for p, n in (*touched.reads, *touched.writes) if _meet(p, part)]
         after += self._landing.pop(statement.operand, ())
-        tiers = {tier for tier, _ in self.placements[name].shares}
-        resource = Resource.DEVICE
-        if Tier.DISK in tiers:
-            resource = Resource.DISK_WRITE
-        elif not tiers <= self.at_hand:
-            resource = Resource.FROM_DEVICE
+        resource = self.writer(self.placements[name])
         number = self.event(Action.WRITE, segment, resource, after)
         if resource is not Resource.DEVICE:
             touched.write(part, number)
+
+    def writer(self, placement: Placement) -> Resource:
+        """The resource that writes values from the device to where they lie."""
+        tiers = {tier for tier, _ in placement.shares}
+        if Tier.DISK in tiers:
+            return Resource.DISK_WRITE
+        return Resource.DEVICE if tiers <= self.at_hand else Resource.FROM_DEVICE
 
     def touched(self, name: str) -> Touched:
         return self._touched.setdefault(name, Touched())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """`users` are how many values lie in it."""
+    """`users` are how many values lie in it. With `release` it stands for memory of somebody else's, who is told when
+    the last of them has gone."""
 
     tier: Tier
     memory: Tensor
     users: int = 1
+    release: Callable[[], None] | None = None
 
     def as_tensor(self, extents: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = math.prod(extents) * dtype.itemsize
@@ -38,6 +41,7 @@ class Buffers:
         self.tiers = tiers
         self._idle: defaultdict[tuple[Tier, int], list[Buffer]] = defaultdict(list[Buffer])
         self._lent: dict[int, Buffer] = {}
+        self._others: list[Buffer] = []
         self._lock = Lock()
 
     def take(self, tier: Tier, what: str, nbytes: int) -> Buffer:
@@ -51,6 +55,15 @@ class Buffers:
                 buffer = Buffer(tier, self._new(tier, what, nbytes))
             self._lent[buffer.memory.data_ptr()] = buffer
             return buffer
+
+    def watch(self, tier: Tier, release: Callable[[], None]) -> Buffer:
+        """Memory that is taken elsewhere, and released when nothing lies in it any more."""
+        import torch
+
+        buffer = Buffer(tier, torch.empty(0), 1, release)
+        with self._lock:
+            self._others.append(buffer)
+        return buffer
 
     def share(self, buffer: Buffer) -> None:
         """One value more lies in it."""
@@ -79,7 +92,10 @@ class Buffers:
         """One value fewer lies in it."""
         with self._lock:
             buffer.users -= 1
-            if not buffer.users:
+            if buffer.release is not None and not buffer.users:
+                self._others.remove(buffer)
+                buffer.release()
+            elif not buffer.users:
                 del self._lent[buffer.memory.data_ptr()]
                 self._idle[buffer.tier, buffer.memory.numel()].append(buffer)
 
@@ -97,7 +113,7 @@ class Buffers:
 
     def release(self) -> None:
         """Gives all of it back."""
-        for buffer in list(self._lent.values()):
+        for buffer in (*self._lent.values(), *self._others):
             buffer.users = 1
             self.give_back(buffer)
         self.drop_idle()

@@ -19,16 +19,17 @@ from shardwright.backends.torch.buffers import Buffer, Buffers
 from shardwright.backends.torch.entries import Entry, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, Timed
-from shardwright.backends.torch.homes import Home, Job, Part
+from shardwright.backends.torch.homes import Home, Job, Part, state_layout
 from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.segments import Kind, Read, Segment, in_order
+from shardwright.backends.torch.transfers import Transfer
+from shardwright.cost.segments import Kind, Read, Segment, home_of, in_order
 from shardwright.cost.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Program, SetState
-from shardwright.ir.types import Tier
+from shardwright.ir.types import ON_DEVICE, Tier
 from shardwright.ir.walk import names_used
 
 if TYPE_CHECKING:
@@ -39,17 +40,6 @@ if TYPE_CHECKING:
 
 class Stopped(Exception):  # noqa: N818 - it is no error
     """The caller wants nothing more of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """A part of a home on its way to a buffer on the device, by one on the host where it comes from disk."""
-
-    home: Home
-    part: Part
-    raw: Tensor
-    staged: Tensor | None = None
-    staging: Buffer | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,7 @@ class Running(Environment):
         self._blocks: dict[int, Block] = {}
         self._outside: dict[int, int] = {}
         self._then_set: dict[int, set[str]] = {}
-        self._transfers: list[_Transfer] = []
+        self._transfers: list[Transfer] = []
         self._compile(self.segments)
 
     # ------------------------------------------------------------ compilation
@@ -198,6 +188,8 @@ class Running(Environment):
                 self._here(event, lambda: None)
             case Action.STORE:
                 self._store(event, segment)
+            case Action.WRITE if segment.kind is Kind.STORE:
+                self._keep(event, segment)
             case Action.WRITE:
                 self._write(event, segment)
 
@@ -263,20 +255,25 @@ class Running(Environment):
                 self._values.pop(result.name, None)
                 self._values[result.name] = Entry(names=result.shape.names)
                 continue
-            if entry.tensor is not None:  # it has been stored, and is not set yet
+            if entry.tensor is None:
+                self._bind(result.name, self._fetched(result.name, entry))
+            elif home_of(read.kind) == ON_DEVICE or Tier.HOST in self.at_hand:
                 self._bind(result.name, replace(entry, names=result.shape.names), shared=True)
-                continue
-            self._bind(result.name, self._fetched(result.name, entry))
+            else:  # it has been stored on the host
+                buffer = self._buffer(Tier.DEVICE, result.name, tuple(entry.tensor.shape), entry.tensor.dtype)
+                raw = buffer.as_tensor(tuple(entry.tensor.shape), entry.tensor.dtype)
+                self._transfers.append(Transfer(entry.tensor, (), raw, held=self._hold(entry)))
+                self._bind(result.name, Entry(raw, result.shape.names, buffer=buffer))
 
     def _fetched(self, name: str, entry: Entry) -> Entry:
         home, part = entry.home, entry.part
         assert home is not None
         found = home.view(part)
         if found is not None:
-            return Entry(found, entry.names, home, part)
+            return Entry(found, entry.names, home, part, self._hold(entry))
         kept = home.at_hand(part)
         if kept is not None:
-            return replace(entry, raw=kept)
+            return replace(entry, raw=kept, buffer=self._hold(entry))
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
         raw = buffer.as_tensor(extents, dtype)
@@ -284,10 +281,16 @@ class Running(Environment):
         if on_host[0] and not self.tiers.in_place:
             staging = self._buffer(Tier.HOST, name, on_host, dtype)
             staged = staging.as_tensor(on_host, dtype)
-        self._transfers.append(_Transfer(home, part, raw, staged, staging))
+        self._transfers.append(Transfer(home, part, raw, staged, staging, self._hold(entry)))
         if home.coding.quantized is not None:
             return replace(entry, raw=raw, buffer=buffer)
         return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
+
+    def _hold(self, entry: Entry) -> Buffer | None:
+        """Keeps the memory of an entry until it is given back."""
+        if entry.buffer is not None:
+            self.buffers.share(entry.buffer)
+        return entry.buffer
 
     def _buffer(self, tier: Tier, name: str, extents: tuple[int, ...], dtype: Any) -> Buffer:
         nbytes = dtype.itemsize
@@ -301,31 +304,30 @@ class Running(Environment):
         def read() -> None:
             jobs: list[Job] = []
             for each in transfers:
-                staged = each.staged is not None
-                own, nbytes = each.home.disk_reads(each.part, each.staged if staged else each.raw, staged=staged)
+                own, nbytes = each.disk_reads()
                 jobs += own
                 self._count(event, nbytes)
             if jobs:
                 self.tiers.readers.run(jobs)
             if in_place:
                 for each in transfers:
-                    each.home.copy(each.part, each.raw, None)
+                    each.copy()
 
-        self._hand(event, read)
+        self._hand(event, read, partial(self._landed, transfers) if in_place else None)
 
     def _copy(self, event: Event) -> None:
         transfers = self._transfers
 
         def copy() -> None:
             for each in transfers:
-                self._count(event, each.home.copy(each.part, each.raw, each.staged))
+                self._count(event, each.copy())
 
-        def done() -> None:
-            for each in transfers:
-                if each.staging is not None:
-                    self.buffers.give_back(each.staging)
+        self._hand(event, copy, partial(self._landed, transfers))
 
-        self._hand(event, copy, done)
+    def _landed(self, transfers: Sequence[Transfer]) -> None:
+        for buffer in (buffer for each in transfers for buffer in (each.staging, each.held)):
+            if buffer is not None:
+                self.buffers.give_back(buffer)
 
     def _arrive(self, segment: Segment) -> None:
         """Makes of what has arrived the tensors that are computed with."""
@@ -402,6 +404,32 @@ class Running(Environment):
             result.name, Entry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
         )
         self._hand(event, copy, done)
+
+    def _keep(self, event: Event, segment: Segment) -> None:
+        """A value that lives elsewhere, and is no new value of state: it has a home as long as a name has it."""
+        read, result = segment.reads[str(segment.only.operands[0])], segment.only.result
+        entry = self._seen(read)
+        assert entry is not None
+        tensor = self._tensor(read)
+        home = Home(self.tiers, result, state_layout(result, (), (), quantized=False)[0])
+        home.allocate()
+        part: Part = (slice(None),) * len(home.names)
+        held = self._hold(entry)
+        buffer = self.buffers.watch(Tier.DISK, home.release)
+        self._bind(result.name, Entry(None, home.names, home, part, buffer))
+
+        def write() -> None:
+            self._count(event, home.write(part, tensor))
+
+        def done() -> None:
+            if held is not None:
+                self.buffers.give_back(held)
+
+        if event.resource is Resource.DEVICE:
+            self._here(event, write)
+            done()
+        else:
+            self._hand(event, write, done)
 
     def _write(self, event: Event, segment: Segment) -> None:
         """A new value of state, or of its slice."""

@@ -1,4 +1,4 @@
-"""Slices of a weight whose rows lie in several memories, along the dimension that is sliced or along another."""
+"""Values whose rows lie elsewhere or in several memories: slices of weights, and what loops carry."""
 
 from __future__ import annotations
 
@@ -22,6 +22,36 @@ func f(x: f32 E) -> f32 E {{
   return y
 }}
 """
+
+
+CARRIED = """
+dim N=3 B=4 E=8
+weights {{ w: f32 NE on host }}
+func f(x: f32 BE) -> f32 BE {{
+  y = loop[N](h: f32 BE on {placement} = x) {{
+    next h * 2.0 + w
+  }}
+  return y
+}}
+"""
+LINE = 4 * 4 * 8
+"""Bytes of h."""
+
+
+@pytest.mark.parametrize(
+    ("placement", "host", "disk"),
+    [("host", 1, 0), ("disk", 1, 1), ("device 50% host 50% along B", 0.5, 0), ("host 50% disk 50% along B", 1, 0.5)],
+)
+def test_carried_values_lie_where_their_types_say(placement: str, host: float, disk: float) -> None:
+    """One at once, since h is used up when the next is stored. Rows from disk pass through the host's memory."""
+    made = explicit(run_passes(program(CARRIED.format(placement=placement)), [Offload()]))
+    inputs = random_inputs(made, "f", 0)
+    peaks: dict[str, int] = {}
+    found, _ = run_program(made, "f", inputs.args, inputs.weights, {}, world=alone(), peaks=peaks)
+    wanted, _ = evaluate(made, "f", inputs.args, inputs.weights, {})
+    assert abs(found[0] - wanted[0]).max() < 1e-5
+    assert peaks["host"] - 3 * 8 * 4 == host * LINE
+    assert peaks["disk"] == disk * LINE
 
 
 @pytest.mark.parametrize("along", ["N", "E"])

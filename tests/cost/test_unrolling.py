@@ -103,3 +103,41 @@ def test_a_prefetch_hides_behind_what_is_computed(seconds: float) -> None:
     # The first is waited for; where computing takes half a second, the third sets out when the first is used up.
     assert cost(PREFETCHED) == {0.5: 5.0, 2.0: 2 + 3 * 2.0}[seconds]
     assert cost(late) == 2 + 3 * seconds + 2 * 2
+
+
+def test_a_value_that_is_no_state_is_written_where_it_lies_and_read_after() -> None:
+    text = program("""
+dim N=2 T=5 E=4
+state {
+  s: f32 NE on disk
+  k: f32 NTE on disk
+}
+func f(x: f32 E on host, pos: int32) -> f32 E {
+  first = fetch(x)
+  away: f32 E on disk = store[disk](first)
+  y = loop[N](h: f32 E on disk = away) {
+    here = fetch(h)
+    new = here + here
+    kept: f32 E on disk = store[disk](new)
+    set s = kept
+    row: f32 E on disk = store[disk](new)
+    longer = update[T](k, row, pos)
+    set k = longer
+    left: f32 E on disk = store[disk](new)
+    next left
+  }
+  last = fetch(y)
+  return last
+}
+""")
+    events = {
+        (event.name, *dict(event.trips).values(), str(event.action)): event for event in events_of(text, text.func("f"))
+    }
+    assert str(events["away", "write"].resource) == "disk write"
+    assert events["away", "write"].number in events["here", 0, "read"].after
+    assert events["left", 0, "write"].number in events["here", 1, "read"].after
+    assert events["left", 1, "write"].number in events["last", "read"].after
+    # A new value of state, or new rows of one, are copied, and written where the state is set.
+    assert events["row", 0, "store"].number in events["k", 0, "write"].after
+    assert str(events["kept", 0, "store"].resource) == "from device"
+    assert events["kept", 0, "store"].number in events["s", 0, "write"].after
