@@ -44,7 +44,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Held:
-    """What a chip holds of a value of this type."""
+    """The shard that a chip holds of a value of this type."""
 
     chip: Chip
     kind: TensorType
@@ -63,7 +63,7 @@ class Held:
         return Shape(self.kind.dtype, tuple(dims))
 
     def size(self, dim: str) -> int:
-        """Of the whole dimension."""
+        """The size of the whole dimension."""
         return self.kind.shape.size(dim)
 
     def indices(self, dim: str) -> npt.NDArray[np.int64]:
@@ -88,7 +88,7 @@ class Held:
         return n, math.prod(mesh[axis] for axis in by if axis not in self.kind.split(dim))
 
     def without(self, dims: Iterable[str]) -> Held:
-        """What it holds of a slice along each of these dimensions, none of which is split."""
+        """The shard of a slice along each of these dimensions, none of which is split."""
         kind = self.kind
         for dim in dims:
             if kind.split(dim):

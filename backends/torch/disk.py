@@ -90,7 +90,7 @@ class Readers:
         return self._files[path]
 
     def jobs(self, file: InputFile, what: str, target: Tensor, offset: int) -> list[Callable[[], None]]:
-        """What fills a contiguous tensor on the host with the bytes of the file from `offset` on, in pieces."""
+        """Jobs that fill a contiguous tensor on the host with the bytes of the file from `offset` on, in pieces."""
         view = bytes_of(target).numpy()
         cuts = [0, *range(CHUNK - offset % PAGE, len(view), CHUNK), len(view)]
 

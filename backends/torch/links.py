@@ -31,7 +31,7 @@ class Place(Protocol):
 
 
 class Links:
-    """Those of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
+    """The links of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
 
     def __init__(self, world: World, place: Place, tiers: Tiers) -> None:
         """To be made by all processes together, since it makes their groups."""

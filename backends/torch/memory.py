@@ -1,4 +1,4 @@
-"""What of one memory is taken: caps that are kept to, and peaks that are measured."""
+"""The bytes that are taken of one memory: caps that are kept to, and peaks that are measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutOfMemoryError(DiagnosticError):
 
 @dataclass
 class Memory:
-    """What of one memory is taken. `policy` stands in what is said where it does not suffice."""
+    """The bytes that are taken of one memory. `policy` stands in what is said where it does not suffice."""
 
     tier: Tier
     cap: int | None

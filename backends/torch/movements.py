@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Move = Callable[["Collectives", Any, "Tensor", Held, Held], "Tensor"]
-"""What a chip holds before and after, and the tensor that it holds before."""
+"""A function of the shards before and after, and of the tensor before."""
 
 
 class Collectives:
-    """What one process says to the others: exchanges of equal parts between the chips along some axes."""
+    """The messages between this process and the others: exchanges of equal parts between the chips along some axes."""
 
     def __init__(self, world: World, chip: Chip) -> None:
         """Process i is chip i."""
@@ -39,7 +39,7 @@ class Collectives:
         self.chip = chip
 
     def _group(self, axes: Sequence[str], tensor: Tensor) -> object:
-        """That of the chips along these axes. All chips make those of all, in one order."""
+        """The group of the chips along these axes. All chips make those of all, in one order."""
         backend = self.world.backend(tensor.device)
         chips = (Chip(self.chip.digits, number) for number in range(self.chip.digits.mesh.n_chips))
         groups = {ranks: self.world.group(ranks, backend) for ranks in dict.fromkeys(c.along(axes) for c in chips)}
@@ -83,7 +83,7 @@ class Collectives:
         return tensor
 
     def passed_on(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor:
-        """What the process `source` holds, zeros without one; `to` gets what this one does."""
+        """The tensor of the process `source`, zeros without one; `to` gets what this one does."""
         import torch
 
         dist = torch_distributed()

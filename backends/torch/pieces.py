@@ -16,5 +16,5 @@ def joined(pieces: tuple[Rows, ...], at_hand: Set[Tier]) -> tuple[Rows, ...]:
 
 
 def rows_on(pieces: tuple[Rows, ...], tier: Tier) -> Rows:
-    """Those on one tier, none of them perhaps."""
+    """The rows on one tier, perhaps none."""
     return next((rows for rows in pieces if rows.tier is tier), Rows(tier, 0, 0))

@@ -53,7 +53,7 @@ def load_kernels() -> None:
 
 
 def resident_bytes() -> int | None:
-    """What is resident now; None where the operating system does not say."""
+    """The bytes that are resident now; None where the operating system does not say."""
     return _status("VmRSS")
 
 

@@ -47,5 +47,5 @@ def put_rows(cache: Tensor, new: Tensor, positions: Positions) -> int:
 
 
 def begins_of(positions: Tensor, names: Sequence[str]) -> Positions:
-    """Those of a tensor of positions, a scalar or one for each row."""
+    """The begins in a tensor of positions, a scalar or one for each row."""
     return Positions(tuple(int(each) for each in positions.reshape(-1)) if names else (int(positions),))

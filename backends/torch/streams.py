@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     import torch
 
 Mark = Any
-"""That an action has been done, in a stream; None where it is done already."""
+"""The end of an action in a stream; None where it is done already."""
 
 
 class Streams(Protocol):
-    """What an executor asks of a device."""
+    """The part of a device that an executor issues actions to."""
 
     def thread(self, resource: Resource) -> Any:
         """A context for the thread of a resource."""
         ...
 
     def wait(self, resource: Resource, mark: Mark) -> None:
-        """What is issued for the resource from now on comes after the mark."""
+        """Everything issued for the resource from now on comes after the mark."""
         ...
 
     def issue(self, resource: Resource, action: Callable[[], None]) -> Mark:
@@ -133,5 +133,5 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device, *, timed: bool = False) -> Streams:
-    """Those of a device."""
+    """The streams of a device."""
     return CudaStreams(device, timed=timed) if device.type == "cuda" else NoStreams()

@@ -54,7 +54,7 @@ def held_as(dtype: DType) -> torch.dtype:
 
 
 def rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
+    """A result as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
     import torch
 
     if tensor.is_complex():  # a partial softmax: the mean, and the logarithm of the sum

@@ -55,7 +55,7 @@ class World:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes results."""
+        """True if this process is the one that writes results."""
         return self.index == 0
 
     def device(self, named: str | None) -> str:
@@ -88,7 +88,7 @@ class World:
         return self._groups[key]
 
     def at(self, what: str) -> None:
-        """What this process is at from here on, for the others to say should it fall silent."""
+        """Says what this process is at from here on, for the others to say should it fall silent."""
         self.peers.doing = what
 
     # ------------------------------------------------------------ what all know
@@ -98,7 +98,7 @@ class World:
         self.store.set(f"{name} of {self.index}", json.dumps(value))
 
     def shared(self, name: str, index: int) -> Any:
-        """What process `index` has told or will tell; waits for it. Raises where a process is lost."""
+        """The value that process `index` has told or will tell; waits for it. Raises where a process is lost."""
         key = f"{name} of {index}"
         try:
             while not self.store.check([key]):
@@ -161,7 +161,7 @@ def alone() -> World:
 
 
 def in_world(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one of several."""
+    """True if this process is one of several."""
     return environ.get("WORLD_SIZE", "1") not in ("", "1") and "RANK" in environ
 
 
@@ -227,7 +227,7 @@ def _met(processes: Processes, store: Any) -> Peers:
 
 @dataclass
 class _Loss:
-    """What is done when another process is lost: whoever waits is told, and after a time this process ends."""
+    """The response to the loss of another process: whoever waits is told, and after a time this process ends."""
 
     world: World
 

@@ -67,7 +67,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process is stopped, as by SIGSTOP; it stays to be waited for."""
+    """True if a process is stopped, as by SIGSTOP; it stays to be waited for."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -34,7 +34,7 @@ _TINY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and the text of a machine file with it. Rates are what was reached: shares of them are 1."""
+    """Measured values, and the text of a machine file with it. Rates are what was reached: shares of them are 1."""
 
     values: dict[str, Any]
     text: str
@@ -133,7 +133,7 @@ def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
 
 
 def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float) -> float:
-    """Of reading weights and multiplying with them the part of the shorter that the longer does not hide: 0 on a device
+    """The part of the shorter of reading weights and multiplying with them that the longer does not hide: 0 on a device
     that reads the next while it multiplies, 1 or more on one that does one after the other. The median about the number
     of rows for which both take as long."""
     size, n = 2048, 6

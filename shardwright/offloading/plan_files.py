@@ -32,8 +32,8 @@ _GROUPS = {"weights": "weights", "cache": "the cache", "hidden": "hidden states"
 
 @dataclass(frozen=True)
 class Outline:
-    """What a policy is about in a program: the dimensions of its loop over layers, rows and positions, its lengths, and
-    the types of its weights, of its cache, and of its hidden states."""
+    """The parts of a program that a policy is about: the dimensions of its loop over layers, rows and positions, its
+    lengths, and the types of its weights, of its cache, and of its hidden states."""
 
     layers: str
     batch: str

@@ -71,7 +71,8 @@ def part_of(program: Program, place: Place) -> Program:
 
 
 def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement, ...]]:
-    """What comes before the loop over layers, the loop, and what comes after. Raises where there is not exactly one."""
+    """The statements before the loop over layers, the loop, and the statements after it. Raises where there is not
+    exactly one."""
     loops = [(at, s) for at, s in enumerate(func.body) if isinstance(s, Loop)]
     if len(loops) != 1:
         raise fault(

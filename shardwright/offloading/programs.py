@@ -103,7 +103,7 @@ class Programs:
 
     @property
     def fixed(self) -> bool:
-        """Whether a program was given whose movements are written down: it runs as it is, with the sizes that it
+        """True if a program was given whose movements are written down: it runs as it is, with the sizes that it
         has."""
         if self.request.program is None:
             return False
@@ -130,7 +130,7 @@ class Programs:
         self._lengths(program)
 
     def _lengths(self, program: Program) -> tuple[int, int, int, int]:
-        """Of a program with a schedule: batches, their rows, tokens of a prompt, and positions of the cache."""
+        """The sizes of a program with a schedule: batches, their rows, tokens of a prompt, positions of the cache."""
         names = {func.name for func in program.funcs}
         func = program.func(ENTERS if ENTERS in names else BOTH)
         ids = next((v for v in func.params if v.name in ("ids", f"{ENTERS}_ids")), None)
@@ -194,7 +194,7 @@ class Programs:
         return [list(range(n))[at::count] for at in range(count)]
 
     def program(self, block: PromptBlock, group: int) -> Program:
-        """That of a group of a block, with its schedule."""
+        """The program of a group of a block, with its schedule."""
         if self.fixed:
             return self.written
         groups = self.groups(block)

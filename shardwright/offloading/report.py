@@ -1,4 +1,4 @@
-"""What an offloaded run measured: tokens, times, and bytes of each memory and of each link."""
+"""The measurements of an offloaded run: tokens, times, and bytes of each memory and of each link."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass
 class Report:
-    """What a run measured. Tokens per second are of new tokens, those in decode over the passes after the first of each
-    block; in the diagonal schedule, `mixed`, prefill and decode of different batches share each pass, and there is no
-    such number. `padded_tokens` are what was computed, positions of padding and of rows that had ended among them;
+    """The measurements of a run. Tokens per second are of new tokens, those in decode over the passes after the first
+    of each block; in the diagonal schedule, `mixed`, prefill and decode of different batches share each pass, and there
+    is no such number. `padded_tokens` are all that were computed, positions of padding and of ended rows among them;
     the padded throughput is of these, the actual one of tokens of prompts and texts (Sheng et al. 2023, section 6.1 and
     table 25). `ended_tokens` are those of texts that have ended. `imports_bytes` are resident before the run takes
     anything, `resident_bytes` the most since the process began, None where the operating system does not say."""

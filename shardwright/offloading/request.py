@@ -1,4 +1,4 @@
-"""What is asked of an offloaded run: a policy, a schedule, formats, and the caps of the memories."""
+"""The request for an offloaded run: a policy, a schedule, formats, and the caps of the memories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ScheduleName = Literal["zigzag", "diagonal"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a run, prompts and settings of generation apart.
+    """The request for a run, prompts and settings of generation apart.
 
     `caps` are bytes of each memory, None where there is no cap; `device` a device of PyTorch, that with CUDA or the
     CPU where None. `sparse` is the share of cached positions that decode looks at. Files are read by so many `readers`;

@@ -69,7 +69,7 @@ class OffloadedModel:
         check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
         self.blocks = self.programs.blocks(prompts)
         self.drawn_by: dict[int, dict[str, Block]] = {}
-        """What draws tokens, by the rows of a batch."""
+        """The blocks that draw tokens, by the rows of a batch."""
         self._running: dict[tuple[str, int], Running] = {}
         with ExitStack() as stack:
             self._load(stack, loading)
@@ -163,11 +163,11 @@ class OffloadedModel:
 
     @property
     def layers(self) -> range:
-        """Those of this process."""
+        """The layers of this process."""
         return self.place.layers(self.programs.layers)
 
     def _past_page_cache(self) -> bool:
-        """Whether files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
+        """True if files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
         before they are read again."""
         from shardwright.backends.torch.disk import available_memory
 
@@ -177,7 +177,7 @@ class OffloadedModel:
         return available is not None and self.source.nbytes * shares.disk > available - self.source.nbytes * shares.host
 
     def _check_memory(self, weights: dict[Tier, int], state: dict[Tier, int]) -> None:
-        """What is known beforehand to be needed: weights, and the state of the largest block."""
+        """Checks the memory that is known beforehand to be needed: weights, and the state of the largest block."""
         from shardwright.backends.torch.memory import Memory
 
         policy = self.request.policy

@@ -46,7 +46,7 @@ class Texts:
             check_scores(prompt, 0, self.logprobs[row], 2, new=False)
 
     def accept(self, token: int, drawn: Sequence[int], scores: Sequence[float] | None = None) -> None:
-        """What was drawn for every row is added, with its log-probability maybe."""
+        """Adds the tokens drawn for every row, with their log-probabilities maybe."""
         settings, report = self.settings, self.report
         if not settings.max_new_tokens:
             self.ended = [True] * len(self.ended)

@@ -104,7 +104,7 @@ def sparse_attention(
 
 
 def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
-    """Whether a query sees all positions, or those up to its own number: what kernels know by themselves."""
+    """True if a query sees all positions, or those up to its own number, which kernels know by themselves."""
     at = operation.at("pos")
     pos = None if at is None else call.args[at]
     starts = pos is None or (isinstance(pos, Number) and pos.value == 0)
@@ -113,7 +113,7 @@ def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
 
 
 def _numbered(operation: ops.Attend, call: Call) -> list[tuple[Named, str]]:
-    """What has positions, and the dimension that numbers them."""
+    """The operands that have positions, each with the dimension that numbers them."""
     queries = [(call.tensor(0), operation.causal)] if operation.causal is not None else []
     return [(call.tensor(1), operation.along), *queries]
 
@@ -135,8 +135,8 @@ def _visible(operation: ops.Attend, call: Call, names: Sequence[str]) -> Tensor:
 
 
 def _kernel(operation: ops.Attend, q: Tensor, v: Tensor, *, with_lse: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """What computes [S, H, R, W], and [S, H, R] where the log-sum-exp is asked for, of q [S, H, R, D], k [S, 1, T, D],
-    v [S, 1, T, W] and what is visible, [S or 1, H or 1, R, T]; None stands for the kernels' own mask."""
+    """A function that computes [S, H, R, W], and [S, H, R] where the log-sum-exp is asked for, of q [S, H, R, D],
+    k [S, 1, T, D], v [S, 1, T, W] and what is visible, [S or 1, H or 1, R, T], where None is the kernels' own mask."""
     if operation.softcap:
         return _decomposed
     if q.device.type == "cpu" and v.shape[-1] == q.shape[-1]:

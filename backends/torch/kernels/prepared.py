@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Common = dict[Any, Any]
-"""What the layers of a pass have in common, made by the first that asks for it: angles, masks."""
+"""Values that the layers of a pass have in common, made by the first that asks for it: angles, masks."""
 
 Prepared = Callable[..., "Tensor"]
-"""Of the common values and the operands that are no numbers."""
+"""A function of the common values and of the operands that are no numbers."""
 
 Operands = Sequence[Shape | Number]
 Prepare = Callable[[Any, Operands, Shape], Prepared | None]
 
 _CHOOSING = (ops.Take, ops.Argmax)
-"""What gives integers that need not wrap around; of floats torch's own result needs no rounding beside its own."""
+"""Operations whose integers need not wrap around; of floats torch's own result needs no rounding beside its own."""
 
 
 def prepared(operation: Operation, operands: Operands, result: Shape, sparse: float = 1.0) -> Prepared | None:
@@ -75,7 +75,7 @@ def _of_tensors(function: Callable[..., Tensor]) -> Prepared:
 
 
 def _arranged(shape: Shape, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """What brings a tensor's dimensions into the order of `names`, extent 1 where it lacks one."""
+    """A function that brings a tensor's dimensions into the order of `names`, extent 1 where it lacks one."""
     order = [shape.names.index(name) for name in names if name in shape]
     permuted = order != list(range(len(order)))
     if len(order) == len(names):
@@ -285,4 +285,4 @@ PREPARED: dict[type[Operation], Prepare] = {
     ops.Take: _take,
     ops.Argmax: _argmax,
 }
-"""Of each operation that is known here what prepares it."""
+"""The function that prepares each operation that is known here."""
