@@ -177,14 +177,24 @@ def search(
 
     After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
     """
-    from shardwright.ir.placements import off_device
+    from shardwright.ir.placements import off_device, on_device
+    from shardwright.passes.choose_memories import least_copies_s, memories_chosen
     from shardwright.passes.cleanup import Cleanup
     from shardwright.passes.decompose import Decompose
     from shardwright.passes.offload import Offload
     from shardwright.passes.pipelines import run_passes
 
-    copies = (Offload(),) if off_device(program) else ()
-    return choose(run_passes(program, (*copies, Decompose(), Cleanup())), objective, seconds, options)
+    filled = memories_chosen(program, objective, seconds)
+    copies = (Offload(),) if off_device(filled) else ()
+    found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options)
+    if filled is program or not copies:
+        return found
+    # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
+    free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
+    bound = search(on_device(filled), free, seconds, options).bound_s + least_copies_s(program, objective)
+    bound = min(found.bound_s, bound)
+    closed = bound >= found.objective_s * (1 - ENOUGH)
+    return replace(found, status="optimal" if closed else "feasible", bound_s=bound)
 
 
 def choose(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.passes.attention_over_batch import AttentionOverBatch
 from shardwright.passes.base import Pass
 from shardwright.passes.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.choose_memories import ChooseMemories
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 from shardwright.passes.edge_blocks import EdgeBlocks
@@ -38,6 +39,7 @@ PASSES: dict[str, type[Pass]] = {
         ReduceInto,
         LoopCollectives,
         GatherAhead,
+        ChooseMemories,
         Offload,
         ScheduleBlocks,
         SplitCollectives,

@@ -64,7 +64,8 @@ def check_placed(program: Program) -> None:
                 "open-type",
                 f"{value.name}: {value.type} leaves its placement open",
                 value.span,
-                "write it, or have a policy fill it: shardwright offload FILE --machine NAME --plan-only -o OUT.shard",
+                "write it, or have it filled: run choose-memories before (weights and state), or on one device"
+                " shardwright offload FILE --machine NAME --plan-only -o OUT.shard",
             )
 
 

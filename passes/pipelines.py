@@ -183,14 +183,22 @@ def explicit(
 ) -> Program:
     """The program with every layout chosen, as `place` says, and every movement a statement.
 
-    Where values live on host or disk, `offload` comes first: copies between memories are movements too. With `edges`
+    Where values live on host or disk, `offload` comes first, after `choose-memories` where that is open: copies between
+    memories are movements too. With `edges`
     "digits" strided parameters and results keep their digits, and nothing is moved to make blocks of them. `then` are
     passes that follow, as those of a target.
     """
-    passes = (*explicit_passes(place or Place(), edges), *then)
+    chosen = place or Place()
+    passes = (*explicit_passes(chosen, edges), *then)
     if off_device(program):
-        passes = (_offload(), *passes)
+        passes = (*_memories(program, chosen), _offload(), *passes)
     return run_passes(program, passes, observe)
+
+
+def _memories(program: Program, place: Place) -> tuple[Pass, ...]:
+    from shardwright.passes.choose_memories import ChooseMemories, open_memories
+
+    return (ChooseMemories(place.chip, place.calls),) if open_memories(program) else ()
 
 
 def _offload() -> Pass:

@@ -65,6 +65,9 @@ class Edge:
         return self.kind.placement.tier is Tier.HOST
 
 
+_WHOLE = "or keep each value whole in one memory: opt FILE --passes 'choose-memories{whole=true}'"
+
+
 def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
     """The placement of a value that enters or leaves a function. Raises `unsupported` for disk and mixed placements."""
     if kind.placement.tier not in (Tier.DEVICE, Tier.HOST):
@@ -73,6 +76,7 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
             f"{name}: {kind} cannot be held by JAX, which has device and host memory",
             NOWHERE,
             "compile it to torch, which reads and writes disk and shares a value between memories",
+            *([] if kind.placement.tier else [_WHOLE]),
         )
     digits = digits.at_edge(name, kind)
     addends = tuple(digits.mesh[axis] for axis in kind.partial_axes)

@@ -1,0 +1,121 @@
+"""`on ?` of weights and state, filled under a chip's memory, beside every filling of whole values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwright.compiling import compile_program, load
+from shardwright.cost.chips import load_chip
+from shardwright.cost.objective import Objective
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.program import Program
+from shardwright.ir.types import Tier
+from shardwright.passes.choose_memories import ON_HOST, ChooseMemories
+from shardwright.passes.choosing import Found, search
+
+LAYERS = """
+mesh x={x}
+dim N=6 B={B} E=1024 F=3000 G=512
+weights {{ w: bf16 NE_xF{w}
+          v: bf16 NFG_x{v}
+          u: bf16 NGE_x{u} }}
+func f(x: bf16 BE) -> bf16 BE {{
+  y: bf16 BE = loop[N](h: bf16 BE = x) {{
+    next gelu(gelu(h @[E] w) @[F] v) @[G] u
+  }}
+  return y
+}}
+"""
+CHIPS = Path(__file__).parents[2] / "cost" / "chips"
+SECONDS = 10.0
+OPEN = dict.fromkeys("wvu", " on ?")
+
+
+def on(memory: float, chip: str = "h100") -> Objective:
+    return Objective.on(replace(load_chip(chip), memory_bytes=memory))
+
+
+def program(x: int = 2, B: int = 64, **placed: str) -> Program:
+    return load(Source("layers", LAYERS.format(x=x, B=B, **{**OPEN, **placed})))
+
+
+def fillings(objective: Objective, x: int, B: int) -> Iterator[Found]:
+    """Of each weight whole in one memory, those that fit."""
+    for places in itertools.product((" on device", " on host"), repeat=len(OPEN)):
+        with suppress(DiagnosticError):
+            yield search(program(x, B, **dict(zip(OPEN, places, strict=True))), objective, SECONDS)
+
+
+@pytest.mark.parametrize(("x", "B", "memory"), [(2, 64, 2.7e7), (2, 64, 1.6e7)])
+def test_no_filling_of_whole_values_is_better(x: int, B: int, memory: float) -> None:
+    objective = on(memory)
+    found = search(program(x, B), objective, SECONDS)
+    every = list(fillings(objective, x, B))
+    assert 1 < len(every) < 8
+    least = min(each.objective_s for each in every)
+    assert found.peak <= memory
+    assert found.bound_s <= least
+    assert found.objective_s <= least * (1 + 1e-9)
+
+
+def test_everything_is_on_the_device_where_it_fits() -> None:
+    found = search(program(), on(8e10))
+    assert all(value.concrete.placement.tier is Tier.DEVICE for value in found.placed.weights)
+    assert found.status == "optimal"
+
+
+def test_what_is_read_most_often_stays_on_the_device() -> None:
+    text = """
+mesh x=2
+dim B=64 E=4096
+weights { a: bf16 EE1_x on ?
+          b: bf16 EE1_x on ? }
+dim E1=4096
+func prefill(x: bf16 BE) -> bf16 BE1_x {
+  return x @[E] a
+}
+func decode(x: bf16 BE) -> bf16 BE1_x {
+  return x @[E] b
+}
+"""
+    for calls, kept in (({"prefill": 1.0, "decode": 64.0}, "b"), ({"prefill": 64.0, "decode": 1.0}, "a")):
+        found = search(load(Source("two", text)), replace(on(3e7), calls=calls))
+        shares = {value.name: dict(value.concrete.placement.shares) for value in found.placed.weights}
+        assert shares[kept].get(Tier.DEVICE, 0.0) > shares["ab".replace(kept, "")].get(Tier.DEVICE, 0.0)
+
+
+def test_a_value_is_shared_unless_each_is_to_be_whole(tmp_path: Path) -> None:
+    chip = tmp_path / "small.toml"
+    text = (CHIPS / "h100.toml").read_text(encoding="utf-8")
+    chip.write_text(text.replace('memory = "80 GB"', 'memory = "27 MB"'), encoding="utf-8")
+    for whole in (False, True):
+        made = ChooseMemories(chip=str(chip), whole=whole).run(program())
+        placements = [value.type.placement for value in made.weights]
+        assert any(placement == ON_HOST or (placement and placement.along) for placement in placements)
+        assert any(placement is not None and placement.tier is None for placement in placements) is not whole
+    with pytest.raises(DiagnosticError) as caught:
+        compile_program(program(), chip=str(chip))
+    notes = caught.value.diagnostics[0].notes
+    assert (
+        notes[-1].message == "or keep each value whole in one memory: opt FILE --passes 'choose-memories{whole=true}'"
+    )
+
+
+def test_a_chip_without_a_host_says_what_does_not_fit() -> None:
+    chip = replace(load_chip("h100"), memory_bytes=2e7, host_link=None)
+    with pytest.raises(DiagnosticError) as caught:
+        search(program(), Objective.on(chip))
+    assert caught.value.diagnostics[0].code == "does-not-fit"
+    assert "more than the 20 MB of h100" in caught.value.diagnostics[0].message
+
+
+def test_the_pass_takes_the_programs_own_chip() -> None:
+    made = ChooseMemories(chip="h100").run(program())
+    assert all(value.type.placement is not None and value.type.placement.tier is Tier.DEVICE for value in made.weights)
+    assert made.funcs == program().funcs
