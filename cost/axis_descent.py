@@ -1,8 +1,8 @@
 """Layouts found a few mesh axes at a time: quick, good, and without a proof.
 
-First all axes that are demanded alike do the same to every value, as if they were one; then each axis in turn takes
-what is best for it while the others stay as they are, then each two axes, until none can do better (block coordinate
-descent). Each step is a layout problem of its own with few choices for each value, whatever is minimised.
+First all axes that are demanded alike do the same to every value, as if they were one (those of one chip, which cost
+nothing wherever they are, each alone before the others); then each axis in turn takes what is best for it while the
+others stay as they are, then each two axes, until none can do better (block coordinate descent). Each step is a layout problem of its own with few choices for each value, whatever is minimised.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shardwright.cost.factors import FORBIDDEN
 from shardwright.cost.layout_problem import Within
 from shardwright.cost.program_layouts import axis_groups, layout_problem
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cost.factor_graph import Solution
@@ -56,10 +57,35 @@ class Descent:
         begun = self.solver.begun()
         if begun is not None:
             self.step(Within(states=begun))
-        if self.solution is not None or self.step(Within(axis_groups(program, 1)[1])):
+        groups, idle = axis_groups(program, 1)[1], self.solver.problem.coding.idle
+        single = [i for i in range(len(program.mesh)) if i not in idle and i not in axes]
+        if self.solution is None and single and axes and (states := self.one_by_one(single)) is not None:
+            self.step(Within(groups, frozenset(axes), states))
+        if self.solution is not None or self.step(Within(groups)):
             for size in (1, 2) if pairs else (1,):
                 self.round(list(combinations(axes, size)) if len(axes) > size else [])
         return self
+
+    def one_by_one(self, axes: Sequence[int]) -> States | None:
+        """The states of these axes while all others do nothing, each axis beside those before it as they were found;
+        None where demands cannot be met so."""
+        from shardwright.cost.limited_placement import on_axes
+
+        problem = self.solver.problem
+        mesh, options = list(problem.program.mesh.items()), replace(problem.options, excluded=frozenset())
+        states = np.zeros((len(problem.variables), len(mesh)), np.int64)
+        for number in range(len(axes)):
+            here = axes[: number + 1]
+            within = Within(free=frozenset([number]), states=states[:, here])
+            part = on_axes(problem.program, Mesh(tuple(mesh[i] for i in here)))
+            try:
+                found = Descent(self.solver.of(layout_problem(part, options, within)))
+            except DiagnosticError:
+                return None
+            if not found.step(within) or (now := found.states) is None:
+                return None
+            states[:, here] = now
+        return states
 
     @property
     def states(self) -> States | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardwright.backends.validation import validate
+from shardwright.cost import axis_descent
+from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.limited_placement import LimitedPlacement
 from shardwright.cost.placement import Effort, Placement, PlacementOptions, place_layouts
+from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse
@@ -52,6 +57,18 @@ func decode(x: bf16 BLE_xy) -> bf16 BLE_xy {
     next h + o @[HD] wo
   }
   return last
+}
+"""
+
+
+APART = """
+mesh x=2 y=2 z=1 w=1
+dim B=8 L=4 E=8 F=8
+
+func f(x: f32 B_wL_zE_x, w_in: f32 E_yF_x, w_out: f32 F_zE_w) -> f32 B_xL_wE_z {
+  h: f32 B_zL_yF = x @[E] w_in
+  y: f32 BLE? = tanh(h) @[F] w_out
+  return y + tanh(y)
 }
 """
 
@@ -142,3 +159,21 @@ def test_where_axes_that_are_demanded_alike_cannot_do_the_same_all_choices_are_l
     """
     made = program(text)
     assert quickly(made).bytes_received >= place_layouts(made).bytes_received
+
+
+def test_axes_of_one_chip_are_found_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value has hundreds of layouts over four axes, also where two are of one chip; no step looks at as many."""
+    surface = Decompose().run(program(APART))
+    least = place_layouts(surface, PlacementOptions()).bytes_received
+    most: list[int] = []
+
+    def watched(*args: Any) -> LayoutProblem:
+        made = layout_problem(*args)
+        most.append(max(len(node.group.root().codes) for node in made.variables))
+        return made
+
+    monkeypatch.setattr(axis_descent, "layout_problem", watched)
+    quick = place_layouts(surface, PlacementOptions(), effort=Effort(proof=False))
+    assert most
+    assert max(most) < 50
+    assert quick.bytes_received == least
