@@ -2,7 +2,8 @@
 
 First all axes that are demanded alike do the same to every value, as if they were one (those of one chip, which cost
 nothing wherever they are, each alone before the others); then each axis in turn takes what is best for it while the
-others stay as they are, then each two axes, until none can do better (block coordinate descent). Each step is a layout problem of its own with few choices for each value, whatever is minimised.
+others stay as they are, then each two axes, until none can do better (block coordinate descent). Each step is a layout
+problem of its own with few choices for each value, whatever is minimised.
 """
 
 from __future__ import annotations
