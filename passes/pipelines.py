@@ -223,6 +223,8 @@ def options_from(name: str, text: str) -> Generator[None]:
     except DiagnosticError as error:
         first = error.diagnostics[0]
         options = {"bad-option", "unknown-chip", "unreadable-file"}
+        if "calls=" in text:  # not in an option of the command's own, which the program is at fault with
+            options.add("unknown-function")
         if error.source is None and first.span == NOWHERE and first.code in options:
             error.source = Source(name, text)
         raise

@@ -135,7 +135,7 @@ class Place(Pass):
             if name not in known:
                 near = did_you_mean(name, known)
                 hint = f"did you mean {near}?" if near else f"the functions are {', '.join(known)}"
-                raise fault("bad-option", f"calls: there is no function {name}", NOWHERE, hint)
+                raise fault("unknown-function", f"calls: there is no function {name}", NOWHERE, hint)
             try:
                 made[name] = float(count)
             except ValueError:

@@ -246,13 +246,22 @@ def test_a_warning_where_weights_would_need_a_large_chip(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--calls", "g=2"], "calls: there is no function g [bad-option]"),
+        (["--calls", "g=2"], "{file}: error: calls: there is no function g [unknown-function]"),
         (["--chip", "h10"], "--chip: error: there is no chip `h10` [unknown-chip]"),
     ],
 )
-def test_what_there_is_not(options: list[str], message: str, capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    assert main(["check", str(file), *options]) == 1
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["check"], ["opt", "--passes", "place"], ["run", "--passes", "decompose"]])
+def test_what_there_is_not(
+    command: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    assert main([command[0], str(file), *command[1:], *options]) == 1
+    assert capsys.readouterr().err.startswith(message.format(file=file))
+
+
+def test_a_function_that_an_option_of_a_pass_names(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    assert main(["opt", str(file), "--passes", "place{calls=g:2}", "--calls", "f=2"]) == 1
+    wanted = "--passes: error: calls: there is no function g [unknown-function]\nnote: the functions are f\n"
+    assert capsys.readouterr().err == wanted
 
 
 @pytest.mark.parametrize("command", [["check"], ["opt", "--passes", "place"]])
