@@ -430,18 +430,19 @@ def arborescence(
 ) -> tuple[float, list[tuple[int, int]]]:
     """The cheapest way to reach all targets from home: its cost, and its moves (from, to), parents first. `into` are
     the costs of the last move to each target, `moves` where there are none."""
-    wanted: dict[int, Costs] = {}
-    for target, costs in zip(targets, into or [moves] * len(targets), strict=True):
-        if target != home:  # of uses that lie alike it is moved to the one that asks for more
-            wanted[target] = np.maximum(wanted[target], costs) if target in wanted else costs
-    if not wanted:
-        return 0.0, []
+    # Of uses that are alike the first two say whether a copy on their way pays.
+    alike: dict[tuple[int, int], int] = {}
     leaves: list[Costs] = []
-    for target in wanted:
-        leaf = np.full(len(moves), FORBIDDEN)
-        leaf[target] = 0.0
-        leaves.append(leaf)
-    last = list(wanted.values())
+    last: list[Costs] = []
+    for target, costs in zip(targets, into or [moves] * len(targets), strict=True):
+        seen = alike[target, id(costs)] = alike.get((target, id(costs)), 0) + 1
+        if (target != home or into) and seen <= (1 if costs is moves else 2):
+            leaf = np.full(len(moves), FORBIDDEN)
+            leaf[target] = 0.0
+            leaves.append(leaf)
+            last.append(costs)
+    if not leaves:
+        return 0.0, []
     served, reached = subtrees(moves, leaves, last)
     edges: list[tuple[int, int]] = []
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardwright.cost.factor_graph import FactorGraph
+from shardwright.cost.factor_graph import FactorGraph, Solution, improved
 from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, subtrees
 
 
@@ -127,3 +127,110 @@ def test_minimum_equals_enumeration(seed: int) -> None:
 
 def test_the_same_graph_gives_the_same_choice() -> None:
     assert random_graph(7).minimize(1e-6).choice == random_graph(7).minimize(1e-6).choice
+
+
+# ---------------------------------------------------------------- last moves of their own, and parting
+
+
+def parted_tree(seed: int) -> TreeFactor:
+    """A home and one to three uses, some of which are reached from some layouts for nothing."""
+    rng = np.random.default_rng(seed)
+    n, uses = int(rng.integers(2, 4)), int(rng.integers(1, 4))
+    moves = random_moves(rng, n)
+    sliced = np.where(rng.random((n, n)) < 0.3, 0.0, moves)
+    last = tuple(sliced if rng.random() < 0.6 else moves for _ in range(uses))
+    sizes = [int(rng.integers(1, n + 1)) for _ in range(uses + 1)]
+    places = tuple(np.sort(rng.choice(n, size=size, replace=False)) for size in sizes)
+    rigid = tuple(bool(rng.random() < 0.15) for _ in range(uses))
+    parting = rng.integers(1, 20, n).astype(float) if rng.random() < 0.7 else None
+    return TreeFactor.of(tuple(range(uses + 1)), moves, places, rigid, last, parting)
+
+
+def by_hand(tree: TreeFactor, choice: tuple[int, ...]) -> float:
+    """Copies are made for layouts on the way of two uses or more, and each use takes one of them, or the value at home,
+    by its last move; without parting where all take it at home for nothing."""
+    home, *at = (int(place[c]) for place, c in zip(tree.places, choice, strict=True))
+    if any(stays and target != home for target, stays in zip(at, tree.rigid, strict=True)):
+        return FORBIDDEN
+    moving = [(tree.into(slot), at[slot - 1]) for slot, stays in enumerate(tree.rigid, 1) if not stays]
+    best = np.inf
+    for chosen in product((False, True), repeat=len(tree.moves)):
+        copies = [i for i, there in enumerate(chosen) if there and i != home]
+        for parents in product([home, *copies], repeat=len(copies)):
+            parent = dict(zip(copies, parents, strict=True))
+            if not all(_reaches(parent, node, home) for node in copies):
+                continue
+            made = sum(tree.moves[parent[node], node] for node in copies)
+            for taken in product([home, *copies], repeat=len(moving)):
+                if all(sum(_above(parent, node, use) for use in taken) > 1 for node in copies):
+                    last = sum(into[use, t] for use, (into, t) in zip(taken, moving, strict=True))
+                    best = min(best, made + last)
+    if tree.parting is None:
+        return float(best)
+    stays_home = all(into[home, t] == 0.0 for into, t in moving)
+    return 0.0 if stays_home else float(best + tree.parting[home])
+
+
+def _above(parent: dict[int, int], node: int, below: int) -> bool:
+    """Whether a copy is that one, or on the way to it."""
+    while below != node and below in parent:
+        below = parent[below]
+    return below == node
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_last_moves_and_parting_by_hand(seed: int) -> None:
+    """Each choice, the least of all, and for each choice of a variable the least with it."""
+    tree, rng = parted_tree(seed), np.random.default_rng(seed)
+    sizes = [len(place) for place in tree.places]
+    theta = [rng.integers(0, 15, size).astype(float) for size in sizes]
+    costs = {choice: by_hand(tree, choice) for choice in product(*map(range, sizes))}
+    for choice, cost in costs.items():
+        assert tree.evaluate(choice) == pytest.approx(cost)
+    dense = tree.dense(sizes)
+    totals = {c: cost + sum(t[i] for t, i in zip(theta, c, strict=True)) for c, cost in costs.items()}
+    least = min(totals.values())
+    possible = [c for c, cost in costs.items() if cost < FORBIDDEN / 2]
+    assert all(dense[c] == pytest.approx(costs[c]) for c in possible)
+    if not possible:
+        return
+    assert tree.least(theta) == pytest.approx(least)
+    assert totals[tuple(tree.best(theta))] == pytest.approx(least)
+    for slot, marginal in enumerate(tree.min_marginals(theta)):
+        for value in range(sizes[slot]):
+            wanted = min((totals[c] for c in possible if c[slot] == value), default=FORBIDDEN)
+            assert marginal[value] == pytest.approx(wanted) or min(marginal[value], wanted) >= FORBIDDEN / 2
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_graphs_with_last_moves_and_parting_equal_enumeration(seed: int) -> None:
+    graph, rng = FactorGraph(), np.random.default_rng(1000 + seed)
+    trees = [parted_tree(seed), parted_tree(seed + 500)]
+    variables: list[list[int]] = []
+    for tree in trees:
+        variables.append([graph.variable(len(place)) for place in tree.places])
+        graph.factors.append(tree.over(variables[-1]))
+    ends = (variables[0][-1], variables[1][0])
+    rows = np.array(list(product(*(range(graph.sizes[v]) for v in ends))))
+    graph.factors.append(TableFactor(ends, rows, rng.integers(0, 30, len(rows)).astype(float)))
+    best = min(
+        sum(factor.evaluate([choice[v] for v in factor.variables]) for factor in graph.factors)
+        for choice in product(*map(range, graph.sizes))
+    )
+    found = graph.minimize(1e-6)
+    assert found.cost == pytest.approx(best) or min(found.cost, best) >= FORBIDDEN / 2
+    assert found.bound <= found.cost
+
+
+def test_blocks_of_variables_take_what_is_best_beside_the_others() -> None:
+    """A tolerance leaves the first two variables at what costs a little more; both have to change together."""
+    graph = FactorGraph()
+    a, b, c = (graph.variable(2) for _ in range(3))
+    same = np.array([[0, 0], [1, 1]])
+    graph.factors += [
+        TableFactor((a, b), same, np.array([1.0, 0.5])),
+        TableFactor((c,), np.array([[0], [1]]), np.array([3.0, 9.0])),
+    ]
+    before = Solution((0, 0, 0), 4.0, 3.0, 0)
+    assert improved(graph, before, [([a, b], [[0, 0], [1, 1]])]) == Solution((1, 1, 0), 3.5, 3.0, 0)
+    assert improved(graph, before, [([a], [[0], [1]])]) == before

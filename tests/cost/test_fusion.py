@@ -177,3 +177,55 @@ func f(new: B_xD, pos: int32) -> B_xD {
     ((_, inlined, reads),) = kernels(text)
     assert len(inlined) == 1
     assert reads == [("new", 8), ("pos", 4)]
+
+
+NORM = """
+mesh x=2 y=2
+dim B=4 E=8
+func f(h: f32 BE_x) -> {result} {{
+  a: f32 BE_x = h * 2
+  s :~ f32 B_yE_x = slice[y -> B](a)
+  {last}
+}}
+"""
+
+
+def test_a_slice_is_computed_in_the_kernels_that_read_it() -> None:
+    last = "q :~ f32 B_y(partialsum-x) = sum[E](s)\n  return q"
+    assert kernels(NORM.format(result="f32 B_y(partialsum-x)", last=last)) == [("q", ["a"], [("h", 32)])]
+
+
+def test_a_slice_that_a_collective_takes_is_written() -> None:
+    last = "g :~ f32 B_yE = all_gather[x](s)\n  return g"
+    assert kernels(NORM.format(result="f32 B_yE", last=last)) == [
+        ("a", [], [("h", 64)]),
+        ("s", [], [("a", 32)]),
+        ("g", [], [("s", 32)]),
+    ]
+
+
+def test_a_residual_that_a_norm_reads_starts_no_kernel() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=16
+func f(a: BF_x, w: F_xE, h: BE) -> (BE, f32 B) {
+  p: BE(partialsum-x) = a @[F] w
+  r: BE = all_reduce[x](p)
+  m: BE = h + r
+  q = sum[E](convert[f32](m))
+  return m, q
+}
+"""
+    made = complete(program(text))
+    func = made.func("f")
+    steps = fused(made, func.body, Scope.of(made, func), func.returns).steps
+    starts = {step.root.results[0].name: step.starts for step in steps if isinstance(step, Kernel)}
+    assert starts == {"p": 1, "r": 1, "m": 0, "q": 1}
+    alone = (
+        text.replace("  q = sum[E](convert[f32](m))\n", "")
+        .replace("return m, q", "return m")
+        .replace("(BE, f32 B)", "BE")
+    )
+    made = complete(program(alone))
+    steps = fused(made, made.func("f").body, Scope.of(made, made.func("f")), ("m",)).steps
+    assert [step.starts for step in steps if isinstance(step, Kernel)] == [1, 1, 1]

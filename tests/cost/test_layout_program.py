@@ -49,7 +49,10 @@ def random_graph(rng: np.random.Generator) -> FactorGraph:
         moves = rng.integers(0, 20, (4, 4)).astype(float)
         np.fill_diagonal(moves, 0.0)
         places = tuple(np.arange(4, dtype=np.int64) for _ in range(len(uses) + 1))
-        graph.factors.append(TreeFactor((home, *uses), moves, places, (False,) * len(uses)))
+        sliced = np.where(rng.random((4, 4)) < 0.3, 0.0, moves)
+        last = tuple(sliced if rng.random() < 0.5 else moves for _ in uses)
+        parting = rng.integers(1, 20, 4).astype(float) if rng.random() < 0.5 else None
+        graph.factors.append(TreeFactor.of((home, *uses), moves, places, (False,) * len(uses), last, parting))
         made = [*made[1:], *uses][-2:]
     return graph
 
