@@ -46,7 +46,7 @@ class Read:
 class Segment:
     """A run of statements of one kind, with their positions. `reads` are what it reads, by name; `last` the names whose
     values nothing after it in its body uses; `needed` what it makes that others use. A store is `lasting` if its value
-    is more than a new value of state on its way, and so has to lie where its type says."""
+    is more than a new value of state, or new rows, on its way, and so has to lie where its type says."""
 
     kind: Kind
     at: list[Position]
@@ -58,6 +58,11 @@ class Segment:
     needed: tuple[str, ...] = ()
     ending: tuple[Read, ...] = ()
     lasting: bool = False
+
+    @property
+    def place(self) -> Position:
+        """Where it begins in its function."""
+        return self.at[0]
 
     @property
     def name(self) -> str:
@@ -183,7 +188,8 @@ class _Divider:
                 users.setdefault(name, set()).add(number)
         for segment in made:
             if segment.kind is Kind.STORE:
-                segment.lasting = not _set_alone(segment.only.result.name, body, ending)
+                name = segment.only.result.name
+                segment.lasting = not (_set_alone(name, body, ending) or _new_rows(name, body))
         for number, segment in enumerate(made):
             own = {value.name for statement in segment.statements for value in statement.results}
             wanted = {*ending} | {name for name, where in users.items() if any(other > number for other in where)}
@@ -283,6 +289,12 @@ def _set_alone(name: str, body: Sequence[Statement], ending: Sequence[str]) -> b
             case _:
                 pass
     return True
+
+
+def _new_rows(name: str, body: Sequence[Statement]) -> bool:
+    """True if a value is written into another one, which has it at hand until then."""
+    updates = (s for s in body if isinstance(s, Let) and isinstance(s.operation, Update))
+    return any(statement.operands[1] == name for statement in updates)
 
 
 def _writes_rows(statement: Let, scope: Scope) -> bool:

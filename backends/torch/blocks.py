@@ -74,7 +74,7 @@ class Block:
         self._held = dict(held or {})
         self._to = to
         self._same: dict[str, str] = {}
-        self._updating: set[int] = set()
+        self._updating: list[Let] = []
         self._last: Mapping[str, int] = {}
         self.taken_over: set[str] = set()
         """The names that are owned and overwritten."""
@@ -123,7 +123,7 @@ class Block:
             if isinstance(statement, Let) and at in updates:
                 self._same[statement.result.name] = str(statement.operands[0])
                 self._declare(statement.result)
-                self._updating.add(id(statement))
+                self._updating.append(statement)
             if isinstance(statement, SetState) and self._root(statement.operand) == statement.state:
                 continue
             if isinstance(statement, Let | SetState | Loop):  # what is freed is dropped after its last use
@@ -202,7 +202,7 @@ class Block:
         order = [names.index(name) for name in (operation.dim, *rest)]
         along = [name for name in new_names if name not in rest]
         new_order = [new_names.index(name) for name in (*along, *rest)]
-        through, result = id(statement) in self._updating, statement.result.name
+        through, result = statement in self._updating, statement.result.name
         own = not through and (read[0] in dead or (read[0] in self._owned and at == self._last_read(read[0])))
         if own and read[0] in self._given:
             self.taken_over.add(read[0])

@@ -23,7 +23,7 @@ from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import ON_DEVICE
-from shardwright.ir.walk import names_used
+from shardwright.ir.walk import Position, names_used
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class Environment(Unrolling):
         self.buffers = buffers
         self._values: dict[str, Entry] = {}
         self._common = Common()
-        self._dies: dict[int, list[str]] = {}
+        self._dies: dict[Position, list[str]] = {}
         self._ended: frozenset[str] = frozenset()
         self._latest: dict[str, tuple[Part, Written]] = {}
         """The rows that were set last, as they were, of state that is not kept as it is computed with."""
@@ -171,10 +171,10 @@ class Environment(Unrolling):
 
     def _dying(self, segment: Segment) -> list[str]:
         """The names that a loop is the last to use, and only when it begins."""
-        if id(segment) not in self._dies:
+        if segment.place not in self._dies:
             inside = names_used(segment.loop.body)
-            self._dies[id(segment)] = [name for name in segment.last if name not in inside]
-        return self._dies[id(segment)]
+            self._dies[segment.place] = [name for name in segment.last if name not in inside]
+        return self._dies[segment.place]
 
     def trip(self, loop: Loop, index: int) -> None:
         import torch

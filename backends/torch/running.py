@@ -30,7 +30,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Program, SetState
 from shardwright.ir.types import ON_DEVICE, Tier
-from shardwright.ir.walk import names_used
+from shardwright.ir.walk import Position, names_used
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,9 +72,9 @@ class Running(Environment):
         self.moved = {} if moved is None else moved
         self.stopped = False
         self._threads: EventThreads | None = None
-        self._blocks: dict[int, Block] = {}
-        self._outside: dict[int, int] = {}
-        self._then_set: dict[int, set[str]] = {}
+        self._blocks: dict[Position, Block] = {}
+        self._outside: dict[Position, int] = {}
+        self._then_set: dict[Position, set[str]] = {}
         self._transfers: list[Transfer] = []
         self._compile(self.segments)
 
@@ -86,12 +86,12 @@ class Running(Environment):
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
                 fragile = self._set_later(segments, number)
-                self._blocks[id(segment)] = Block(
+                self._blocks[segment.place] = Block(
                     segment.statements, shapes, state, segment.needed, self.sizes, self.tiers.device, fragile,
                     self.options.sparse, set(segment.last), held_in(segment.reads), self.options.to,
                 )  # fmt: skip
             elif segment.kind is Kind.UPDATE:
-                self._then_set[id(segment)] = self._sets_the_same(segment, segments[number + 1 :])
+                self._then_set[segment.place] = self._sets_the_same(segment, segments[number + 1 :])
             elif segment.kind is Kind.LOOP:
                 self._compile(segment.body)
 
@@ -198,7 +198,7 @@ class Running(Environment):
             self.moved[str(event.resource)] = self.moved.get(str(event.resource), 0) + nbytes
 
     def _compute(self, segment: Segment) -> None:
-        block = self._blocks[id(segment)]
+        block = self._blocks[segment.place]
         values = Values({name: self._tensor(read) for name, read in segment.reads.items()}, self._common)
         for name in block.taken_over:
             at = values.tensors[name].data_ptr()
@@ -222,14 +222,14 @@ class Running(Environment):
             for name, tensor in values.tensors.items()
             if self._accounted(self._values[name])
         }
-        if id(segment) not in self._outside:
+        if segment.place not in self._outside:
             others = {
                 e.tensor.untyped_storage().data_ptr(): e.tensor.untyped_storage().nbytes()
                 for name, e in self._values.items()
                 if e.tensor is not None and name not in segment.reads and not self._accounted(e)
             }
-            self._outside[id(segment)] = sum(others.values())
-        outside = self._outside[id(segment)]
+            self._outside[segment.place] = sum(others.values())
+        outside = self._outside[segment.place]
 
         def count(nbytes: int) -> None:
             try:
@@ -355,7 +355,7 @@ class Running(Environment):
             return
         private = entry.buffer is not None and entry.buffer.users == 1 and name in segment.last
         through = entry.buffer is None and entry.home is not None and (
-            entry.home.value.name in self._then_set[id(segment)] and name in segment.last
+            entry.home.value.name in self._then_set[segment.place] and name in segment.last
         )  # fmt: skip
         if not private and not through:
             entry = Entry(entry.tensor.clone(), entry.names, entry.home, entry.part)
