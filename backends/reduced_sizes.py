@@ -56,6 +56,7 @@ class _Dimensions:
             for func in program.funcs:
                 self.overrides.setdefault(func.name, {}).update(func.overrides)
         self.runs: dict[tuple[str, str | None], Run] = {}
+        self.extents: dict[int, Run] = {}
 
     def run(self, dim: str, func: str | None = None) -> Run:
         """A dimension's size as a function sees it."""
@@ -63,6 +64,10 @@ class _Dimensions:
         if (dim, own) not in self.runs:
             self.runs[dim, own] = self._made(self.infos[dim], own)
         return self.runs[dim, own]
+
+    def counted(self, extent: int) -> Run:
+        """The run of indices up to a number that a statement writes, one in all programs."""
+        return self.extents.setdefault(extent, (Segment(extent),))
 
     def _made(self, dim: DimInfo, func: str | None) -> Run:
         size = dim.size if func is None else self.overrides[func][dim.name]
@@ -207,7 +212,7 @@ class _Analysis:
                 self.segments.room(run, greatest)
                 results = [{**operands[0], target: greatest}] * 2
             case ops.Iota(dim=dim, extent=extent):
-                run = self.declared(dim) if extent is None else (Segment(extent),)
+                run = self.declared(dim) if extent is None else self.dimensions.counted(extent)
                 static = None if extent is None else _Static(run, (extent,))
                 results = [{dim: run}]
             case ops.Rename(pairs=pairs):

@@ -3,7 +3,7 @@
 R bytes of result on a device, K devices in a group:
 
     all_gather            R (K - 1) / K
-    all_reduce            2 R (K - 1) / K
+    all_reduce            2 R (K - 1) / K, elements of each array rounded up
     reduce_scatter        R (K - 1)
     all_to_all            R (K - 1) / K
     permute               R, on a device that is the target of another
@@ -161,7 +161,7 @@ def _collective(
         if op == "all_reduce" and scattered is not None:
             op, received = "reduce_scatter", R * (K - 1) // K
         elif op == "all_reduce":
-            received = 2 * R * (K - 1) // K
+            received = sum(-(-2 * array.elements * (K - 1) // K) * array.bits for array in results) // 8
             sliced = bool(received) and is_sliced(module.computations, computation, instruction, K)
         elif op == "reduce_scatter":
             received = R * (K - 1)

@@ -89,10 +89,6 @@ class Home:
         return math.prod(self.middle) * self.coding.row_bytes
 
     @property
-    def slice_bytes(self) -> int:
-        return self.n_rows * self.row_bytes
-
-    @property
     def indices(self) -> Iterator[tuple[int, ...]]:
         """The indices of all slices."""
         return itertools.product(*map(range, self.lead))

@@ -178,11 +178,3 @@ class Formulation:
             ends = zip(arcs.source[at], arcs.target[at], strict=True)
             found.extend((-arcs.subset.bit_count(), int(a), int(b)) for a, b in ends)
         return [(a, b) for _, a, b in sorted(found)]
-
-
-def costs_of(tree: Tree, moves: Floats) -> Linear:
-    """What a tree's moves cost together by another matrix of costs."""
-    line = Linear()
-    for arcs in tree.arcs:
-        line.add(arcs.columns, moves[arcs.source, arcs.target])
-    return line

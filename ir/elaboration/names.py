@@ -132,7 +132,7 @@ class Names:
                     "split-loop",
                     f"the loop over {loop.dim} takes slices of {name}: {kind}, and {loop.dim} is split over chips",
                     span,
-                    f"pipeline stages can be priced but not run; leave {loop.dim} whole",
+                    f"`cost` prices pipelines of weights and state, and none is run; leave {loop.dim} whole",
                 )
         return scope.type_of(name)
 

@@ -52,6 +52,7 @@ def module(body: str, called: str = "") -> str:
             384,
         ),
         ("f16[8,32]{1,0} all-gather(%p), replica_groups=mesh['a'=8] {'a':(2)2}, dimensions={1}", "all_gather", 256),
+        ("f32[4]{0} all-reduce(%p), replica_groups={{0,1,2},{3,4,5}}, to_apply=%add", "all_reduce", 24),
         ("(s8[8,16]{1,0}, pred[8]{0}) all-reduce(%p, %p), replica_groups=[1,8]<=[8]", "all_reduce", 238),
     ],
 )

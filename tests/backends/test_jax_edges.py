@@ -92,6 +92,13 @@ def test_strided_values_move_what_the_text_says(text: str, edges: Edges) -> None
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=0, atol=2e-3 * scale)
 
 
+def test_addends_that_chips_do_not_divide_are_counted_alike() -> None:
+    """Chips along x=3 share 4 elements: the one with two of them receives 2 addends of each, then the others' sums."""
+    text = "mesh x=3 y=2\ndim A=6 B=8\nfunc f(a: f32 A_xB) -> f32 B_y { return sum[A](a) }"
+    compiled = explicit(program(text))
+    assert counted(compiled, compiled.funcs[0]) == (24, 24)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_move_no_more_than_their_texts_say(seed: int) -> None:
     """XLA leaves out what nobody needs, here and there; `bench/edges.py` counts more programs."""

@@ -198,7 +198,6 @@ def test_transformations_of_jax() -> None:
     library: Any = jax
     jnp: Any = library.numpy
     module = load_module(emit(explicit(program(TRANSFORMED))))
-    f = module.build_f(module.make_mesh())
     rng = np.random.default_rng(0)
     a, w, v = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((4, 8), (8, 8), (8, 8)))
     both = jnp.stack([a, 2 * a])
@@ -234,8 +233,13 @@ def test_transformations_of_jax() -> None:
             library.grad(of_gradients)(w),
         ]
 
-    for found, wanted in zip(uses(f), uses(plain), strict=True):
+    every = uses(plain)
+    for found, wanted in zip(uses(module.build_f(module.make_mesh())), every, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+    explicit_axes = library.make_mesh((2, 2), ("x", "y"), devices=library.devices()[:4])
+    with library.set_mesh(explicit_axes):
+        for found, wanted in zip(uses(module.build_f(explicit_axes)), every, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
 
 
 NAN = {

@@ -8,9 +8,10 @@ from program_text import by_bytes, program
 from shardwright.backends.reduced_sizes import at_reduced_sizes
 from shardwright.backends.validation import ValidationError, validate
 from shardwright.ir.format import format_module
+from shardwright.ir.ops import Iota
 from shardwright.ir.program import Loop
 from shardwright.ir.unparse import unparse
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import lets_in, sites
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 FEEDFORWARD = """
@@ -156,6 +157,26 @@ def test_numbers_that_stand_for_extents_keep_them() -> None:
     assert small.sizes()["C"] == 40
     assert small.sizes()["V"] >= 80
     assert validate(surface, explicit(surface)).largest_difference == pytest.approx(0, abs=1e-12)
+
+
+def test_indices_up_to_a_number_are_as_many_in_both_programs() -> None:
+    """Where nothing of a declared size meets them, too."""
+    surface = program("""
+        mesh x=2
+        dim V=8
+        func f(a: int32 V_x) -> (int32 V_x, int32, int32) {
+          every = iota[V, 24]()
+          joined = concat[V](iota[V, 5](), iota[V, 24]())
+          return a, sum[V](every), max[V](joined)
+        }""")
+    compiled = explicit(surface)
+    counted = [
+        {let.operation.extent for let in lets_in(small.funcs[0].body) if isinstance(let.operation, Iota)}
+        for small in at_reduced_sizes(surface, compiled)
+    ]
+    assert counted[0] == counted[1]
+    assert 24 not in counted[0]
+    assert validate(surface, compiled).largest_difference == 0
 
 
 def test_what_is_too_large_to_run_is_not_taken_for_proved() -> None:
