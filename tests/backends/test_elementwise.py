@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from jax import lax
+from oracles.elementwise import OPERANDS, call
 from oracles.extremes import extremes, whole_range
 from oracles.jax_agreement import explicit
 from oracles.torch_blocks import computed
@@ -25,22 +26,15 @@ from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.reference import evaluate
 from shardwright.backends.torch.tensors import Named, from_numpy, held_as
 from shardwright.ir.operation import Arg, Number
-from shardwright.ir.ops.elementwise_table import ENTRIES, FORMS, Entry
+from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
 from shardwright.ir.program import Value
 from shardwright.ir.types import DType
 
 ROOT = Path(__file__).parent.parent.parent
 MODULE: Any = SimpleNamespace(jax=jax, jnp=jnp, lax=lax)
-OPERANDS = "abc"
-SIGNS = {"+": "a + b", "-": "a - b", "*": "a * b", "/": "a / b", "neg": "-a"}
 ULPS = {DType.F32: 2.0**-17, DType.BF16: 2.0**-6, DType.F16: 2.0**-9}
 """By how much transcendental functions of different libraries may differ, relative to their result: in the narrow
 formats by two units in the last place."""
-
-
-def call(entry: Entry) -> str:
-    form = "" if entry.form == FORMS[entry.keyword][0] else f"[form={entry.form}]"
-    return SIGNS.get(entry.keyword) or f"{entry.keyword}{form}({', '.join(OPERANDS[: len(entry.takes)])})"
 
 
 def formats_of(entry: Entry, dtype: DType) -> list[DType] | None:

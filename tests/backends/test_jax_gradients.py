@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 from oracles import example_programs
+from oracles.elementwise import OPERANDS, call
 from oracles.gradients import check_gradients
 from oracles.random_programs.texts import SMOOTH, random_program
 from program_text import program
@@ -16,39 +18,31 @@ from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.ir.builders import BUILDERS
+from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
 from shardwright.passes.pipelines import explicit
 
 ONE = "a: f32 B_xE_y"
 TWO = "a: f32 B_xE_y, b: f32 B_xE_y"
 
+
+def elementwise(entry: Entry) -> tuple[str, str, str]:
+    """The operation with its last operand in its domain."""
+    params = [
+        f"{name}: {'bool' if takes == 'bool' else 'f32'} B_xE_y"
+        for name, takes in zip(OPERANDS, entry.takes, strict=False)
+    ]
+    last = OPERANDS[len(entry.takes) - 1]
+    inside = last if entry.domain[0] == -math.inf else f"(1 + {last} * {last})"
+    return ", ".join(params), re.sub(rf"\b{last}\b", inside, call(entry)), "f32 B_xE_y"
+
+
 CASES: dict[str, tuple[str, str, str]] = {
+    f"{entry.keyword} {entry.form}".strip(): elementwise(entry) for entry in ENTRIES if entry.differentiable
+} | {
     # operation: parameters, expression, result
-    "+": (TWO, "a + b", "f32 B_xE_y"),
-    "-": (TWO, "a - b", "f32 B_xE_y"),
-    "*": (TWO, "a * b", "f32 B_xE_y"),
-    "/": (TWO, "a / b", "f32 B_xE_y"),
-    "neg": (ONE, "-a", "f32 B_xE_y"),
     "@": ("a: f32 B_xE_y, w: f32 E_yF", "a @ w", "f32 BF_x"),
     "@ batched": ("a: f32 B_xE_y, w: f32 B_xE_yF", "a @[E] w", "f32 B_xF_y"),
-    "abs": (ONE, "abs(a)", "f32 B_xE_y"),
     "convert": (ONE, "convert[f32](a)", "f32 B_xE_y"),
-    "cos": (ONE, "cos(a)", "f32 B_xE_y"),
-    "exp": (ONE, "exp(a)", "f32 B_xE_y"),
-    "gelu": (ONE, "gelu(a)", "f32 B_xE_y"),
-    "gelu tanh": (ONE, "gelu[form=tanh](a)", "f32 B_xE_y"),
-    "log": (ONE, "log(a)", "f32 B_xE_y"),
-    "log1p": (ONE, "log1p(exp(a))", "f32 B_xE_y"),
-    "maximum": (TWO, "maximum(a, b)", "f32 B_xE_y"),
-    "minimum": (TWO, "minimum(a, b)", "f32 B_xE_y"),
-    "relu": (ONE, "relu(a)", "f32 B_xE_y"),
-    "rsqrt": (ONE, "rsqrt(a)", "f32 B_xE_y"),
-    "sigmoid": (ONE, "sigmoid(a)", "f32 B_xE_y"),
-    "silu": (ONE, "silu(a)", "f32 B_xE_y"),
-    "sin": (ONE, "sin(a)", "f32 B_xE_y"),
-    "softsign": (ONE, "softsign(a)", "f32 B_xE_y"),
-    "sqrt": (ONE, "sqrt(a)", "f32 B_xE_y"),
-    "tanh": (ONE, "tanh(a)", "f32 B_xE_y"),
-    "where": (f"m: bool B_xE_y, {TWO}", "where(m, a, b)", "f32 B_xE_y"),
     "sum": (ONE, "sum[BE](a)", "f32"),
     "max": (ONE, "max[E](a)", "f32 B_x"),
     "max of all": (ONE, "max[BE](a)", "f32"),
@@ -77,10 +71,9 @@ CASES: dict[str, tuple[str, str, str]] = {
     "reduce_scatter": ("a: f32 B_xE_y, w: f32 E_yF", "a @ w", "f32 B_xF_y"),
 }
 
-NO_GRADIENT = {
-    "argmax", "bitcast", "equal", "full", "iota", "less", "less_equal", "logical_and", "logical_not", "logical_or",
-    "uniform",
-}  # fmt: skip
+NO_GRADIENT = {"argmax", "bitcast", "full", "iota", "uniform"} | {
+    entry.keyword for entry in ENTRIES if not entry.differentiable
+}
 """Operations with integer or boolean results, or without a float operand."""
 
 ELSEWHERE = {"all_reduce", "as_partial", "roll", "fetch", "prefetch", "store", "wait"}
