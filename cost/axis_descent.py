@@ -1,8 +1,9 @@
 """Layouts found a few mesh axes at a time: quick, good, and without a proof.
 
 First all axes that are demanded alike do the same to every value, as if they were one (those of one chip, which cost
-nothing wherever they are, each alone before the others); then each axis in turn takes what is best for it while the
-others stay as they are, then each two axes, until none can do better (block coordinate descent). Each step is a layout
+nothing wherever they are, each alone before the others), where that is wanted then those of each of two groups; then
+each axis in turn takes what is best for it while the others stay as they are, then each two axes, until none can do
+better (block coordinate descent). Each step is a layout
 problem of its own with few choices for each value, whatever is minimised.
 """
 
@@ -51,21 +52,35 @@ class Descent:
     part: Solver | None = None
     solution: Solution | None = None
 
-    def run(self, pairs: bool = True) -> Descent:
-        """Goes down as far as it can, if wanted by pairs of axes too."""
+    def run(self, *, pairs: bool = True, halves: bool = False) -> Descent:
+        """Goes down as far as it can, if wanted by pairs of axes too, and first with the axes in two groups."""
         program = self.solver.problem.program
         axes = [i for i, size in enumerate(program.mesh.values()) if size > 1]
+        groups, idle = axis_groups(program, 1)[1], self.solver.problem.coding.idle
+        single = [i for i in range(len(program.mesh)) if i not in idle and i not in axes]
         begun = self.solver.begun()
         if begun is not None:
             self.step(Within(states=begun))
-        groups, idle = axis_groups(program, 1)[1], self.solver.problem.coding.idle
-        single = [i for i in range(len(program.mesh)) if i not in idle and i not in axes]
         if self.solution is None and single and axes and (states := self.one_by_one(single)) is not None:
             self.step(Within(groups, frozenset(axes), states))
         if self.solution is not None or self.step(Within(groups)):
+            for parts in self.halves(axes, groups) if halves else ():
+                self.step(Within(parts))
             for size in (1, 2) if pairs else (1,):
                 self.round(list(combinations(axes, size)) if len(axes) > size else [])
         return self
+
+    def halves(self, axes: Sequence[int], alike: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+        """The ways to part three or more axes into two groups; of those that differ by names of equal axes one."""
+        sizes = list(self.solver.problem.program.mesh.values())
+        role = {axis: number for number, group in enumerate(alike) for axis in group}
+        made: dict[frozenset[tuple[tuple[int, int], ...]], tuple[tuple[int, ...], ...]] = {}
+        for count in range(len(axes) - 1) if len(axes) > 2 else ():
+            for chosen in combinations(axes[1:], count):
+                parts = (axes[0], *chosen), tuple(axis for axis in axes[1:] if axis not in chosen)
+                kinds = frozenset(tuple(sorted((role.get(i, -1 - i), sizes[i]) for i in part)) for part in parts)
+                made.setdefault(kinds, tuple(part for part in parts if len(part) > 1))
+        return list(made.values())
 
     def one_by_one(self, axes: Sequence[int]) -> States | None:
         """The states of these axes while all others do nothing, each axis beside those before it as they were found;
@@ -109,7 +124,7 @@ class Descent:
         """Each of these blocks of axes in turn, until none has found anything better since its last turn."""
         settled = 0
         for block in _turns(blocks):
-            settled = 0 if self.step(Within(free=frozenset(block), states=self.states)) else settled + 1
+            settled = 1 if self.step(Within(free=frozenset(block), states=self.states)) else settled + 1
             if settled >= len(blocks) or self.solver.ended():
                 return
 
@@ -121,8 +136,9 @@ class Descent:
             part.build()
         except DiagnosticError:  # this part has no choice that goes together
             return False
+        known = self.states if within.states is None else within.states
         solution = part.graph.eliminated(_ENTRIES) or part.graph.minimize(
-            part.tolerance(part.unit), max_nodes=_NODES, known=lambda: part.numbered(within.states), patience=0
+            part.tolerance(part.unit), max_nodes=_NODES, known=lambda: part.numbered(known), patience=0
         )
         best = 2 * FORBIDDEN if self.solution is None else self.solution.cost
         if solution.cost >= FORBIDDEN / 2 or solution.cost >= best * (1 - _LEAST):

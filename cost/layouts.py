@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -139,40 +140,16 @@ def addends_made(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float
     return np.where(made, local_elements(coding, codes, shape), 0.0)
 
 
-def moving_costs(coding: Coding, codes: Codes, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes received per chip, and communicating steps, from each layout (rows) to each other (columns).
+def moving_costs(coding: Coding, codes: Codes, shape: Shape, links: Links | None = None) -> Moves:
+    """Bytes received per chip and communicating steps from each layout (rows) to each other (columns), and on a mesh's
+    `links` the seconds that these movements, the cheapest in bytes, take.
 
     The formula of `cost.resharding`, temporary splits included, for all pairs at once; a temporary split is
     counted on where a single dimension has room for all of its axes. Where the digits of two layouts do not fit
     together, a chip counts as having nothing of what it needs. Infinite where there is no movement: into partial
     maxima. The arrays cannot be written to.
     """
-    key = coding.mesh, coding.dims, shape, codes.tobytes()
-    found = _RECENT.costs.pop(key, None)
-    if found is None:
-        received, steps, _ = _moving(coding, _Pairs.of_all(codes, shape), None)
-        received.flags.writeable = steps.flags.writeable = False
-        found = received, steps
-        _RECENT.pairs += received.size
-    _RECENT.costs[key] = found
-    while _RECENT.pairs > _MOST_KEPT:
-        _RECENT.pairs -= _RECENT.costs.popitem(last=False)[1][0].size
-    return found
-
-
-@dataclass
-class _Recent:
-    """What movements cost between layouts that were asked for lately, the latest last, and of how many pairs of layouts
-    that is: a program is placed several times, under options."""
-
-    costs: OrderedDict[tuple[Mesh, tuple[str, ...], Shape, bytes], tuple[Floats, Floats]]
-    pairs: int = 0
-
-
-_RECENT = _Recent(OrderedDict())
-
-_MOST_KEPT = 1 << 22
-"""Pairs of layouts of which the costs are kept."""
+    return _RECENT.moving(coding, codes, shape, links)
 
 
 def moving_costs_of_groups(
@@ -188,13 +165,6 @@ def moving_costs_of_groups(
         (moved.reshape(n, n), taken.reshape(n, n))
         for n, moved, taken in zip(counts.tolist(), np.split(received, ends), np.split(steps, ends), strict=True)
     ]
-
-
-def moving_seconds(
-    coding: Coding, codes: Codes, shape: Shape, links: Links
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """`moving_costs`, and the seconds that these movements, the cheapest in bytes, take on a mesh's links."""
-    return _moving(coding, _Pairs.of_all(codes, shape), links)
 
 
 @dataclass(frozen=True)
@@ -316,6 +286,44 @@ class Links:
     all_to_all: tuple[NDArray[np.float64], NDArray[np.float64]]
     copied: tuple[float, float]
     """Of a slice, and of addends: a kernel that reads and writes what it makes."""
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What equal links have in common."""
+        return (*(times.tobytes() for times in (*self.gather, *self.all_to_all)), *self.copied)
+
+
+Moves = tuple[Floats, Floats, Floats]
+"""Bytes received, steps and seconds from each layout of a value (rows) to each other (columns)."""
+
+
+@dataclass
+class _Recent:
+    """What movements cost between layouts that were asked for lately, the latest last, and of how many pairs of layouts
+    that is: a program is placed several times, under options and prices."""
+
+    moves: OrderedDict[tuple[object, ...], Moves]
+    pairs: int = 0
+
+    def moving(self, coding: Coding, codes: Codes, shape: Shape, links: Links | None) -> Moves:
+        """Of all pairs of layouts; seconds are infinite without links. The arrays cannot be written to."""
+        key = coding.mesh, coding.dims, shape, codes.tobytes(), links and links.key
+        found = self.moves.pop(key, None)
+        if found is None:
+            found = _moving(coding, _Pairs.of_all(codes, shape), links)
+            for array in found:
+                array.flags.writeable = False
+            self.pairs += found[0].size
+        self.moves[key] = found
+        while self.pairs > _MOST_KEPT:
+            self.pairs -= self.moves.popitem(last=False)[1][0].size
+        return found
+
+
+_RECENT = _Recent(OrderedDict())
+
+_MOST_KEPT = 1 << 22
+"""Pairs of layouts of which the costs are kept."""
 
 
 _NO_ROOM = -1.0

@@ -35,7 +35,7 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import Codes, addends_made, local_elements, moving_costs, unique_codes
+from shardwright.cost.layouts import Codes, Moves, addends_made, local_elements, moving_costs, unique_codes
 from shardwright.cost.program_layouts import layout_problem, repeated_work
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError, fault
@@ -174,11 +174,13 @@ def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
 @dataclass(frozen=True)
 class Effort:
     """How much choosing may do: `limit` bounds the work of a proof, `end` the time, in seconds of the monotonic clock.
-    Without `proof` what a few axes at a time find has to do. `start` is a choice to begin with, if there is one."""
+    Without `proof` what a few axes at a time find has to do, with those in two groups first where it is to be
+    `thorough`. `start` is a choice to begin with, if there is one."""
 
     limit: WorkLimit = field(default_factory=WorkLimit)
     end: float = math.inf
     proof: bool = True
+    thorough: bool = False
     start: Placement | None = None
 
 
@@ -210,7 +212,7 @@ class Solver:
         """What each factor of the graph is of; None for further ones."""
         self.choices: list[NDArray[np.int64]] = []
         """What each variable can be: numbers of layouts within its group."""
-        self.moves: dict[Group, NDArray[np.float64]] = {}
+        self.moves: dict[Group, Moves] = {}
         """Movements between the layouts of each group, by its identity."""
         self.ranked: dict[tuple[Group, float], NDArray[np.float64]] = {}
         """What these cost a value of the group that counts so often, ties included."""
@@ -242,7 +244,7 @@ class Solver:
 
     def quickly(self, bound: float = -math.inf) -> Placement:
         """A choice that no axis can better, without a proof. Raises an `OutOfWorkError` where none was found."""
-        found = Descent(self).run(pairs=False).placement
+        found = Descent(self).run(pairs=False, halves=self.effort.thorough).placement
         if found is None:
             raise OutOfWorkError
         solution = replace(found.solution, bound=min(bound, found.solution.cost))
@@ -469,27 +471,27 @@ class Solver:
                 inner.codes = unique_codes([inner.codes, outer.codes[whole]])
                 outer.codes = unique_codes([outer.codes, inner.codes])
 
-    def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
+    def quantum(self, moves: dict[Group, Moves]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""
         least = 1 << 40
-        known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
+        known: dict[tuple[Shape, bytes], Moves] = {}
         for node in self.problem.nodes:
             group = node.group.root()
             if group not in moves:
                 key = (group.shape, group.codes.tobytes())
                 if key not in known:
-                    known[key] = np.stack(moving_costs(self.coding, group.codes, group.shape))
+                    known[key] = moving_costs(self.coding, group.codes, group.shape)
                 moves[group] = known[key]
-        for received, _ in known.values():
+        for received, _, _ in known.values():
             whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
             least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
 
-    def tree_costs(self, node: Node, moves: dict[Group, NDArray[np.float64]], quantum: float) -> NDArray[np.float64]:
+    def tree_costs(self, node: Node, moves: dict[Group, Moves], quantum: float) -> NDArray[np.float64]:
         group = node.group.root()
         if (known := self.ranked.get((group, node.weight))) is not None:
             return known
-        received, steps = moves[group]
+        received, steps, _ = moves[group]
         finite = np.isfinite(received)
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
@@ -511,7 +513,7 @@ class Solver:
         into = [last[number] for number, _ in moving] if last else ()
         return arborescence(costs, choice[node.home], [choice[variable] for _, variable in moving], into)[1]
 
-    def placement(self, solution: Solution, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Placement:
+    def placement(self, solution: Solution, moves: dict[Group, Moves], quantum: float) -> Placement:
         kinds: dict[int, TensorType] = {}
         for variable, node in enumerate(self.problem.variables):
             code = int(node.group.root().codes[solution.choice[variable]])

@@ -26,7 +26,7 @@ from shardwright.cost.factors import FORBIDDEN, TableFactor
 from shardwright.cost.fusion import Traffic, reads_within
 from shardwright.cost.kernel_shares import Structure
 from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Slice, Table
-from shardwright.cost.layouts import SOFTMAX, SUM, Codes, Links, local_elements, moving_seconds
+from shardwright.cost.layouts import SOFTMAX, SUM, Codes, Links, Moves, local_elements, moving_costs
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import Effort, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of
@@ -100,7 +100,7 @@ class TimeSolver(Solver):
         made.build()
         return made
 
-    def placement(self, solution: Solution, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Placement:
+    def placement(self, solution: Solution, moves: dict[Group, Moves], quantum: float) -> Placement:
         """As `Solver.placement`; cost and bound are of the time alone, without what decides between equal times."""
         made = super().placement(solution, moves, quantum)
         held = sum(float(self.device_bytes(node)[solution.choice[node.home]]) for node in self.held)
@@ -207,18 +207,14 @@ class TimeSolver(Solver):
         tables = (entry for entry in self.problem.entries if isinstance(entry, Table))
         return {table.at: table.statement for table in tables if table.statement is not None}
 
-    def quantum(self, moves: dict[Group, NDArray[np.float64]]) -> float:
-        known: dict[tuple[Shape, bytes], NDArray[np.float64]] = {}
+    def quantum(self, moves: dict[Group, Moves]) -> float:
         for node in self.problem.nodes:
             group = node.group.root()
             if group not in moves:
-                key = (group.shape, group.codes.tobytes())
-                if key not in known:
-                    known[key] = np.stack(moving_seconds(self.coding, group.codes, group.shape, self.links))
-                moves[group] = known[key]
+                moves[group] = moving_costs(self.coding, group.codes, group.shape, self.links)
         return 1.0
 
-    def tree_costs(self, node: Node, moves: dict[Group, NDArray[np.float64]], quantum: float) -> Floats:
+    def tree_costs(self, node: Node, moves: dict[Group, Moves], quantum: float) -> Floats:
         _, steps, seconds = moves[node.group.root()]
         finite = np.isfinite(seconds)
         trips = node.weight or 1.0

@@ -36,7 +36,7 @@ _ROUNDS = 4
 _LIVE = 2
 """How often activations are made dearer before that is left to the integer program."""
 
-_FOR_PRICES = 0.3
+_FOR_PRICES = 0.8
 """Of the time, for looking for prices."""
 
 _DETAIL = 0.01
@@ -219,6 +219,7 @@ class _Chooser:
         self.options = replace(options or PlacementOptions(), calls=objective.calls)
         self.found: list[Found] = []
         self.known: dict[str, Found] = {}
+        self.tried: list[Prices] = []
         self.bound_ns = -math.inf
         self.price = Prices()
         self.alone = objective.solver == "ortools"
@@ -251,7 +252,7 @@ class _Chooser:
     def prove(self) -> None:
         """Looks at all choices where memory has no price, which gives a bound."""
         end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
-        start = self.known.get(repr(Prices()))
+        start = self.known.get(repr((Prices(), False)))
         effort = Effort(WorkLimit(most_entries(self.program)), end, start=start and start.placement)
         with suppress(OutOfWorkError):
             self.bound_ns = self.priced(Prices(), effort).placement.solution.bound
@@ -307,13 +308,12 @@ class _Chooser:
     def fitting(self) -> list[Found]:
         return [found for found in self.found if found.fits]
 
-    def attempt(self, prices: Prices) -> Found:
+    def attempt(self, prices: Prices, *, thorough: bool = False) -> Found:
         """What takes little time at these prices, as a few axes at a time find it."""
-        known = repr(prices)
+        known = repr((prices, thorough))
         if known not in self.known:
-            # With little time left one step that is free to change everything is worth more than some from here.
-            start = self.found[-1].placement if self.found and not self.late() else None
-            self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, start=start))
+            self.tried.append(prices)
+            self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, thorough=thorough))
         return self.known[known]
 
     def priced(self, prices: Prices, effort: Effort) -> Found:
@@ -339,8 +339,7 @@ class _Chooser:
         return found
 
     def price_memory(self) -> None:
-        """Prices for the bytes of weights and state: dearer until everything fits, then those at which what fits costs
-        as much as what does not, as long as there is something cheaper in between; then prices for some of them.
+        """Prices for the bytes of weights and state: dearer until everything fits, then between those.
 
         Where weights and state are not enough, all other values are priced too, as little as makes everything fit.
         """
@@ -359,26 +358,55 @@ class _Chooser:
                 dearer = 1e7 * scale if self.late() else above.byte_ns * 8
                 below, large, above = above, small, Prices(dearer)
             above = Prices(above.byte_ns, above.byte_ns if live else 0.0)
-        self.price = Prices() if live else above
+        if live:
+            self.narrow_all(below, above)
+        else:
+            self.narrow(below, large, above, small)
+
+    def narrow_all(self, below: Prices, above: Prices) -> None:
+        """Prices of all values alike, between those at which what is found does not fit and fits."""
         for _ in range(_ROUNDS):
-            if self.late() or (not live and small.kept >= large.kept):
+            if self.late():
                 return
-            if live:
-                price = math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8
-                prices = Prices(price, price)
+            price = math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8
+            prices = Prices(price, price)
+            if self.attempt(prices).fits:
+                above = prices
             else:
-                over = (small.model_s - large.model_s) / (large.kept - small.kept)
-                prices = self.price = Prices(max(0.0, over * NANOSECONDS))
+                below = prices
+
+    def narrow(self, below: Prices, large: Found, above: Prices, small: Found) -> None:
+        """The same of weights and state: in turn the price at which both cost as much, and the mean of the two prices.
+        Then prices of some, and with more than two axes another look at less."""
+        for turn in range(_ROUNDS):
+            if self.late() or small.kept >= large.kept:
+                break
+            over = (small.model_s - large.model_s) / (large.kept - small.kept)
+            mean = math.sqrt(below.byte_ns * above.byte_ns) if turn % 2 else 0.0
+            prices = Prices(mean or max(0.0, over * NANOSECONDS))
             found = self.attempt(prices)
             saved = small.model_s - found.model_s + prices.byte_ns * (small.kept - found.kept) / NANOSECONDS
-            if found.fits:
-                above, small = prices, found
-            else:
-                below, large = prices, found
-            if not live and saved < ENOUGH * found.model_s:
+            below, large, above, small = (below, large, prices, found) if found.fits else (prices, found, above, small)
+            if not mean and saved < ENOUGH * found.model_s:
                 break
-        if not live:
-            self.price_some(below, large, above, small)
+        self.price = self.dual_price()
+        self.price_some(below, large, above, small)
+        prices = above
+        for _ in range(_ROUNDS if len(self.program.mesh) > 2 else 0):
+            if self.late():
+                return
+            below, above = (below, prices) if self.attempt(prices, thorough=True).fits else (prices, above)
+            prices = Prices(math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8)
+
+    def dual_price(self) -> Prices:
+        """Of the prices tried that with the highest bound, were the choices found at them the best."""
+        room = self.chip.memory_bytes
+
+        def bound(prices: Prices) -> float:
+            found = self.known[repr((prices, False))]
+            return found.model_s * NANOSECONDS + prices.byte_ns * (found.kept - room)
+
+        return max((prices for prices in self.tried if not prices.live_ns and not prices.dear), key=bound)
 
     def price_some(self, below: Prices, large: Found, above: Prices, small: Found) -> None:
         """The higher price for as few weights and state values as make everything fit, those first that it makes

@@ -115,14 +115,14 @@ def test_movements_on_part_of_a_mesh_take_no_more_than_their_share() -> None:
     coding = Coding(mesh, ("A", "B"))
     states = np.array([0, 1, *(coding.number_of_dim(name) for name in "AB")])
     codes = coding.combine([states] * 3)
-    whole, _ = moving_costs(coding, codes, shape)
+    whole, _, _ = moving_costs(coding, codes, shape)
     digits = coding.digits(codes)
     for axes in (chosen for count in (1, 2) for chosen in combinations(range(3), count)):
         sizes = [list(mesh.items())[i] for i in axes]
         part = Coding(Mesh(tuple(sizes)), ("A", "B"))
         own = digits[:, axes] @ part.radix ** np.arange(len(axes))
         layouts, at = np.unique(own, return_inverse=True)
-        costs, _ = moving_costs(part, layouts, shape)
+        costs, _, _ = moving_costs(part, layouts, shape)
         share = math.prod(mesh.values()) / math.prod(size for _, size in sizes)
         assert (whole + 1 >= costs[np.ix_(at, at)] / share).all()
 

@@ -181,7 +181,7 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
     shape = compiled.funcs[0].params[0].shape
     codes = coding.combine([np.arange(coding.radix)] * 2)
     codes = codes[coding.valid(codes, shape, lambda dim, axis: True, sizes_of(shape))]
-    received, _ = moving_costs(coding, codes, shape)
+    received, _, _ = moving_costs(coding, codes, shape)
     checked = 0
     for i, a in enumerate(codes):
         for j, b in enumerate(codes):
