@@ -264,7 +264,7 @@ class Solver:
 
     def descended(self) -> tuple[int, ...] | None:
         """A choice that no two axes can better. Axes of one size may have to stand for each other in it."""
-        states = Descent(self).run().states
+        states = Descent(self).run(halves=True).states
         if states is None:
             return None
         sizes = list(self.problem.program.mesh.values())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENOUGH = 1e-3
 """Of the least time: how near to it what is called proved is."""
 
-_FOR_PROOF = 0.5
+_FOR_PROOF = 0.9
 """Of the time that is left, for a bound at the best prices."""
 
 _ROUNDS = 4
@@ -252,8 +252,8 @@ class _Chooser:
     def prove(self) -> None:
         """Looks at all choices where memory has no price, which gives a bound."""
         end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
-        start = self.known.get(repr((Prices(), False)))
-        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start and start.placement)
+        start = min(self.found, key=lambda found: found.model_s).placement if self.found else None
+        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start)
         with suppress(OutOfWorkError):
             self.bound_ns = self.priced(Prices(), effort).placement.solution.bound
 
