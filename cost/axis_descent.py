@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shardwright.cost.factors import FORBIDDEN
 from shardwright.cost.layout_problem import Within
 from shardwright.cost.program_layouts import axis_groups, layout_problem
+from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 
@@ -33,6 +34,10 @@ States = NDArray[np.int64]
 
 _ENTRIES = 1 << 22
 """Of a table: with more, branch and bound in place of elimination."""
+
+_AT_ONCE = 5e8
+"""Entries of tables that are looked at to choose for all axes at once, some seconds: axes that are demanded differently
+have as many layouts as the whole problem."""
 
 _NODES = 8
 """Of branch and bound, for each step."""
@@ -63,7 +68,7 @@ class Descent:
             self.step(Within(states=begun))
         if self.solution is None and single and axes and (states := self.one_by_one(single)) is not None:
             self.step(Within(groups, frozenset(axes), states))
-        if self.solution is not None or self.step(Within(groups)):
+        if self.solution is not None or self.together(groups, [*single, *axes]):
             for parts in self.halves(axes, groups) if halves else ():
                 self.step(Within(parts))
             for size in (1, 2) if pairs else (1,):
@@ -81,6 +86,16 @@ class Descent:
                 kinds = frozenset(tuple(sorted((role.get(i, -1 - i), sizes[i]) for i in part)) for part in parts)
                 made.setdefault(kinds, tuple(part for part in parts if len(part) > 1))
         return list(made.values())
+
+    def together(self, groups: tuple[tuple[int, ...], ...], axes: Sequence[int]) -> bool:
+        """All axes at once, those of each group as one; where that is too much, one beside those before it, if demands
+        can be met so."""
+        try:
+            return self.step(Within(groups), WorkLimit(_AT_ONCE))
+        except OutOfWorkError:
+            states = self.one_by_one(axes)
+            found = states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states))
+            return found or self.step(Within(groups))
 
     def one_by_one(self, axes: Sequence[int]) -> States | None:
         """The states of these axes while all others do nothing, each axis beside those before it as they were found;
@@ -128,11 +143,13 @@ class Descent:
             if settled >= len(blocks) or self.solver.ended():
                 return
 
-    def step(self, within: Within) -> bool:
-        """Takes the best choices of a part of the problem, where they are better."""
+    def step(self, within: Within, limit: WorkLimit | None = None) -> bool:
+        """Takes the best choices of a part of the problem, where they are better. Raises an `OutOfWorkError` where its
+        tables are beyond a limit."""
         problem = self.solver.problem
         try:
             part = self.solver.of(layout_problem(problem.program, problem.options, within))
+            part.limit = limit or part.limit
             part.build()
         except DiagnosticError:  # this part has no choice that goes together
             return False

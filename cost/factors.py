@@ -140,6 +140,10 @@ class TreeFactor:
     rigid: tuple[bool, ...]
     last: tuple[Costs, ...] = ()
     parting: Costs | None = None
+    _latest: tuple[tuple[Costs, ...], tuple[list[Costs], list[Costs]]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """Costs of the leaves, and what `_grown` made of them."""
 
     @staticmethod
     def of(
@@ -210,7 +214,13 @@ class TreeFactor:
 
     def _grown(self, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
         """`subtrees` from home: a single leaf is `served` where it has a choice, all are `reached` from those of home,
-        anything else at every layout."""
+        anything else at every layout. Half of the calls are at the same costs of the leaves as the one before."""
+        if self._latest is None or not all(map(np.array_equal, self._latest[0], leaves)):
+            self._latest = tuple(leaf.copy() for leaf in leaves), self._growing(leaves)
+        served, reached = self._latest[1]
+        return [*served], [*reached]
+
+    def _growing(self, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
         n = 1 << len(leaves)
         nothing = np.zeros(len(self.places[0]))
         served, reached = [nothing] * n, [nothing] * n

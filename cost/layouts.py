@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import EllipsisType
 from typing import Any
@@ -178,7 +178,7 @@ class _Pairs:
     shapes: tuple[Shape, ...]
     of: NDArray[np.int64]
     crossed: bool = False
-    """Whether they are each layout with each, in rows and columns."""
+    """Whether they are layouts in rows with each in columns."""
 
     @staticmethod
     def of_all(codes: Codes, shape: Shape) -> _Pairs:
@@ -209,6 +209,20 @@ class _Pairs:
 
 
 def _moving(
+    coding: Coding, pairs: _Pairs, links: Links | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes, steps and seconds of each pair; of layouts that are crossed for some rows at a time."""
+    rows = max(1, _AT_ONCE // len(pairs.codes)) if pairs.crossed else len(pairs.source)
+    if rows >= len(pairs.source):
+        return _moving_at_once(coding, pairs, links)
+    found = np.empty((3, len(pairs.source), len(pairs.codes)))
+    for first in range(0, len(pairs.source), rows):
+        part = replace(pairs, source=pairs.source[first : first + rows])
+        found[:, first : first + rows] = _moving_at_once(coding, part, links)
+    return found[0], found[1], found[2]
+
+
+def _moving_at_once(
     coding: Coding, pairs: _Pairs, links: Links | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     work = _Work.between(coding, pairs)
@@ -325,6 +339,9 @@ _RECENT = _Recent(OrderedDict())
 _MOST_KEPT = 1 << 22
 """Pairs of layouts of which the costs are kept."""
 
+
+_AT_ONCE = 1 << 16
+"""Pairs of layouts that are priced at once: their tables stay in a processor's cache."""
 
 _NO_ROOM = -1.0
 """What sets of axes leave of a dimension that they do not divide: no multiple of any number of chips."""
@@ -509,7 +526,7 @@ def _axes_between(digits: NDArray[np.int64], pairs: _Pairs, needs: Sequence[NDAr
                 table |= need.astype(np.uint64) << np.uint64(i * n_axes + axis)
             states = digits[:, axis]
             if pairs.crossed:
-                word |= table[states].take(states, axis=1)
+                word |= table[states[pairs.source[:, 0]]].take(states, axis=1)
             else:
                 word |= table[states[pairs.source], states[pairs.target]]
         mask = np.uint64((1 << n_axes) - 1)

@@ -8,9 +8,10 @@ import pytest
 
 from shardwright.backends.validation import validate
 from shardwright.cost import axis_descent
-from shardwright.cost.layout_problem import LayoutProblem
+from shardwright.cost.layout_problem import Group, LayoutProblem
+from shardwright.cost.layouts import Moves
 from shardwright.cost.limited_placement import LimitedPlacement
-from shardwright.cost.placement import Effort, Placement, PlacementOptions, place_layouts
+from shardwright.cost.placement import Effort, Placement, PlacementOptions, Solver, place_layouts
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
@@ -177,3 +178,25 @@ def test_axes_of_one_chip_are_found_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert most
     assert max(most) < 50
     assert quick.bytes_received == least
+
+
+def test_axes_that_are_too_many_at_once_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where axes are demanded differently no two do the same, and looking at all at once is looking at everything."""
+    before = program(APART.replace("z=1 w=1", "z=2 w=2"))
+    decomposed = run_passes(before, (Decompose(), Cleanup()))
+    priced: list[int] = []
+
+    def watched(self: Solver, moves: dict[Group, Moves]) -> float:
+        priced.append(max(len(node.group.root().codes) for node in self.problem.nodes))
+        return quantum(self, moves)
+
+    quantum = Solver.quantum
+    monkeypatch.setattr(Solver, "quantum", watched)
+    monkeypatch.setattr(axis_descent, "_AT_ONCE", 0.0)
+    quick = place_layouts(decomposed, effort=Effort(proof=False))
+    assert max(priced) < 50
+    least = place_layouts(decomposed).bytes_received
+    assert max(priced) > 500
+    assert least <= quick.bytes_received < 2 * least
+    placed, _ = place(decomposed, PlacementOptions(), choose=LimitedPlacement(decomposed, proof=False))
+    assert validate(before, run_passes(placed, MOVEMENTS)) is not None

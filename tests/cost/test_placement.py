@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import cache
 from itertools import product
 
@@ -12,14 +13,16 @@ from program_text import program
 
 from shardwright import explicit, print_program
 from shardwright.backends.validation import TOLERANCE
-from shardwright.cost.layouts import Coding, moving_costs, moving_costs_of_groups
+from shardwright.cost import layouts
+from shardwright.cost.layouts import Coding, Links, Moves, moving_costs, moving_costs_of_groups
 from shardwright.cost.placement import place_layouts
 from shardwright.cost.resharding import plan
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import strategies
-from shardwright.ir.types import OpenType, Shape, TensorType
+from shardwright.ir.types import Dim, DType, OpenType, Shape, TensorType
 from shardwright.passes.place import Place
 
 # ---------------------------------------------------------------- enumeration
@@ -192,6 +195,21 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
             assert plan(source, target, compiled.mesh).bytes_received == received[i, j], f"{source} -> {target}"
             checked += 1
     assert checked > 200
+
+
+def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(DType.F32, (Dim("A", 24), Dim("B", 36)))
+    coding = Coding(Mesh.of(x=2, y=3, z=2), ("A", "B"))
+    codes = coding.combine([np.arange(coding.radix)] * 3)
+    codes = codes[coding.valid(codes, shape, lambda dim, axis: True, sizes_of(shape))]
+    times = np.linspace(1, 2, 8), np.linspace(3, 4, 8)
+    found: list[Moves] = []
+    for at_once in (1 << 30, 5 * len(codes), 1):
+        monkeypatch.setattr(layouts, "_AT_ONCE", at_once)
+        monkeypatch.setattr(layouts, "_RECENT", layouts._Recent(OrderedDict()))
+        found.append(moving_costs(coding, codes, shape, Links(times, times, (1.0, 2.0))))
+    for part in found[1:]:
+        assert all(map(np.array_equal, found[0], part))
 
 
 def test_costs_of_several_shapes_at_once_are_those_of_each() -> None:
