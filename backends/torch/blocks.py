@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import compute
 from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
-from shardwright.backends.torch.movements import MOVEMENTS, move
+from shardwright.backends.torch.movements import move
 from shardwright.backends.torch.row_updates import begins_of, put_rows
 from shardwright.backends.torch.shards import held_of
 from shardwright.backends.torch.tensors import Argument, Named
@@ -153,7 +153,7 @@ class Block:
 
     def _exchanges(self, operation: Movement) -> bool:
         """True if chips exchange parts of the operand."""
-        return self._to is not None and type(operation.moves) in MOVEMENTS
+        return self._to is not None and bool(operation.moves.named_axes)
 
     def _declare(self, value: Value) -> None:
         self._shapes[value.name] = value.shape

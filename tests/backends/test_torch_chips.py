@@ -13,6 +13,9 @@ from offloading.several import finished, start
 from oracles.random_programs.texts import random_program
 from program_text import program
 
+from shardwright.backends.torch.movements import MOVEMENTS
+from shardwright.ir import ops
+
 WORKER = Path(__file__).parent / "torch_chips_worker.py"
 
 FEEDFORWARD = """
@@ -189,6 +192,18 @@ def test_a_program_of_one_chip_from_the_command_line(tmp_path: Path, shardwright
     report = json.loads(made.out)
     assert (report["devices"], report["virtual"]) == (1, False)
     assert [state["name"] for state in report["functions"][0]["state"]] == ["k", "v", "pos"]
+
+
+def test_a_collective_without_a_function_is_named_where_it_stands(
+    tmp_path: Path, shardwright: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was passed over, and the chip went on with its own part."""
+    monkeypatch.delitem(MOVEMENTS, ops.AllGather)
+    path = tmp_path / "gathered.shard"
+    path.write_text("mesh x=1\ndim E=8\nfunc f(a: f32 E_x) -> f32 E {\n  return all_gather[x](a)\n}\n")
+    made = shardwright("run", path, "--to", "torch")
+    assert made.status == 1
+    assert f"{path}:4:10: error: PyTorch programs have no all_gather [unsupported]" in made.err
 
 
 @pytest.mark.slow
