@@ -147,8 +147,9 @@ def compile_program(
     chip: str = "",
     calls: Mapping[str, float] | None = None,
     solver: str = "auto",
+    to: str = "jax",
 ) -> Compiled:
-    """A stand-alone JAX module for a program.
+    """A stand-alone module for a program, of JAX or, with `to` "torch", of PyTorch.
 
     Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
     has a dimension for each digit instead. It is written as the compiler of `target` keeps it, where one is given.
@@ -171,6 +172,10 @@ def compile_program(
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     if layouts is not None and not layouts.proved:
         header.append(str(layouts))
+    if to == "torch":
+        from shardwright.backends.torch.emit import emit as emit_torch
+
+        return Compiled(emit_torch(made, header), made, proof, layouts)
     forms = parse_target(target).forms if target is not None else None
     return Compiled(emit(made, header, in_digits=edges == "digits", forms=forms), made, proof, layouts)
 

@@ -22,7 +22,9 @@ class Code:
         return Code(f"{self.text}.{name}" if self.text else name)
 
     def __call__(self, *args: object, **options: object) -> Code:
-        given = [str(arg) for arg in args] + [f"{name}={option}" for name, option in options.items()]
+        given = [str(arg) for arg in args] + [
+            f"{name}={option!r}" if isinstance(option, str) else f"{name}={option}" for name, option in options.items()
+        ]
         return Code(f"{self.text}({', '.join(given)})")
 
     def __str__(self) -> str:

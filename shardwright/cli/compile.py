@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--to jax] [-o OUT.py] [--edges global|digits] [--no-validate] [--target T] [--mesh] [--dim] [--json]."""
+    """FILE [--to jax|torch] [-o OUT.py] [--edges global|digits] [--no-validate] [--target T] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "compile",
         description="Compile a program to a Python module that stands alone. Before it is written, the compiled "
         "program runs in the simulator at reduced sizes against its unsharded meaning.",
     )
     add_file(parser)
-    parser.add_argument("--to", choices=("jax",), default="jax", help="the framework of the module (default: jax)")
+    parser.add_argument(
+        "--to",
+        choices=("jax", "torch"),
+        default="jax",
+        help="the framework of the module (default: jax); torch: "
+        "one chip, with the copies between memories that the program says",
+    )
     parser.add_argument(
         "--edges",
         choices=("global", "digits"),
@@ -38,6 +44,14 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser, "OUT.py")
     add_json(parser)
     parser.check(json_needs_output)
+    parser.check(_jax_alone)
+
+
+def _jax_alone(args: argparse.Namespace) -> str | None:
+    """PyTorch modules have neither digits nor targets."""
+    if args.to == "torch" and (args.edges != "global" or args.target is not None):
+        return "--to torch goes with neither --edges digits nor --target: these are of JAX modules"
+    return None
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -59,6 +73,7 @@ def execute(args: argparse.Namespace) -> int:
             chip=args.chip or "",
             calls=args.calls,
             solver=args.solver,
+            to=args.to,
         )
     warn(compiled.layouts)
     explained = None if args.target is None else _explained(args, compiled.program)

@@ -1,0 +1,156 @@
+"""Emitted PyTorch modules run alone and mean what the reference says; what they have no form for is refused."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.random_programs.agreement import difference, inputs
+from oracles.random_programs.bounded import DECLARED
+from oracles.random_programs.draw import draw_program
+from oracles.random_programs.meaning import meaning
+from oracles.random_programs.texts import TYPED
+from program_text import program
+
+from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.backends.torch.emit import emit
+from shardwright.cli.front import main
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse
+from shardwright.ir.program import Program
+from shardwright.passes.pipelines import explicit
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "passes"
+RUNNER = """
+import runpy, sys, numpy as np
+given = dict(np.load(sys.argv[2]))
+part = lambda which: {k[2:]: v for k, v in given.items() if k[0] == which}
+m = runpy.run_path(sys.argv[1])
+run = m["Run"]("cpu")
+weights, state = m["place"](run, part("w"), part("s"))
+made = m[sys.argv[3]](run, weights, state, *[given["a_" + n] for n in sys.argv[5:]])
+made = made if isinstance(made, tuple) else (made,)
+new = {k: (v.read(run.device) if isinstance(v, m["Far"]) else v).numpy() for k, v in state.items()}
+run.close()
+assert not any(n.split(".")[0] == "shardwright" for n in sys.modules)
+np.savez(sys.argv[4], *[t.numpy() for t in made], **new)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["offload", "schedule_blocks_before", "schedule_blocks", "schedule_blocks_tokens", "diagonal_blocks"]
+)
+def test_offloaded_programs_run_alone(name: str, tmp_path: Path) -> None:
+    made = explicit(program((GOLDENS / f"{name}.shard").read_text()))
+    module, npz, out = tmp_path / "module.py", tmp_path / "in.npz", tmp_path / "out.npz"
+    module.write_text(emit(made))
+    for func in made.funcs:
+        given = random_inputs(made, func, 3)
+        tables = {"a": given.args, "w": given.weights, "s": given.state}
+        np.savez(npz, **{f"{which}_{n}": v for which, table in tables.items() for n, v in table.items()})
+        names = [value.name for value in func.params]
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", RUNNER, module, npz, func.name, out, *names],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = np.load(out)
+        wanted, state = evaluate(made, func.name, given.args, given.weights, given.state, precision="declared")
+        assert len(wanted) == sum(key.startswith("arr_") for key in found)
+        for i, want in enumerate(wanted):
+            np.testing.assert_allclose(found[f"arr_{i}"], want, rtol=1e-4, atol=1e-5)
+        for key, want in state.items():
+            np.testing.assert_allclose(found[key], want, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+def emitted(made: Program) -> str | None:
+    """None where the program is refused as unsupported."""
+    try:
+        return emit(made)
+    except DiagnosticError as error:
+        if any(each.code != "unsupported" for each in error.diagnostics):
+            raise
+        return None
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.as_tensor(array.astype(np.float32) if array.dtype.kind == "V" else array)
+
+
+def test_random_programs() -> None:
+    """Against the oracle of the tests' own; whatever is not computed is refused as unsupported."""
+    computed = 0
+    for seed in range(40):
+        drawn = draw_program(random.Random(seed), TYPED)
+        parsed = parse(Source("drawn.shard", drawn.text()))
+        made = explicit(elaborate(parsed, dict.fromkeys(elaborate(parsed).mesh.axes, 1), {}))
+        source = emitted(made)
+        if source is None:
+            continue
+        module = load_module(source)
+        for func, arrays in zip(drawn.funcs, inputs(drawn, seed).values(), strict=True):
+            run = module.Run()
+            given = {name: tensor(np.asarray(array)) for name, array in arrays.items()}
+            names = [value.name for value in made.func(func.name).params]
+            weights, state = module.place(run, given, given)
+            results = getattr(module, func.name)(run, weights, state, *[given[name] for name in names])
+            run.close()
+            wanted = meaning(drawn, func, arrays, DECLARED).results
+            results = results if isinstance(results, tuple) else (results,)
+            for expected, found in zip(wanted, results, strict=True):
+                text, _, _ = difference(found.double().numpy(), expected)
+                assert not text, f"random program {seed}, {func.name}: {text}\n{drawn.text()}"
+            computed += 1
+    assert computed >= 5
+
+
+ONE = "dim B=2 E=4\nweights { w: f32 E on disk }\nfunc f(x: f32 BE) -> f32 BE {\n  y = x * w\n  return y\n}\n"
+
+
+def test_the_command_writes_a_module_without_unused_or_unknown_names(tmp_path: Path) -> None:
+    file, out = tmp_path / "one.shard", tmp_path / "one.py"
+    file.write_text(ONE)
+    assert main(["compile", str(file), "--to", "torch", "-o", str(out)]) == 0
+    assert "w_here = run.wait(run.prefetch(w))" in out.read_text()
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(out)]
+    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def refused(text: str) -> str:
+    with pytest.raises(DiagnosticError) as caught:
+        emit(explicit(program(text)))
+    return caught.value.diagnostics[0].message
+
+
+def test_several_chips_are_refused() -> None:
+    assert refused("mesh x=2\n" + ONE) == "PyTorch modules have no form for a mesh of 2 chips"
+
+
+def test_an_operation_without_a_form_is_refused() -> None:
+    text = "dim B=2 E=4\nfunc f(x: f32 BE) -> f32 BE {\n  y = cumsum[E](x)\n  return y\n}\n"
+    assert refused(text) == "PyTorch modules have no form for cumsum"
+
+
+def test_state_that_is_set_before_its_part_is_read_is_refused() -> None:
+    text = (
+        "dim N=2 E=4\nstate { k: f32 NE on host }\nfunc f(x: f32 NE) -> f32 E {\n"
+        "  old :~ f32 E on host = take[N, 0](k)\n  new :~ f32 NE on host = store[host](x)\n  set k = new\n"
+        "  y = fetch(old)\n  return y\n}\n"
+    )
+    assert refused(text) == "PyTorch modules have no form for old, a part of k that is read after it is set"
+
+
+def test_digits_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "one.shard"
+    file.write_text(ONE)
+    assert main(["compile", str(file), "--to", "torch", "--edges", "digits"]) == 2
+    assert "--to torch goes with neither --edges digits nor --target" in capsys.readouterr().err
