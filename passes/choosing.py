@@ -391,12 +391,20 @@ class _Chooser:
                 break
         self.price = self.dual_price()
         self.price_some(below, large, above, small)
-        prices = above
-        for _ in range(_ROUNDS if len(self.program.mesh) > 2 else 0):
+        if len(self.program.mesh) > 2:
+            self.look_again(below.byte_ns, above.byte_ns)
+
+    def look_again(self, low: float, price: float) -> None:
+        """More thorough looks, between prices at which what they find fits and does not; the first costs `price`."""
+        high, before = math.inf, math.inf
+        for _ in range(_ROUNDS):
             if self.late():
                 return
-            below, above = (below, prices) if self.attempt(prices, thorough=True).fits else (prices, above)
-            prices = Prices(math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8)
+            found = self.attempt(Prices(price), thorough=True)
+            if found.fits and found.model_s >= before * (1 - ENOUGH):
+                return
+            low, high, before = (low, price, found.model_s) if found.fits else (price, high, before)
+            price = 2 * price if math.isinf(high) else math.sqrt(low * high) or high / 8
 
     def dual_price(self) -> Prices:
         """Of the prices tried that with the highest bound, were the choices found at them the best."""
