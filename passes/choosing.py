@@ -494,7 +494,8 @@ class _Chooser:
             return self.fault
         if not self.alone:
             said = "no layouts were found that meet the demanded types together, nor proved not to be there"
-            return fault("no-placement", said, NOWHERE, "leave some of them to the compiler: end the layout with ?")
+            where = self.program.funcs[0].span
+            return fault("no-placement", said, where, "leave some of them to the compiler: end the layout with ?")
         chip = self.chip
         if self.bound_ns == math.inf:
             said = f"no layouts fit in the {_bytes(chip.memory_bytes)} of {chip.name}"

@@ -190,6 +190,12 @@ class Rotary(Operation):
             raise misuse("dtype-mismatch", f"rotary takes a floating-point value, and {args[0].text} is {shape.dtype}")
         if self.dim in args[1].names:
             raise misuse("wrong-dimensions", f"rotary[{self.dim}]: positions do not vary along {self.dim}")
+        if self.positions_dim(args) == self.dim:
+            raise misuse(
+                "wrong-dimensions",
+                f"rotary[{self.dim}]: a single position is that of the first element along {self.dim}, which is turned",
+                "name the dimension whose pairs are turned, and with seq=L the one along which positions count",
+            )
         require_positions(self.keyword, args[1], shape)
         if len(args) > 2:
             frequencies = args[2].tensor
