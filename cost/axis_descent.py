@@ -66,8 +66,11 @@ class Descent:
         begun = self.solver.begun()
         if begun is not None:
             self.step(Within(states=begun))
-        if self.solution is None and single and axes and (states := self.one_by_one(single)) is not None:
-            self.step(Within(groups, frozenset(axes), states))
+        if self.solution is None and single and axes:
+            if (states := self.one_by_one(single)) is not None:
+                self.step(Within(groups, frozenset(axes), states))
+            else:
+                self.require_each(single)
         if self.solution is not None or self.together(groups, [*single, *axes]):
             for parts in self.halves(axes, groups) if halves else ():
                 self.step(Within(parts))
@@ -93,7 +96,8 @@ class Descent:
         try:
             return self.step(Within(groups), WorkLimit(_AT_ONCE))
         except OutOfWorkError:
-            states = self.one_by_one(axes)
+            if (states := self.one_by_one(axes)) is None:
+                self.require_each(axes)
             found = states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states))
             return found or self.step(Within(groups))
 
@@ -117,6 +121,18 @@ class Descent:
                 return None
             states[:, here] = now
         return states
+
+    def require_each(self, axes: Sequence[int]) -> None:
+        """Raises a `DiagnosticError` where demands cannot be met on one of these axes alone, and so not on all."""
+        from shardwright.cost.limited_placement import on_axes
+
+        program = self.solver.problem.program
+        mesh, options = list(program.mesh.items()), replace(self.solver.problem.options, excluded=frozenset())
+        for axis in axes:
+            part = self.solver.of(layout_problem(on_axes(program, Mesh((mesh[axis],))), options))
+            part.build()
+            if part.graph.minimize(part.tolerance(part.unit)).bound >= FORBIDDEN / 2:
+                raise part.infeasible()
 
     @property
     def states(self) -> States | None:
