@@ -27,6 +27,7 @@ from shardwright.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cost.factor_graph import Solution
+    from shardwright.cost.layout_problem import LayoutProblem
     from shardwright.cost.placement import Placement, Solver
 
 States = NDArray[np.int64]
@@ -101,20 +102,54 @@ class Descent:
             found = states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states))
             return found or self.step(Within(groups))
 
-    def one_by_one(self, axes: Sequence[int]) -> States | None:
-        """The states of these axes while all others do nothing, each axis beside those before it as they were found;
-        None where demands cannot be met so."""
+    def apart(self) -> Placement | None:
+        """The best choice for the axes of several chips, as if there were no others, and beside it one for each axis of
+        one chip, over which nothing costs anything; None where that is not as good, or there are no such axes.
+
+        Raises a `DiagnosticError` where demands cannot be met on some of the axes.
+        """
+        problem = self.solver.problem
+        mesh = list(problem.program.mesh.values())
+        axes = [i for i, size in enumerate(mesh) if size > 1]
+        single = [i for i in range(len(mesh)) if i not in axes and i not in problem.coding.idle]
+        if not single or not axes:
+            return None
+        part = self.solver.of(self.on(axes), replace(self.solver.effort, start=None))
+        least = part.solve()
+        codes = [part.coding.encode(least.kinds[variable]) for variable in range(len(problem.variables))]
+        states = np.zeros((len(problem.variables), len(mesh)), np.int64)
+        states[:, axes] = part.coding.digits(np.array(codes, np.int64))
+        if (states := self.one_by_one(single, axes, states)) is None:
+            self.require_each(single)
+            return None
+        found = self.placement if self.step(Within(states=states)) else None
+        if found is None or found.solution.cost > least.solution.cost + part.tolerance(part.unit):
+            return None
+        bound = min(found.solution.cost, least.solution.bound)
+        return replace(found, solution=replace(found.solution, bound=bound), bound_bytes=least.bound_bytes)
+
+    def on(self, axes: Sequence[int], within: Within | None = None) -> LayoutProblem:
+        """The problem on these axes of its mesh. Raises a `DiagnosticError` where demands cannot be met on them."""
         from shardwright.cost.limited_placement import on_axes
 
         problem = self.solver.problem
         mesh, options = list(problem.program.mesh.items()), replace(problem.options, excluded=frozenset())
-        states = np.zeros((len(problem.variables), len(mesh)), np.int64)
+        part = on_axes(problem.program, Mesh(tuple(mesh[i] for i in axes)))
+        return layout_problem(part, options, within or Within())
+
+    def one_by_one(
+        self, axes: Sequence[int], before: Sequence[int] = (), states: States | None = None
+    ) -> States | None:
+        """The states of these axes, each beside those before it as they were found, the first beside those `before` as
+        they are in `states`, while all others do nothing; None where demands cannot be met so."""
+        problem = self.solver.problem
+        if states is None:
+            states = np.zeros((len(problem.variables), len(problem.program.mesh)), np.int64)
         for number in range(len(axes)):
-            here = axes[: number + 1]
-            within = Within(free=frozenset([number]), states=states[:, here])
-            part = on_axes(problem.program, Mesh(tuple(mesh[i] for i in here)))
+            here = [*before, *axes[: number + 1]]
+            within = Within(free=frozenset([len(here) - 1]), states=states[:, here])
             try:
-                found = Descent(self.solver.of(layout_problem(part, options, within)))
+                found = Descent(self.solver.of(self.on(here, within)))
             except DiagnosticError:
                 return None
             if not found.step(within) or (now := found.states) is None:
@@ -124,12 +159,8 @@ class Descent:
 
     def require_each(self, axes: Sequence[int]) -> None:
         """Raises a `DiagnosticError` where demands cannot be met on one of these axes alone, and so not on all."""
-        from shardwright.cost.limited_placement import on_axes
-
-        program = self.solver.problem.program
-        mesh, options = list(program.mesh.items()), replace(self.solver.problem.options, excluded=frozenset())
         for axis in axes:
-            part = self.solver.of(layout_problem(on_axes(program, Mesh((mesh[axis],))), options))
+            part = self.solver.of(self.on([axis]))
             part.build()
             if part.graph.minimize(part.tolerance(part.unit)).bound >= FORBIDDEN / 2:
                 raise part.infeasible()

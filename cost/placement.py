@@ -225,6 +225,8 @@ class Solver:
         if not self.effort.proof:
             with suppress(OutOfWorkError):  # axes that are demanded alike cannot always do the same
                 return self.quickly()
+        if (apart := Descent(self).apart()) is not None:
+            return apart
         try:
             self.build()
         except OutOfWorkError:
@@ -258,9 +260,9 @@ class Solver:
         codes = [self.coding.encode(start.kinds[variable]) for variable in range(len(self.problem.variables))]
         return self.coding.digits(np.array(codes, np.int64))
 
-    def of(self, problem: LayoutProblem) -> Solver:
+    def of(self, problem: LayoutProblem, effort: Effort | None = None) -> Solver:
         """A solver of a part of the problem that minimises the same."""
-        return Solver(problem)
+        return Solver(problem, effort)
 
     def descended(self) -> tuple[int, ...] | None:
         """A choice that no two axes can better. Axes of one size may have to stand for each other in it."""

@@ -90,8 +90,8 @@ class TimeSolver(Solver):
         self.globals = set(problem.program.globals)
         self.table_times: dict[Table, Floats] = {}
 
-    def of(self, problem: LayoutProblem) -> TimeSolver:
-        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices)
+    def of(self, problem: LayoutProblem, effort: Effort | None = None) -> TimeSolver:
+        return TimeSolver(problem, self.chip, self.constants, self.structure, self.prices, effort)
 
     def under(self, prices: Prices) -> TimeSolver:
         """The same problem under other prices, with its graph made."""

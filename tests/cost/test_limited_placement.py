@@ -16,6 +16,7 @@ from program_text import program
 from shardwright.backends.validation import TOLERANCE
 from shardwright.cli.front import main
 from shardwright.compiling import load
+from shardwright.cost import limited_placement
 from shardwright.cost.layout_problem import PlacementOptions
 from shardwright.cost.layouts import Coding, moving_costs
 from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof, on_axes
@@ -65,8 +66,15 @@ def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path) -> None:
     assert choose.limit.spent < 1.3 * choose.limit.most
 
 
+@pytest.fixture
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that allows no proof."""
+    monkeypatch.setattr(limited_placement, "most_entries", lambda _program: 1e7)
+
+
+@pytest.mark.usefixtures("little_work")
 def test_check_says_how_far_the_layouts_may_be_from_the_least(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard")
+    path = str(Path(__file__).parent / "hard" / "many_states.shard")
     assert main(["check", path, "--objective", "bytes"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert main(["check", path, "--objective", "bytes", "--json"]) == 0
@@ -79,12 +87,27 @@ def test_check_says_how_far_the_layouts_may_be_from_the_least(capsys: pytest.Cap
     )
 
 
+@pytest.mark.usefixtures("little_work")
 def test_compile_says_so_in_the_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard"), tmp_path / "out.py"
+    path, out = str(Path(__file__).parent / "hard" / "many_states.shard"), tmp_path / "out.py"
     assert main(["compile", path, "-o", str(out), "--no-validate", "--objective", "bytes", "--json"]) == 0
     placement = json.loads(capsys.readouterr().out)["placement"]
     above = placement["bytes_received"] - placement["bound_bytes"]
     assert f"not proved least: at most {above:,} above it" in " ".join(out.read_text().replace("#", " ").split())
+
+
+def test_axes_of_one_chip_cost_no_proof(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other axes are proved alone, in less than the limit for all of them."""
+    path = str(Path(__file__).parent / "hard" / "axis_of_one_chip.shard")
+    assert main(["check", path, "--objective", "bytes"]) == 0
+    assert capsys.readouterr().out.endswith("1,184 received per chip, proved least\n")
+
+
+def test_demands_that_one_axis_cannot_meet_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four axes told apart have too many layouts for a search of all of them; each alone has few, and x has none."""
+    path = str(Path(__file__).parent / "refused" / "one_axis_in_the_way.shard")
+    assert main(["check", path]) == 1
+    assert f"{path}:17:1: error: the demanded types cannot be met together [no-placement]" in capsys.readouterr().err
 
 
 def test_what_is_within_the_limit_is_proved() -> None:
