@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import Dim, Placement, Reduction, Shape, State, TensorType
+from shardwright.ir.types import Dim, DType, Placement, Reduction, Shape, State, TensorType
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -93,11 +93,12 @@ class Coding:
         self, codes: Codes, shape: Shape, allowed: Callable[[str, str], bool], declared: Mapping[str, int]
     ) -> NDArray[np.bool_]:
         """Which layouts exist: extents and declared sizes divide, no axis splits what it may not, partial in one way
-        only."""
+        only, and no bool a partial sum."""
         digits = self.digits(codes)
         ok = (digits[:, self.idle] == WHOLE).all(axis=1)
         for i, (axis, size) in enumerate(self.mesh.items()):
             alone = np.ones(self.radix, np.bool_)
+            alone[SUM] = shape.dtype is not DType.BOOL
             for dim in shape.dims:
                 alone[self.number_of_dim(dim.name)] = dim.size % size == 0 and allowed(dim.name, axis)
             ok &= alone[digits[:, i]]

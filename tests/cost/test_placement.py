@@ -245,6 +245,24 @@ def test_costs_of_several_shapes_at_once_are_those_of_each() -> None:
 # ---------------------------------------------------------------- what is chosen
 
 
+@pytest.mark.parametrize("objective", ["time", "bytes"])
+def test_no_bool_is_left_a_partial_sum(objective: str) -> None:
+    """The reader refuses one, though nothing uses the value; G is not split by the demand, and y divides it."""
+    placed = program("""
+        mesh x=1 y=3
+        dim K=2 G=3 C3=3 C2=2
+        weights { w: f16 C3_yK }
+        func f(q: f16 GC2, g: f16 GC2) -> f16 GC2 {
+          h: bool C3_xKGC2? = less_equal(w, q)
+          b = w
+          free b
+          return g
+        }
+    """)
+    written = print_program(explicit(placed, objective=objective))
+    assert "partialsum" not in written
+
+
 def test_a_value_is_gathered_once_for_three_consumers() -> None:
     compiled = program("""
         mesh x=4
