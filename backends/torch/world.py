@@ -240,7 +240,7 @@ class _Loss:
             fail(error)
 
     def leave(self, error: DiagnosticError) -> None:
-        print(error.render(), file=sys.stderr)  # noqa: T201 - the process ends here
+        sys.stderr.write(f"{error.render()}\n")  # in one piece: the others write there too
         leave()
 
 

@@ -155,7 +155,7 @@ def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
 
 
 def _report(error: DiagnosticError, args: argparse.Namespace) -> None:
-    print(error.render(), file=sys.stderr)
+    sys.stderr.write(f"{error.render()}\n")  # in one piece: other processes of a pipeline write there too
     if getattr(args, "json", False):
         from shardwright.cli.output import print_json
 
