@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -113,7 +113,9 @@ def _grammar() -> Lark:
     return parser(transformer=TreeBuilder(), postlex=_Newlines())
 
 
+@lru_cache(maxsize=64)
 def _run(source: Source, start: str) -> Any:
+    """The tree of a text, whose nodes are never changed; a command reads some texts several times."""
     from lark import Token
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 

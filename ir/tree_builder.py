@@ -33,8 +33,14 @@ def span_of(piece: Any) -> Span:
 
 
 def _across(children: Children) -> Span:
-    present = [child for child in children if not (isinstance(child, str) and _kind(child) == "_NL")]
-    return span_of(present[0]).to(span_of(present[-1]))
+    if len(children) == 1:
+        return span_of(children[0])
+    first, last = next(filter(_is_seen, children)), next(filter(_is_seen, reversed(children)))
+    return span_of(first).to(span_of(last))
+
+
+def _is_seen(child: Any) -> bool:
+    return not isinstance(child, str) or _kind(child) != "_NL"
 
 
 def _kind(token: Any) -> str:

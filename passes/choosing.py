@@ -106,7 +106,7 @@ class Found:
     @property
     def fits(self) -> bool:
         room = self.objective.chip.memory_bytes
-        return self.peak <= room
+        return math.isinf(room) or self.peak <= room
 
     @property
     def kept(self) -> int:
@@ -235,9 +235,10 @@ class _Chooser:
         else:
             with suppress(OutOfWorkError):  # what was found so far has to do
                 self.search()
-        if not self.fitting():
+        fitting = self.fitting()
+        if not fitting:
             raise self.too_much()
-        return self.proved(min(self.fitting(), key=lambda found: found.objective_s))
+        return self.proved(min(fitting, key=lambda found: found.objective_s) if len(fitting) > 1 else fitting[0])
 
     def search(self) -> None:
         """By prices and elimination, and by integer programs where these leave a gap."""
