@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from shardwright.ir.unparse import unparse
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.padded_weights import PaddedDim, PaddedWeights, Padding
-from shardwright.passes.projections import Attention, Dataflow
+from shardwright.passes.projections import Dataflow
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class PadHeads(Pass):
     The weights of an added head are zeros: its query is zero, and whatever it reads, the output projection
     multiplies by zeros, so that results are exactly those of the heads that were there. `padding` gives the recipe by
     which arrays become those of the padded program, and `pad` follows it. Where several heads of queries share
-    those of keys and values, heads are added to each group, and the KV cache stays as it is. The layouts stay too:
+    those of keys and values, heads are added to each group, and the KV cache stays as it is. Attention may be written
+    `attend` or as `@ softmax @`. The layouts stay too:
     what the padded heads now allow is demanded by other passes, or chosen by `place`. Where a layout demands already
     what only the padded heads allow, as `BLH_xyzD` does of 48 heads on 64 chips, `opt` reads the program at the padded
     sizes. To leave heads as they are and let axes that do not divide them hold copies instead, see
@@ -100,8 +101,8 @@ def _grown(program: Program, to: int) -> _Grown:
         raise fault("bad-option", f"pad-heads: heads cannot be padded to a multiple of {to}", NOWHERE)
     blocks: dict[str, tuple[int, int, int]] = {}
     for func in program.funcs:
-        for attention in Dataflow(program, func).attentions:
-            _grow(program, func, attention, to, blocks)
+        for heads in Dataflow(program, func).heads:
+            _grow(program, func, heads, to, blocks)
     for func in program.funcs:
         for statement, _ in func.walk():
             if isinstance(statement, Let):
@@ -111,12 +112,12 @@ def _grown(program: Program, to: int) -> _Grown:
     return _Grown(sizes, blocks)
 
 
-def _grow(program: Program, func: Func, attention: Attention, to: int, blocks: dict[str, tuple[int, int, int]]) -> None:
+def _grow(program: Program, func: Func, heads: Sequence[str], to: int, blocks: dict[str, tuple[int, int, int]]) -> None:
     """The last dimension of the heads grows until all heads together are a multiple."""
-    if not attention.heads:
+    if not heads:
         return
     sizes = program.sizes(func)
-    *others, last = attention.heads
+    *others, last = heads
     rest = math.prod(sizes[name] for name in others)
     step = to // math.gcd(to, rest)
     after = -(-sizes[last] // step) * step

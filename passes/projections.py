@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,12 +177,42 @@ class Dataflow:
             if isinstance(let.operation, Attend) and all(self.is_activation(str(o)) for o in let.operands[:3])
         )
 
+    @cached_property
+    def heads(self) -> tuple[tuple[str, ...], ...]:
+        """Those of every attention, also where it is written as products around a softmax, or around its parts."""
+        found = [attention.heads for attention in self.attentions]
+        for let in lets_in(self.func.body):
+            if isinstance(let.operation, Softmax | Max):
+                found.extend(self._heads_of_scores(str(let.operands[0]), set(let.operation.dims)))
+        return tuple(found)
+
+    def _heads_of_scores(self, name: str, along: set[str]) -> Iterator[tuple[str, ...]]:
+        """Those of the products of queries and keys that a value is computed from; `along` runs over the keys."""
+        seen, rest = {name}, [name]
+        while rest:
+            for let in self.lets.get(rest.pop(), ()):
+                if not isinstance(let.operation, Contract):
+                    before = set(reads(let)) - seen
+                    seen |= before
+                    rest.extend(before)
+                    continue
+                q, k = sorted(map(str, let.operands), key=lambda operand: self._has(operand, along))
+                if self._has(k, along) and not self._has(q, along) and self.is_activation(q) and self.is_activation(k):
+                    yield self._heads(q, k, {*along, *let.operation.dims})
+
+    def _has(self, name: str, dims: set[str]) -> bool:
+        return dims.issubset(self.values[name].type.names)
+
     def _attention(self, let: Let, operation: Attend) -> Attention:
         q, k, v = map(str, let.operands[:3])
-        taken = {self.batch, operation.contracted, operation.causal}
+        heads = self._heads(q, k, {operation.contracted, operation.causal})
+        return Attention(let, heads, self._cached(k, v, let))
+
+    def _heads(self, q: str, k: str, others: Collection[str | None]) -> tuple[str, ...]:
+        """The query's dimensions that number heads, those that keys have too first; `others` do not."""
+        taken = {self.batch, *others}
         own = [n for n in self.values[q].type.names if n not in taken and self._numbers_heads(n)]
-        heads = sorted(own, key=lambda name: name not in self.values[k].type.names)
-        return Attention(let, tuple(heads), self._cached(k, v, let))
+        return tuple(sorted(own, key=lambda name: name not in self.values[k].type.names))
 
     def _numbers_heads(self, dim: str) -> bool:
         """Whether projections make the dimension, whole or split, as they do heads and not the queries' positions."""

@@ -17,6 +17,7 @@ from shardwright.backends.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.attention_over_batch import AttentionOverBatch
+from shardwright.passes.decompose import Decompose
 from shardwright.passes.pad_heads import PadHeads, padding
 from shardwright.passes.padded_weights import PaddedDim, pad
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
@@ -71,10 +72,22 @@ func attention(x: BLE_xyz, wq: E_xH_yD, wk: E_xK_yD, wv: E_xK_yD, wo: H_yDE_x) -
 }
 """
 
+
+def written(text: str) -> str:
+    """The program with `@ softmax @` in place of `attend`."""
+    shown = text.replace("attend[T, D, causal=L](q, k, v, pos=pos)", "softmax[T, causal=L](q @[D] k, pos) @[T] v")
+    shown = shown.replace("attend[T, D, causal=L](q, k, v)", "(softmax[T, causal=L](0.5 * (q @[D] k)) @[T] v)")
+    assert "attend" not in shown
+    return shown
+
+
 KINDS = {
     "multihead": (MULTIHEAD, "block"),
     "multiquery": (MULTIQUERY, "attention"),
     "grouped": (GROUPED, "attention"),
+    "multihead written": (written(MULTIHEAD), "block"),
+    "multiquery written": (written(MULTIQUERY), "attention"),
+    "grouped written": (written(GROUPED), "attention"),
 }
 
 PALM = """
@@ -123,6 +136,17 @@ def padded(source: Program, to: int) -> Program:
 def test_before_and_after(golden: Callable[[str, str], None]) -> None:
     golden("passes/pad_heads.shard", printed(padded(program(MULTIHEAD), 8)))
     golden("passes/pad_heads_grouped.shard", printed(padded(program(GROUPED), 8)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_grow_however_attention_is_written(kind: str) -> None:
+    """As one operation or as products around a softmax, before and after that is decomposed."""
+    source = program(KINDS[kind][0])
+    decomposed = run_passes(source, [Decompose(attend=True)])
+    size = "K=2 G=4" if kind.startswith("grouped") else "H=8"
+    assert f" {size} " in printed(padded(source, 8))
+    assert f" {size} " in printed(padded(decomposed, 8))
+    assert padding(decomposed, 8) == padding(source, 8)
 
 
 def test_the_pipeline_names_it() -> None:
