@@ -1,8 +1,17 @@
 """`python -m shardwright`, the same as the `shardwright` command."""
 
+import gc
 import sys
 
 from shardwright.cli.front import main
 
+
+def command() -> int:
+    """The command line as a process of its own. Libraries and programs are many small objects that stay: to look for
+    cycles among them after every seven hundred takes a fifth of loading PyTorch."""
+    gc.set_threshold(50_000, 20, 50)
+    return main()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

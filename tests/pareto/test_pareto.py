@@ -235,8 +235,8 @@ def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights(tmp_path: P
 
 def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: Path) -> None:
     sweep = replace(
-        SMALL, batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",), weights=("bf16",),
-        phases=("decode", "prefill"), together=True,
+        SMALL, model=built_in("llama-3-8b"), batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",),
+        weights=("bf16",), phases=("decode", "prefill"), together=True,
     )  # fmt: skip
     priced = sweep_points(sweep, store=Store(tmp_path / "points.jsonl")).priced
     best = cheapest(generations(sweep, priced))
