@@ -421,20 +421,45 @@ class _Search:
             problem = smaller
             if (sweep >= 2 and bound - before < 0.05 * gap) or self.ended():
                 break
+        if self.best_cost >= FORBIDDEN / 2:
+            self.dive(problem)
         if self.nodes >= self.max_nodes or self.ended():
             return bound
-        variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
-        if self.ambiguity(problem, variable) <= 0:
+        variable = self.most_ambiguous(problem)
+        if variable is None:
             return bound
         pivot = int(np.argmin(self.local_costs(problem, variable)))
         beneath: list[float] = []
         for keep_pivot in (True, False):
-            keep = [np.ones(len(values), np.bool_) for values in problem.values]
-            keep[variable][:] = not keep_pivot
-            keep[variable][pivot] = keep_pivot
-            child = problem.restricted(keep, self.best_cost - bound)
+            child = self.decided(problem, variable, pivot, keep_pivot, self.best_cost - bound)
             beneath.append(self.best_cost if child is None else self.explore(child))
         return max(bound, min(beneath))
+
+    def dive(self, problem: Remainder) -> None:
+        """Decides one variable after the other, each at its least cost, and rules out what does not go with it: a first
+        choice, where messages decode to none that goes together."""
+        while (variable := self.most_ambiguous(problem)) is not None and not self.ended():
+            self.limit.charge(problem.entries())
+            pivot = int(np.argmin(self.local_costs(problem, variable)))
+            taken = self.decided(problem, variable, pivot, True, 2 * FORBIDDEN)
+            left = taken or self.decided(problem, variable, pivot, False, 2 * FORBIDDEN)
+            if left is None:
+                return
+            problem = left
+        self.consider(problem, forward=True)
+
+    @staticmethod
+    def decided(problem: Remainder, variable: int, pivot: int, keep_pivot: bool, slack: float) -> Remainder | None:
+        """What is left with a variable at its `pivot`, or at anything else; None where nothing is."""
+        keep = [np.ones(len(values), np.bool_) for values in problem.values]
+        keep[variable][:] = not keep_pivot
+        keep[variable][pivot] = keep_pivot
+        return problem.restricted(keep, slack)
+
+    def most_ambiguous(self, problem: Remainder) -> int | None:
+        """The variable whose choice decides most; None where none has one left."""
+        variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
+        return variable if self.ambiguity(problem, variable) > 0 else None
 
     def ended(self) -> bool:
         """Tells whether what was found so far has to do."""

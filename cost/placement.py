@@ -464,14 +464,20 @@ class Solver:
         return None
 
     def widen_slices(self) -> None:
-        """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole."""
-        for entry in self.problem.entries:
-            if isinstance(entry, Slice):
+        """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole. Two loops
+        may slice one value, so that what one of them adds is for the other too."""
+        slices = [entry for entry in self.problem.entries if isinstance(entry, Slice)]
+        wider = bool(slices)
+        while wider:
+            wider = False
+            for entry in slices:
                 inner, outer = entry.view.group.root(), self.problem.variables[entry.outer].group.root()
                 digits = self.coding.digits(outer.codes)
                 whole = (digits != self.coding.number_of_dim(entry.view.loops[-1].dim)).all(axis=1)
+                before = len(inner.codes) + len(outer.codes)
                 inner.codes = unique_codes([inner.codes, outer.codes[whole]])
                 outer.codes = unique_codes([outer.codes, inner.codes])
+                wider |= len(inner.codes) + len(outer.codes) > before
 
     def quantum(self, moves: dict[Group, Moves]) -> float:
         """The least difference in bytes between two solutions, so that ties are broken beneath it."""

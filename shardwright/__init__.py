@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.planning import plan
     from shardwright.resharding import reshard
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
@@ -39,6 +40,7 @@ _HOMES = {
     "explicit": "shardwright.compiling",
     "generate": "shardwright.generation.generate",
     "load": "shardwright.compiling",
+    "plan": "shardwright.planning",
     "print_program": "shardwright.compiling",
     "random_inputs": "shardwright.backends.random_inputs",
     "reshard": "shardwright.resharding",
@@ -64,6 +66,7 @@ __all__ = [
     "explicit",
     "generate",
     "load",
+    "plan",
     "print_program",
     "random_inputs",
     "reshard",

@@ -38,6 +38,7 @@ COMMANDS = {
     "explain": Entry("explain", "what a target's own compiler makes of a program"),
     "cost": Entry("cost", "what a program takes on a chip"),
     "search": Entry("search", "the best layouts, with a proof"),
+    "plan": Entry("plan", "how to serve a model on chips: batches, layouts, and what limits"),
     "fit": Entry("fit", "the chips, batch and context that fit"),
     "pareto": Entry("pareto", "cost against latency, and what is best"),
     "calibrate": Entry("calibrate", "how far a chip runs from its datasheet"),

@@ -1,0 +1,494 @@
+"""`plan`: how to serve a model on chips: batches, layouts searched for them, and what limits.
+
+A deployment prefills some prompts at a time into a cache of their own, copies it to free rows of decode's, and decodes
+all rows together. Its program has these as functions, `prefill`, `adopt` and `decode`, over weights stored once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from shardwright.cost.chips import Chip, Torus
+from shardwright.cost.objective import Objective
+from shardwright.cost.topology import SwitchedTopology, Topology, topology_of
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops.attention import Attend
+from shardwright.ir.ops.contraction import Contract
+from shardwright.ir.program import Let
+from shardwright.ir.types import DType, TensorType
+from shardwright.models.forward import PHASES, Request, model_text
+from shardwright.prediction.fitting import n_chips_of, weight_bytes
+from shardwright.prediction.models import longest_context, model_of
+from shardwright.prediction.programs import Weights
+from shardwright.prediction.rows import torus_mesh
+
+if TYPE_CHECKING:
+    from shardwright.cost.program_cost import Cost
+    from shardwright.ir.program import Program
+    from shardwright.models.built_in import BuiltIn
+    from shardwright.passes.choosing import Found
+
+CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
+"""How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
+constants were not fitted on, and what the fitted chips take beyond their datasheets."""
+
+_EMPHASIS = 16.0
+"""How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
+
+_GAIN = 1.01
+"""A plan is better with so many times the tokens per second."""
+
+_MOST_MESHES = 4
+
+_LEAST_SECONDS = 5.0
+"""For one search, however little is left."""
+
+_NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a prefill's
+    start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
+
+    model: BuiltIn
+    chip: Chip
+    n_chips: int
+    prompt: int
+    output: int
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    weights: Weights = "bf16"
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A way to serve: `prompts` rows in a prefill, `batch` rows in decode, and the program found for them."""
+
+    demand: Demand
+    mesh: Mesh
+    batch: int
+    prompts: int
+    found: Found
+
+    @cached_property
+    def costs(self) -> dict[str, Cost]:
+        return {cost.func: cost for cost in self.found.costs}
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds of one prefill, without the wait for others."""
+        return self.costs["prefill"].time_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds of a step of decode with the cache full."""
+        return self.costs["decode"].time_s
+
+    @property
+    def round_s(self) -> float:
+        """Seconds in which every row is filled once and gives all its tokens."""
+        fills = self.batch / self.prompts
+        return fills * (self.ttft_s + self.costs["adopt"].time_s) + self.demand.output * self.tpot_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens, of all rows together."""
+        return self.batch * self.demand.output / self.round_s
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Seconds below which no layouts bring a function, with weights and state stored as they are."""
+        return {cost.func: bound for cost, bound in zip(self.found.costs, self.found.bounds_s, strict=True)}
+
+    def kept(self, kind: Literal["weights", "state"]) -> Iterator[tuple[str, TensorType]]:
+        """Weights, or what stays from call to call, with the types in which they are stored."""
+        program = self.found.program
+        for value in program.weights if kind == "weights" else program.state:
+            if isinstance(value.type, TensorType):
+                yield value.name, value.type
+
+    def products(self, phase: str) -> Iterator[tuple[str, TensorType]]:
+        """The results of a function's products and of attention, as they are computed."""
+        for statement, _ in self.found.program.func(phase).walk():
+            if isinstance(statement, Let) and isinstance(statement.operation, Contract | Attend):
+                value = statement.results[0]
+                if isinstance(value.type, TensorType):
+                    yield value.name, value.type
+
+    def traffic(self, phase: str) -> dict[str, tuple[int, float]]:
+        """By the part of the network that is crossed, bytes that a chip receives in one call, and the seconds."""
+        topology = topology_of(self.demand.chip, self.mesh)
+        made: dict[str, tuple[int, float]] = {}
+        for kernel in self.costs[phase].kernels:
+            collective = kernel.work.collective
+            if collective is not None and collective.received:
+                over = _network(topology, collective.axes)
+                nbytes, seconds = made.get(over, (0, 0.0))
+                made[over] = nbytes + collective.received * kernel.work.trips, seconds + kernel.total_s
+        return made
+
+    def lacking(self) -> str | None:
+        """The demand that is not met: `memory`, `ttft` or `tpot`."""
+        demand = self.demand
+        if not self.found.fits:
+            return "memory"
+        if demand.ttft_s is not None and self.ttft_s > demand.ttft_s:
+            return "ttft"
+        return "tpot" if demand.tpot_s is not None and self.tpot_s > demand.tpot_s else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best way to serve that was found, what keeps it from being better (`binding`: memory, ttft, tpot, or batch
+    where the rows were given), and the next best program for another mesh or other batches, if there was one."""
+
+    best: Served
+    binding: str
+    next_best: Served | None
+
+    @property
+    def expected_error(self) -> float:
+        """How far above the predicted times measured ones may be, relative."""
+        return CALIBRATED_ERROR if self.best.demand.chip.calibrated else DATASHEET_ERROR
+
+
+def plan(
+    model: str, chip: Chip, chips: int, prompt: int, output: int, *,
+    ttft: float | None = None, tpot: float | None = None, weights: Weights = "bf16", batch: int | None = None,
+    seconds: float = 120.0,
+) -> Plan:  # fmt: skip
+    """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
+
+    `model` is a built-in name, a config.json or a folder with one; `ttft` and `tpot` are in seconds. Searches end after
+    about so many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which says
+    what it takes, and which chips or weights would do.
+    """
+    with located(Source(model, "")):
+        found = model_of(model)
+        longest = longest_context(found.model)
+        if longest is not None and prompt + output > longest:
+            asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
+            raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
+    demand = Demand(found, chip, chips, prompt, output, ttft, tpot, weights, batch)
+    with located(Source("--chips", "")):
+        meshes = list(plan_meshes(chip, chips, found.model.attention.kv_heads))
+    return _Planner(demand, meshes, seconds).plan()
+
+
+def plan_meshes(chip: Chip, n_chips: int, kv_heads: int) -> Iterator[Mesh]:
+    """The meshes that are tried: slices of a torus, compact ones first; on a switched network all chips as one axis,
+    and two, of which one is a node, or as many chips as there are heads of keys, or 2 or 4."""
+    made = [torus_mesh(chip, n_chips, kv_heads)]
+    if isinstance(chip.interconnect, Torus):
+        made += [Mesh(tuple(zip("xyz", shape, strict=False))) for shape in chip.interconnect.slices_of(n_chips)]
+    else:
+        inside = chip.interconnect.levels[0].units or n_chips
+        made += [Mesh.of(x=n_chips)]
+        made += [Mesh.of(x=n_chips // y, y=y) for y in (inside, 2, 4) if y < n_chips and n_chips % y == 0]
+    alike = {tuple(sorted(size for _, size in mesh.items() if size > 1)): mesh for mesh in reversed(made)}
+    first = made[0]
+    yield first
+    yield from [mesh for mesh in reversed(alike.values()) if mesh != first][: _MOST_MESHES - 1]
+
+
+_Key = tuple[Mesh, int, int]
+
+
+@dataclass
+class _Planner:
+    """Looks for the best way to serve: how many rows by each phase alone, then layouts for both together. `known` has
+    what was found for a mesh, rows of decode and of prefill, `alone` what was found for a phase and its rows."""
+
+    demand: Demand
+    meshes: Sequence[Mesh]
+    seconds: float
+    known: dict[_Key, Served | DiagnosticError] = field(default_factory=dict["_Key", "Served | DiagnosticError"])
+    alone: dict[tuple[str, int], Cost | DiagnosticError] = field(
+        default_factory=dict[tuple[str, int], "Cost | DiagnosticError"]
+    )
+    began: float = field(default_factory=time.monotonic)
+
+    def plan(self) -> Plan:
+        best = first = self._first(self.meshes[0])
+        fewer, more = max(1, first.prompts // 2), 2 * first.prompts
+        nearby = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
+        nearby = nearby or [(first.mesh, first.batch, prompts) for prompts in (fewer, more)]
+        for number, key in enumerate(nearby):
+            if number and self._left() <= 0:
+                break
+            best = max(best, self.at(*key) or best, key=_worth)
+        best = self._settled(best)
+        return Plan(best, self._binding(best), self._next(best))
+
+    def _first(self, mesh: Mesh) -> Served:
+        """The first that meets the demands, of the rows that are best by each phase alone, and fewer. Raises where none
+        does."""
+        batch = self.demand.batch or self._rows()
+        for phase, rows in (("decode", batch), ("prefill", 1)):
+            if (lacking := self._lacking(phase, rows)) is not None:
+                raise self._impossible(lacking, batch, self._costs(phase, rows))
+        prompts = self._prompts(batch)
+        while True:
+            made, lacking = self._looked_at(mesh, batch, prompts)
+            if isinstance(made, Served) and lacking is None:
+                return made
+            fewer = self._fewer(batch) if self.demand.batch is None else 0
+            if prompts > 1 and (lacking == "ttft" or not fewer):
+                prompts //= 2
+            elif fewer and lacking != "ttft":
+                batch, prompts = fewer, math.gcd(fewer, prompts)
+            else:
+                raise self._impossible(lacking, batch, made if isinstance(made, DiagnosticError) else made.costs)
+
+    # ------------------------------------------------------------ one phase alone
+
+    def _rows(self) -> int:
+        """The rows of decode with the most tokens a second, a power of two or one and a half or a quarter times one;
+        one where no more meet the demands."""
+        first = self._rows_with_room()
+        while first > 1 and self._lacking("decode", first) is not None:
+            first //= 2
+        if self._lacking("decode", first) or self._lacking("prefill", 1):
+            return first
+        best = first
+        for part in (1, 2, 4):
+            more = best + best // part if part == 1 else best + first // part
+            while more > best and self._lacking("decode", more) is None and self._pace(more) > _GAIN * self._pace(best):
+                best, more = more, 2 * more if part == 1 else more
+            first = best if part == 1 else first
+        return best
+
+    def _rows_with_room(self) -> int:
+        """A power of two of rows, whose cache takes at most half of what the weights leave of the memory where all is
+        split over all chips."""
+        demand, model = self.demand, self.demand.model.model
+        room = demand.n_chips * demand.chip.memory_bytes - weight_bytes(model, demand.weights)
+        row = 4 * model.layers * model.attention.kv_heads * model.attention.head_dim * (demand.prompt + demand.output)
+        return 1 << (int(min(max(1.0, room / (2 * row)), 1024.0)).bit_length() - 1)
+
+    @staticmethod
+    def _fewer(batch: int) -> int:
+        """Three quarters of so many rows, then two, then one; 0 where there are no fewer."""
+        return (
+            batch * 3 // 4
+            if batch % 4 == 0 and batch & (batch - 1) == 0
+            else batch * 2 // 3
+            if batch % 3 == 0
+            else batch // 2
+        )
+
+    def _prompts(self, batch: int) -> int:
+        """The rows of prefill: as many as are done in the time that is asked for, at most a quarter of all."""
+        first, most = self._cost("prefill", 1).time_s, self.demand.ttft_s
+        rows = max(1, math.gcd(batch, 1 << 20) // 4)
+        if most is not None and first:
+            rows = min(rows, 1 << max(0, int(2 * most / first).bit_length() - 1))
+        while self._lacking("prefill", rows) is not None:
+            rows //= 2
+        return rows
+
+    def _pace(self, batch: int) -> float:
+        """Tokens a second of decode, with one prompt after the other before it."""
+        prefill, decode = self._cost("prefill", 1), self._cost("decode", batch)
+        return batch * self.demand.output / (batch * prefill.time_s + self.demand.output * decode.time_s)
+
+    def _lacking(self, phase: str, rows: int) -> str | None:
+        found = self._costs(phase, rows)
+        if isinstance(found, DiagnosticError):
+            return "memory"
+        cost = found[phase]
+        name, most = ("ttft", self.demand.ttft_s) if phase == "prefill" else ("tpot", self.demand.tpot_s)
+        return name if most is not None and cost.time_s > most else None
+
+    def _costs(self, phase: str, rows: int) -> dict[str, Cost] | DiagnosticError:
+        found = self._alone(phase, rows)
+        return found if isinstance(found, DiagnosticError) else {phase: found}
+
+    def _cost(self, phase: str, rows: int) -> Cost:
+        found = self._alone(phase, rows)
+        assert not isinstance(found, DiagnosticError)
+        return found
+
+    def _alone(self, phase: str, rows: int) -> Cost | DiagnosticError:
+        """What a phase takes with weights stored for it alone; where no layouts are found, why."""
+        key = phase, rows
+        if key not in self.alone:
+            program = _program(self.demand, self.meshes[0], rows, phase=phase)
+            found = self._found(program, {}, self._share(10))
+            self.alone[key] = found if isinstance(found, DiagnosticError) else found.costs[0]
+        return self.alone[key]
+
+    # ------------------------------------------------------------ both together
+
+    def at(self, mesh: Mesh, batch: int, prompts: int) -> Served | None:
+        """The best found for a mesh and rows that meets every demand, None where there is none."""
+        served, lacking = self._looked_at(mesh, batch, prompts)
+        return served if isinstance(served, Served) and lacking is None else None
+
+    def _looked_at(self, mesh: Mesh, batch: int, prompts: int) -> tuple[Served | DiagnosticError, str | None]:
+        """What was found, and the demand that it does not meet."""
+        key = mesh, batch, prompts
+        if key not in self.known:
+            self.known[key] = self._searched(*key, self._share(4))
+        made = self.known[key]
+        return made, "memory" if isinstance(made, DiagnosticError) else made.lacking()
+
+    def _searched(self, mesh: Mesh, batch: int, prompts: int, seconds: float) -> Served | DiagnosticError:
+        demand = self.demand
+        program = _program(demand, mesh, batch, prompts)
+        fills = batch / prompts
+        calls = {"prefill": fills, "adopt": fills, "decode": float(demand.output)}
+        counted = calls
+        while True:
+            found = self._found(program, counted, seconds)
+            if isinstance(found, DiagnosticError):
+                return found
+            # What is told is of the calls that there are, whatever they counted for.
+            made = Served(demand, mesh, batch, prompts, replace(found, objective=replace(found.objective, calls=calls)))
+            phase = {"ttft": "prefill", "tpot": "decode"}.get(made.lacking() or "")
+            if phase is None or counted is not calls:
+                return made
+            counted = calls | {phase: _EMPHASIS * calls[phase]}
+
+    def _found(self, program: Program, calls: dict[str, float], seconds: float) -> Found | DiagnosticError:
+        from shardwright.passes.choosing import search
+
+        chip = self.demand.chip
+        try:
+            return search(program, Objective(chip, chip.constants, calls), seconds)
+        except DiagnosticError as error:
+            if error.diagnostics[0].code not in _NO_LAYOUTS:
+                raise
+            return error
+
+    def _share(self, parts: int) -> float:
+        """Seconds for one search."""
+        return max(min(_LEAST_SECONDS, self.seconds), self._left() / parts)
+
+    def _left(self) -> float:
+        return self.seconds - (time.monotonic() - self.began)
+
+    def _settled(self, best: Served) -> Served:
+        """The same again with the time that is left, where its layouts are not proved."""
+        key = best.mesh, best.batch, best.prompts
+        if best.found.status == "optimal" or self._left() <= 0:
+            return best
+        again = self._searched(*key, self._left())
+        if isinstance(again, Served) and again.lacking() is None and _worth(again) > _worth(best):
+            self.known[key] = best = again
+        return best
+
+    # ------------------------------------------------------------ what is told
+
+    def _binding(self, best: Served) -> str:
+        """What more rows would lack; where they lack nothing, what bounds a step of decode."""
+        if self.demand.batch is not None:
+            return "batch"
+        looked = [(key[1], self._looked_at(*key)[1]) for key in self.known]
+        looked += [(rows, self._lacking("decode", rows)) for phase, rows in self.alone if phase == "decode"]
+        more = sorted((rows, lacking) for rows, lacking in looked if rows > best.batch and lacking is not None)
+        return more[0][1] if more else limit(best.costs["decode"])[0]
+
+    def _next(self, best: Served) -> Served | None:
+        """The best of another mesh; where there is none, of other batches."""
+        others = [one for key in self.known if (one := self.at(*key)) is not None and one is not best]
+        elsewhere = [one for one in others if one.mesh != best.mesh]
+        return max(elsewhere or others, key=_worth, default=None)
+
+    def _impossible(
+        self, lacking: str | None, batch: int, found: Mapping[str, Cost] | DiagnosticError
+    ) -> DiagnosticError:
+        """Why not even so many rows can be served, and what would lift it."""
+        demand = self.demand
+        name, chips = demand.model.name, f"{demand.n_chips} {demand.chip.name}"
+        lighter = [] if demand.weights == "int8" else ["--weights int8 halves what the weights take"]
+        if isinstance(found, DiagnosticError):
+            nbytes, room = weight_bytes(demand.model.model, demand.weights), demand.chip.memory_bytes
+            enough = next((n for n in n_chips_of(demand.chip) if n > demand.n_chips and n * room > 1.1 * nbytes), None)
+            return fault(
+                "does-not-fit",
+                f"{name} does not fit on {chips} with {_counted(batch, 'sequence')} of {demand.prompt + demand.output}"
+                f" positions: {found.diagnostics[0].message}",
+                NOWHERE,
+                *(
+                    [f"its weights alone want {enough} of these chips"]
+                    if nbytes > demand.n_chips * room and enough
+                    else []
+                ),
+                *lighter,
+            )
+        phase, rows, cost, asked = (
+            ("time to first token", _counted(1, "prompt"), found["prefill"], demand.ttft_s)
+            if lacking == "ttft"
+            else ("time per output token", _counted(batch, "sequence"), found["decode"], demand.tpot_s)
+        )
+        assert asked is not None
+        parts = {
+            "arithmetic": cost.compute_s,
+            "reading memory": cost.memory_s,
+            "links between chips": cost.exposed_communication_s,
+        }
+        most = max(parts, key=lambda part: parts[part])
+        ways = {
+            "arithmetic": "more chips or faster ones" + (", or a shorter --prompt" if lacking == "ttft" else ""),
+            "reading memory": "more chips, or chips with faster memory",
+            "links between chips": "faster links, or fewer chips",
+        }
+        return fault(
+            "cannot-meet",
+            f"the {phase} of {name} on {chips} is {cost.time_s:.3g} s for {rows}, and {asked:g} s is asked for; {most}"
+            f" alone takes {parts[most]:.3g} s",
+            NOWHERE,
+            f"it takes {ways[most]}",
+            *(lighter if most == "reading memory" else []),
+            f"or ask for --{lacking} {cost.time_s * 1.01:.2g}",
+        )
+
+
+def limit(cost: Cost) -> tuple[str, float]:
+    """What bounds the kernels that take most of a function's time, and their share of it."""
+    bounds: dict[str, float] = defaultdict(float)
+    for kernel in cost.kernels:
+        bounds[kernel.times.bound] += kernel.total_s
+    most = max(bounds, key=lambda bound: bounds[bound])
+    return most, bounds[most] / sum(bounds.values())
+
+
+def _network(topology: Topology, axes: Sequence[str]) -> str:
+    """The part of the network that a group over axes of the mesh crosses: of a switched one the outermost level."""
+    if isinstance(topology, SwitchedTopology):
+        groups = topology.groups(axes)
+        return next(
+            level.name for level, units in reversed(list(zip(topology.levels, groups, strict=True))) if units > 1
+        )
+    return f"links along {' '.join(axes)}"
+
+
+def _worth(served: Served) -> float:
+    return served.tokens_per_s
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _program(demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None) -> Program:
+    """The surface program with every layout open, of one phase or of both with the copies between their caches."""
+    from shardwright.compiling import load
+    from shardwright.passes.pipelines import parse_pipeline, run_passes
+
+    request = Request(
+        "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
+        phases=PHASES if phase is None else (phase,), prompts=prompts,
+    )  # fmt: skip
+    program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
+    return run_passes(program, parse_pipeline("quantize-weights")) if demand.weights == "int8" else program

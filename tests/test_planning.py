@@ -1,0 +1,176 @@
+"""`plan`: the figures are those of the program that it writes, demands are met or refused, memory binds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.compiling import load, print_program
+from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.program_cost import cost_of
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.mesh import Mesh
+from shardwright.planning import Plan, plan, plan_meshes
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 512,
+    "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2,
+    "vocab_size": 4096, "max_position_embeddings": 1024,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+def small(name: str = "h100", gigabytes: float = 0.6) -> Chip:
+    return replace(load_chip(name), memory_bytes=gigabytes * 1e9)
+
+
+@pytest.fixture(scope="module")
+def made(model: str) -> Plan:
+    return plan(model, small(), 2, 256, 64, batch=64, seconds=3)
+
+
+def test_times_and_memory_are_those_of_the_program(made: Plan) -> None:
+    program = load(Source("plan", print_program(made.best.found.program)))
+    best, chip = made.best, made.best.demand.chip
+    priced = {func.name: cost_of(program, func, chip) for func in program.funcs}
+    assert priced["prefill"].time_s == best.ttft_s
+    assert priced["decode"].time_s == best.tpot_s
+    assert max(cost.memory.peak for cost in priced.values()) == best.found.peak <= chip.memory_bytes
+    sizes = {dim.name: dim.size for dim in program.dims}
+    assert (sizes["B"], sizes["B1"], sizes["L"], sizes["T"]) == (best.batch, best.prompts, 256, 320)
+    fills = best.batch / best.prompts
+    seconds = fills * (best.ttft_s + priced["adopt"].time_s) + 64 * best.tpot_s
+    assert best.tokens_per_s == pytest.approx(best.batch * 64 / seconds)
+
+
+def test_more_rows_than_fit(made: Plan, model: str) -> None:
+    assert made.binding == "batch"
+    assert made.next_best is None or made.next_best.tokens_per_s <= made.best.tokens_per_s
+    with pytest.raises(DiagnosticError, match="does not fit on 2 h100 with 4096 sequences of 320 positions"):
+        plan(model, small(), 2, 256, 64, batch=4096, seconds=2)
+
+
+def test_time_per_token_is_met_and_binds(model: str) -> None:
+    most = 6e-5
+    held = plan(model, small(gigabytes=8), 2, 256, 64, tpot=most, seconds=4)
+    assert held.best.tpot_s <= most
+    assert held.binding == "tpot"
+
+
+def test_time_to_first_token_is_met(made: Plan, model: str) -> None:
+    most = made.best.ttft_s / 3
+    held = plan(model, small(), 2, 256, 64, batch=64, ttft=most, seconds=3)
+    assert held.best.ttft_s <= most
+    assert held.best.prompts < made.best.prompts
+
+
+@pytest.mark.parametrize(
+    ("demand", "said"),
+    [
+        (
+            "ttft",
+            "the time to first token of LlamaForCausalLM on 2 h100 is {} s for 1 prompt, and 1e-07 s is asked for",
+        ),
+        (
+            "tpot",
+            "the time per output token of LlamaForCausalLM on 2 h100 is {} s for 1 sequence, and 1e-07 s is asked",
+        ),
+    ],
+)
+def test_a_demand_that_cannot_be_met(demand: str, said: str, model: str) -> None:
+    asked = {"ttft": None, "tpot": None} | {demand: 1e-7}
+    with pytest.raises(DiagnosticError) as caught:
+        plan(model, small(), 2, 256, 64, ttft=asked["ttft"], tpot=asked["tpot"], seconds=3)
+    found = caught.value.diagnostics[0]
+    assert found.code == "cannot-meet"
+    before, after = said.split("{}")
+    assert found.message.startswith(before)
+    assert after in found.message
+    assert "alone takes" in found.message
+    assert found.notes[-1].message.startswith(f"or ask for --{demand} ")
+
+
+def test_a_model_that_is_too_large(model: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        plan(model, small(gigabytes=0.02), 1, 256, 64, seconds=3)
+    found = caught.value.diagnostics[0]
+    assert found.code == "does-not-fit"
+    assert "does not fit on 1 h100 with 1 sequence of 320 positions" in found.message
+    assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
+
+
+def test_int8_weights(made: Plan, model: str) -> None:
+    lighter = plan(model, small(), 2, 256, 64, weights="int8", batch=64, seconds=3)
+    assert sum(t.local_bytes(lighter.best.mesh) for _, t in lighter.best.kept("weights")) < 0.7 * sum(
+        t.local_bytes(made.best.mesh) for _, t in made.best.kept("weights")
+    )
+
+
+@pytest.mark.parametrize(
+    ("chip", "chips", "kv_heads", "first"),
+    [
+        ("h100", 8, 8, Mesh.of(x=8)),
+        ("h100", 16, 8, Mesh.of(x=2, y=8)),
+        ("tpu-v4", 64, 1, Mesh.of(x=4, y=4, z=4)),
+        ("h100", 1, 8, Mesh.of(x=1)),
+    ],
+)
+def test_the_meshes_that_are_tried(chip: str, chips: int, kv_heads: int, first: Mesh) -> None:
+    meshes = list(plan_meshes(load_chip(chip), chips, kv_heads))
+    assert meshes[0] == first
+    assert all(mesh.n_chips == chips for mesh in meshes)
+    alike = [tuple(sorted(size for _, size in mesh.items() if size > 1)) for mesh in meshes]
+    assert len(set(alike)) == len(alike) <= 4
+
+
+def test_the_page_and_its_program(model: str, shardwright: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "plan.shard"
+    argv = ("plan", model, "--chip", "h100", "--chips", "2", "--prompt", "128", "--output", "32", "--batch", "16")
+    page = shardwright(*argv, "--time-limit", "2", "-o", out)
+    assert page.status == 0, page.err
+    for word in ("tokens per second", "first token", "each further", "memory", "what limits", "expected error",
+                 "prefill: ", "decode: ", "next best: mesh", f"shardwright cost {out} --chip h100"):  # fmt: skip
+        assert word in page.out
+    assert "measured times up to 2.5 times these: h100 is priced by its datasheet" in page.out
+    told = json.loads(shardwright(*argv, "--time-limit", "2", "--json", "-o", out).out)
+    assert {
+        "chip", "n_chips", "prefill", "decode", "batch", "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_chip",
+        "peak_bytes_per_chip", "expected_error", "binding", "next_best", "program",
+    } <= told.keys()  # fmt: skip
+    assert told["program"] == out.read_text()
+    costs = json.loads(shardwright("cost", out, "--chip", "h100", "--json").out)["functions"]
+    times = {cost["func"]: cost["time_s"] for cost in costs}
+    assert (times["prefill"], times["decode"]) == (told["ttft_s"], told["tpot_s"])
+    assert max(cost["peak_bytes_per_chip"] for cost in costs) == told["peak_bytes_per_chip"]
+    assert told["binding"] == "batch"
+    assert told["expected_error"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("nothing-7b",), "there is no model nothing-7b"),
+        (
+            ("opt-13b", "--prompt", "2000", "--output", "200"),
+            "a prompt of 2000 and 200 new tokens take 2200 positions, and opt-13b has 2048",
+        ),
+        (("llama-7b", "--chip", "tpu-v4", "--chips", "7"), "no slice of tpu-v4 has 7 chips"),
+    ],
+)
+def test_what_is_refused(argv: tuple[str, ...], said: str, shardwright: Callable[..., Any]) -> None:
+    options = {"--chip": "h100", "--chips": "8", "--prompt": "64", "--output": "64"}
+    options.update(zip(argv[1::2], argv[2::2], strict=True))
+    done = shardwright("plan", argv[0], *(word for pair in options.items() for word in pair))
+    assert done.status == 1
+    assert said in done.err
