@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
+
+
+def literal(value: Any) -> str:
+    """A value as Python writes it; in brackets pieces of source stand for themselves."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, slice):
+        ends = cast("slice[Any, Any, Any]", value)
+        return ":".join("" if end is None else literal(end) for end in (ends.start, ends.stop))
+    if isinstance(value, tuple):
+        items = [literal(each) for each in cast("tuple[Any, ...]", value)]
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+    return "..." if value is ... else repr(value)
 
 
 class Code:
@@ -19,19 +33,28 @@ class Code:
         self.is_operator = is_operator
 
     def __getattr__(self, name: str) -> Code:
-        return Code(f"{self.text}.{name}" if self.text else name)
+        return Code(f"{self._word()}.{name}" if self.text else name)
 
     def __call__(self, *args: object, **options: object) -> Code:
-        given = [str(arg) for arg in args] + [
-            f"{name}={option!r}" if isinstance(option, str) else f"{name}={option}" for name, option in options.items()
-        ]
+        given = [*map(literal, args), *(f"{name}={literal(option)}" for name, option in options.items())]
         return Code(f"{self.text}({', '.join(given)})")
+
+    def __getitem__(self, index: Any) -> Code:
+        each = cast("tuple[Any, ...]", index if isinstance(index, tuple) else (index,))
+        return Code(f"{self._word()}[{', '.join(map(literal, each))}]")
 
     def __str__(self) -> str:
         return self.text
 
-    def _operator(self, sign: str, *others: object) -> Any:
-        words = [f"({each})" if isinstance(each, Code) and each.is_operator else str(each) for each in (self, *others)]
+    __repr__ = __str__
+
+    def _word(self) -> str:
+        return f"({self.text})" if self.is_operator else self.text
+
+    def _operator(self, sign: str, *others: object, reflected: bool = False) -> Any:
+        words = [each._word() if isinstance(each, Code) else literal(each) for each in (self, *others)]
+        if reflected:
+            words.reverse()
         return Code(f" {sign} ".join(words) if others else f"{sign}{words[0]}", is_operator=True)
 
     def __add__(self, other: object) -> Any:
@@ -45,6 +68,21 @@ class Code:
 
     def __truediv__(self, other: object) -> Any:
         return self._operator("/", other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._operator("+", other, reflected=True)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._operator("-", other, reflected=True)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._operator("*", other, reflected=True)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._operator("/", other, reflected=True)
+
+    def __mod__(self, other: object) -> Any:
+        return self._operator("%", other)
 
     def __and__(self, other: object) -> Any:
         return self._operator("&", other)
@@ -63,6 +101,15 @@ class Code:
 
     def __eq__(self, other: object) -> Any:
         return self._operator("==", other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._operator(">", other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._operator(">=", other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._operator("!=", other)
 
     __hash__ = object.__hash__
 

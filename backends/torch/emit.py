@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.source_text import (
@@ -17,31 +19,49 @@ from shardwright.backends.jax.source_text import (
     docstring_lines,
     tuple_text,
 )
+from shardwright.backends.torch.kernels import keeps_format, kernel_of
+from shardwright.backends.torch.kernels.call import Call
+from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, placed
 from shardwright.ir.memory_shares import rows_of
-from shardwright.ir.operation import Number, Operation
+from shardwright.ir.operation import Number
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import ON_DEVICE, DType, TensorType
 from shardwright.ir.walk import names_of, states_set
 
-_DTYPES = {
-    DType.F32: "torch.float32",
-    DType.F16: "torch.float16",
-    DType.BF16: "torch.bfloat16",
-    DType.INT32: "torch.int32",
-    DType.INT8: "torch.int8",
-    DType.BOOL: "torch.bool",
-}
-_RESERVED = frozenset(
-    {
-        "torch", "run", "weights", "state", "place", "following", "updated", "rows", "picked", "rmsnorm", "layernorm",
-        "first_of_greatest", "range", "float", "list", "sum", "isinstance", "reversed", "property", "tempfile",
-        "super", "enumerate", "len", "object", "str", "int", "bool", "tuple",
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FOLDER = Path(__file__).parent
+
+
+def _functions() -> dict[str, tuple[str, set[str]]]:
+    """The text of each function of `functions.py`, with the names that it reads."""
+    text = (_FOLDER / "functions.py").read_text(encoding="utf-8")
+    return {
+        node.name: (
+            ast.get_source_segment(text, node) or "",
+            {each.id for each in ast.walk(node) if isinstance(each, ast.Name)},
+        )
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef)
     }
-)  # fmt: skip
+
+
+_FUNCTIONS = _functions()
+
+_RESERVED = frozenset({"torch", "run", "weights", "state", "place", "following", "range", "float", *_FUNCTIONS})
 """Names that a module uses itself; a value of the program that has one gets a suffix."""
+
+
+def _used(body: str) -> list[str]:
+    """The functions that a module needs for this source, those that others call included."""
+    used = {name for name in _FUNCTIONS if re.search(rf"\b{name}\(", body)}
+    while more := {name for each in used for name in _FUNCTIONS[each][1] & _FUNCTIONS.keys()} - used:
+        used |= more
+    return [line for name in _FUNCTIONS if name in used for line in ("", "", *_FUNCTIONS[name][0].splitlines())]
 
 
 @dataclass(frozen=True)
@@ -71,12 +91,10 @@ def emit(program: Program, header: Sequence[str] = ()) -> str:
         check_identifier(value.name)
     for dim in program.dims:
         check_dimension(dim.name)
-    executor = (Path(__file__).parent / "executor.py").read_text(encoding="utf-8").partition('"""\n')[2].strip()
+    executor = (_FOLDER / "executor.py").read_text(encoding="utf-8").partition('"""\n')[2].strip()
+    body = [line for func in program.funcs for line in ("", "", *_Function(program, func).lines)]
     lines = ['"""' + "\n".join(line for text in (*header, _USE) for line in docstring_lines(text)), '"""', ""]
-    lines += executor.splitlines()
-    lines += ["", "", *_placing(program)]
-    for func in program.funcs:
-        lines += ["", "", *_Function(program, func).lines]
+    lines += [*executor.splitlines(), *_used("\n".join(body)), "", "", *_placing(program), *body]
     return "\n".join(lines) + "\n"
 
 
@@ -95,10 +113,8 @@ def _unsupported(what: str, way_out: str = "compile it for JAX: --to jax") -> Di
     return fault("unsupported", f"PyTorch modules have no form for {what}", NOWHERE, way_out)
 
 
-def _dtype(dtype: DType) -> str:
-    if dtype not in _DTYPES:
-        raise _unsupported(f"numbers of format {dtype}")
-    return _DTYPES[dtype]
+def _dtype(dtype: DType) -> Code:
+    return held_as(dtype, Code("torch"))
 
 
 def _placing(program: Program) -> list[str]:
@@ -109,15 +125,15 @@ def _placing(program: Program) -> list[str]:
     ]
     for table, values in (("weights", program.weights), ("state", program.state)):
         for value in values:
-            kind, given = value.concrete, f"{table}[{value.name!r}]"
+            kind, given = value.concrete, f'{table}["{value.name}"]'
             extents = tuple_text([str(dim.size) for dim in kind.dims]) if kind.dims else "()"
             if table == "state":
-                given = f"state[{value.name!r}] if {value.name!r} in state else torch.zeros({extents})"
+                given = f'state["{value.name}"] if "{value.name}" in state else torch.zeros({extents})'
             axis, shares = _shares(kind)
             code = f"run.place({given}, {_dtype(kind.dtype)}, {shares}, {axis})"
             if kind.placement == ON_DEVICE:
                 code += ".pieces[0]"
-            lines += assigned(f"placed_{table}[{value.name!r}]", code, str(kind), "    ")
+            lines += assigned(f'placed_{table}["{value.name}"]', code, str(kind), "    ")
     return [*lines, "    return placed_weights, placed_state"]
 
 
@@ -154,7 +170,7 @@ class _Function:
                     table = "state"
                 near = kind.placement == ON_DEVICE
                 views[value.name] = _View(name, kind.names, 0, "tensor" if near else "far", near and table == "state")
-                body += assigned(name, f"{table}[{value.name!r}]", str(kind), "    ")
+                body += assigned(name, f'{table}["{value.name}"]', str(kind), "    ")
         for value in func.params:
             views[value.name] = _View(self.python(value.name), value.concrete.names, 0)
             params.append(views[value.name].code)
@@ -197,14 +213,14 @@ class _Function:
                 names.remove(dim)
         return replace(view, code=code, names=tuple(names), depth=len(self.loops))
 
-    def near(self, view: _View, name: str) -> str:
-        """A tensor on the device, which does not change any more."""
+    def near(self, view: _View, name: str, *, kept: bool = True) -> str:
+        """A tensor on the device; one that is `kept` does not change any more."""
         here = self.here(view)
         if here.kind in {"going", "leaving"}:
             raise _unsupported(f"{name} in flight where its value is needed", "wait for it before")
         if here.kind == "far":
             return f"run.wait(run.prefetch({here.code}))"
-        return f"{here.code}.clone()" if here.live else here.code
+        return f"{here.code}.clone()" if here.live and kept else here.code
 
     def far_alone(self, view: _View) -> _View:
         """As `here`, of what no state changes while a loop carries it."""
@@ -279,13 +295,8 @@ class _Function:
             views[result.name] = replace(view, code=name, depth=len(self.loops))
 
     def let(self, let: Let, views: dict[str, _View], indent: str) -> None:
-        if len(let.results) > 1:
-            raise _unsupported(let.operation.keyword)
-        result, operation = let.result, let.operation
-        kind = result.concrete
-        name = self.python(result.name)
-        dtype = _dtype(kind.dtype)
-        code, where, state = "", "tensor", ""
+        operation = let.operation
+        where, state = "tensor", ""
         given = let.operands[0] if let.operands and isinstance(let.operands[0], str) else None
         first = self.here(views[given]) if given is not None else None
         if isinstance(operation, Movement):
@@ -298,14 +309,14 @@ class _Function:
                     raise _unsupported("a range of what is away from the device", "fetch it before")
                 code += f".select({first.names.index(operation.dim)}, {operation.start})"
         else:
-            code = self.computed(operation, let, views, kind)
-            code = code if isinstance(operation, _KEEPS) else f"{code}.to({dtype})"
-            if not isinstance(operation, _KEEPS):
-                code = f"{code}.expand({tuple_text([str(dim.size) for dim in kind.dims]) if kind.dims else '()'})"
+            return self.computed(let, views, indent)
+        kind = let.result.concrete
+        name = self.python(let.result.name)
         self.body += assigned(name, code, str(kind), indent)
-        views[result.name] = _View(
+        views[let.result.name] = _View(
             name, kind.names, len(self.loops), where, state=state, version=self.versions[state] if state else 0
         )
+        return None
 
     def moved(self, operation: Movement, view: _View, indent: str) -> tuple[str, str]:
         """A copy between memories, and where its result is."""
@@ -336,121 +347,42 @@ class _Function:
 
     # ------------------------------------------------------------ operations
 
-    def computed(self, operation: Operation, let: Let, views: Mapping[str, _View], kind: TensorType) -> str:
-        """The expression of a result; what is not `_KEEPS` is then rounded and expanded to its type."""
-        names = kind.names
-        near = {o: self.near(views[o], o) for o in let.operands if isinstance(o, str)}
-        dims = {o: self.here(views[o]).names for o in near}
-        codes = [near[o] if isinstance(o, str) else "" for o in let.operands]
-        given = [dims[o] if isinstance(o, str) else () for o in let.operands]
-
-        def at(i: int, wanted: Sequence[str] = names) -> str:
-            operand = let.operands[i]
+    def computed(self, let: Let, views: dict[str, _View], indent: str) -> None:
+        """What the operation's kernel computes, written down, and rounded where it is not of the result's format."""
+        operation, results = let.operation, let.results
+        args: list[Argument] = []
+        for operand in let.operands:
             if isinstance(operand, Number):
-                return f"torch.tensor({_value(operand)}, device=run.device)"
-            return _aligned(codes[i], given[i], wanted)
+                args.append(operand)
+                continue
+            code, names = (
+                Code(self.near(views[operand], operand, kept=isinstance(operation, _VIEWS))),
+                self.here(views[operand]).names,
+            )
+            extents = [self.sizes[name] for name in names]
+            args.append(Named(cast("Tensor", code), names, self.dtypes[operand], None, extents))
 
-        match operation:
-            case ops.Tabled():
-                dtypes = [self.dtypes[o] for o in near]
-                if DType.BOOL in dtypes and "value" in operation.entry.takes and "bool" not in operation.entry.takes:
-                    raise _unsupported(f"{operation.keyword} of bools")
-                own = next(self.dtypes[o] for o in reversed(let.operands) if isinstance(o, str))
-                parts = [
-                    Code(f"torch.full((), {_value(o)}, dtype={_dtype(own)}, device=run.device)")
-                    if isinstance(o, Number) else Code(at(i)) for i, o in enumerate(let.operands)
-                ]  # fmt: skip
-                try:
-                    return f"({operation.entry.spelled(own).torch(Code('torch'), *parts)})"
-                except (TypeError, AttributeError):
-                    raise _unsupported(operation.keyword) from None
-            case ops.Convert() if operation.dtype.is_float or self.dtypes[str(let.operands[0])] is DType.BOOL:
-                return at(0)
-            case ops.Full():
-                return f"torch.tensor({_value(let.operands[0])}, device=run.device)"
-            case ops.Iota():
-                return f"torch.arange({kind.dims[0].size}, device=run.device)"
-            case ops.Contract():
-                letters = {n: chr(97 + i) for i, n in enumerate(dict.fromkeys((*given[0], *given[1])))}
-                if len(letters) > 26 or self.dtypes[str(let.operands[0])] is DType.BOOL:
-                    raise _unsupported("this product")
-                left, right, out = ("".join(letters[n] for n in each) for each in (given[0], given[1], names))
-                return f'torch.einsum("{left},{right}->{out}", {codes[0]}, {codes[1]})'
-            case ops.Sum():
-                return f"{codes[0]}.sum(dim={_axes(given[0], operation.dims)})"
-            case ops.Max():
-                return f"{codes[0]}.amax(dim={_axes(given[0], operation.dims)})"
-            case ops.Softmax(causal=None) if len(operation.dims) == 1:
-                return f"torch.softmax({codes[0]}.float(), dim={given[0].index(operation.dims[0])})"
-            case ops.Argmax():
-                return f"first_of_greatest({codes[0]}, {given[0].index(operation.dim)})"
-            case ops.Rmsnorm() | ops.Layernorm():
-                function = "rmsnorm" if isinstance(operation, ops.Rmsnorm) else "layernorm"
-                scaled = f"{function}({codes[0]}, {_axes(given[0], operation.dims)}, {operation.eps!r})"
-                scaled += f" * {at(1)}" if len(codes) > 1 else ""
-                scaled += f" + {at(2)}" if len(codes) > 2 else ""
-                return f"({scaled})"
-            case ops.Lookup(wrap=False) if not set(given[0]) & set(given[1]):
-                made = (*given[1], *(n for n in given[0] if n != operation.dim))
-                return _aligned(f"rows({codes[0]}, {codes[1]}, {given[0].index(operation.dim)})", made, names)
-            case ops.Lookup(wrap=False):
-                table = _aligned(codes[0], given[0], (*names, operation.dim))
-                return f"picked({table}, {at(1)})"
-            case ops.Update(wrap=False):
-                along = [n for n in given[1] if n == operation.dim or n not in given[0]]
-                wanted = [along[0] if along and n == operation.dim else n for n in names]
-                axis = names.index(operation.dim)
-                return f"updated({codes[0]}, {at(1, wanted)}, {at(2)}, {axis})"
-            case ops.Take(by=()):
-                axis = given[0].index(operation.dim)
-                if operation.stop is None:
-                    return f"{codes[0]}.select({axis}, {operation.start})"
-                return f"{codes[0]}.narrow({axis}, {operation.start}, {operation.stop - operation.start})"
-            case ops.Concat(by=()):
-                parts = ", ".join(at(i) for i in range(len(codes)))
-                return f"torch.cat([{parts}], dim={names.index(operation.dim)})"
-            case ops.Alias() | ops.Rename():
-                return codes[0]
-            case ops.Split():
-                return f"{codes[0]}.reshape({tuple_text([str(dim.size) for dim in kind.dims])})"
-            case ops.Merge():
-                order: list[str] = []
-                for name in given[0]:
-                    if name == operation.parts[0]:
-                        order += operation.parts
-                    elif name not in operation.parts:
-                        order.append(name)
-                return f"{at(0, order)}.reshape({tuple_text([str(dim.size) for dim in kind.dims])})"
-            case _:
-                raise _unsupported(operation.keyword or type(operation).__name__.lower())
+        def named(value: Code, *wishes: str) -> Any:
+            made = [self.fresh(wish) for wish in wishes]
+            self.body += broken(f"{', '.join(made)} = {value}".replace("'", '"'), indent)
+            return Code(made[0]) if len(made) == 1 else tuple(map(Code, made))
+
+        torch = Code("torch")
+        call = Call(args, [value.shape for value in results], Code("run.device"), None, torch, Code(), named)
+        made = kernel_of(operation)(operation, call)
+        exact = keeps_format(operation, args, results[0].shape.dtype)
+        for value, each in zip(results, made if isinstance(made, tuple) else (made,), strict=True):
+            code = each if exact else rounded(each, value.shape.dtype, torch)
+            name = self.python(value.name)
+            self.body += assigned(name, str(code).replace("'", '"'), str(value.concrete), indent)
+            views[value.name] = _View(name, value.concrete.names, len(self.loops))
 
 
-_KEEPS = (ops.Take, ops.Alias, ops.Rename, ops.Split, ops.Merge, ops.Concat, ops.Update)
-"""Operations whose results have the format and the extents of their operands."""
+_VIEWS = (ops.Take, ops.Alias, ops.Rename, ops.Split, ops.Merge, ops.Convert, ops.Bitcast)
+"""Operations whose result may lie where their operand does."""
 
 _ALONE = (ops.AllGather, ops.AllReduce, ops.ReduceScatter, ops.AllToAll, ops.Slice, ops.AsPartial)
 """Movements between chips that move nothing on one chip."""
 
 _PARTS = (ops.Take, ops.Alias, ops.Rename)
 """Operations whose result can be a part of a value away from the device."""
-
-
-def _value(operand: object) -> str:
-    if not isinstance(operand, Number):
-        raise _unsupported("a value here, where a number is meant")
-    value = operand.value
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
-def _axes(names: Sequence[str], dims: Sequence[str]) -> str:
-    return tuple_text([str(names.index(dim)) for dim in dims])
-
-
-def _aligned(code: str, names: Sequence[str], wanted: Sequence[str]) -> str:
-    """The tensor with its dimensions in the order of `wanted`, and extent 1 where it lacks one."""
-    order = [names.index(name) for name in wanted if name in names]
-    if order != sorted(order):
-        code += f".permute({', '.join(map(str, order))})"
-    if order and len(order) < len(wanted):
-        code += f"[{', '.join(':' if name in names else 'None' for name in wanted)}]"
-    return code

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.digit_factors import Factor
 from shardwright.backends.torch.chip import Chip, Held
-from shardwright.backends.torch.kernels.attention import softmax_weights
 from shardwright.backends.torch.tensors import bytes_of, rounded
 from shardwright.backends.torch.world import World, torch_distributed
 from shardwright.cost.exchange import exchange_of
@@ -239,6 +238,8 @@ def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: He
 
 def _weighed(to: Collectives, pair: Tensor, axes: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""
+    from shardwright.backends.torch.functions import softmax_weights
+
     weights, lse = softmax_weights(to.gathered(pair.imag[..., :1].contiguous(), to.chip.digits.mesh.sorted(axes)), 0)
     own = to.chip.along(axes).index(to.chip.number)
     return pair.real * weights[own], lse[0].expand(pair.shape)

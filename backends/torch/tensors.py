@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Named:
     """A tensor with a name for each of its dimensions, in the number format `dtype`; on one chip of a mesh, what the
-    chip has `held` of a value."""
+    chip has `held` of a value. A piece of source in its place has `extents`."""
 
     tensor: torch.Tensor
     names: tuple[str, ...]
     dtype: DType
     held: Held | None = None
+    extents: Sequence[int] | None = None
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.tensor.shape if self.extents is None else self.extents
 
     def size(self, name: str) -> int:
-        return int(self.tensor.shape[self.names.index(name)])
+        return int(self.shape[self.names.index(name)])
 
 
 Argument = Named | Number
@@ -44,31 +49,36 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def held_as(dtype: DType) -> torch.dtype:
-    """In which format of torch values are held: integers all in int64, within the range of their own format."""
-    import torch
-
-    if dtype is DType.BOOL:
-        return torch.bool
-    return {DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16}.get(dtype, torch.int64)
+_HELD_AS = {
+    DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16", DType.BOOL: "bool", DType.INT32: "int32",
+    DType.INT8: "int8", DType.INT4: "int8", DType.UINT32: "int64",
+}  # fmt: skip
 
 
-def rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
+def held_as(dtype: DType, torch: Any = None) -> Any:
+    """In which format of torch values are held; of `torch` as a piece of source the piece that names it."""
+    if torch is None:
+        import torch
+    return getattr(torch, _HELD_AS[dtype])
+
+
+def in_range(number: Any, dtype: DType) -> Any:
+    """An integer, or integers, wrapped around as two's complement does."""
+    low, high = dtype.integer_range
+    return number & high if not low else ((number - low) & (high - low)) + low
+
+
+def rounded(tensor: Any, dtype: DType, torch: Any = None) -> Any:
     """A result as a value of `dtype`: rounded to nearest even, or wrapped around as two's complement does."""
-    import torch
-
-    if tensor.is_complex():  # a partial softmax: the mean, and the logarithm of the sum
-        return torch.complex(tensor.real.to(held_as(dtype)).float(), tensor.imag)
-    if dtype.is_integer:
-        low, high = dtype.integer_range
-        return ((tensor.to(held_as(dtype)) - low) & (high - low)) + low
-    return tensor.to(held_as(dtype))
+    if dtype in (DType.INT4, DType.UINT32):
+        tensor = in_range(tensor.long(), dtype)
+    return tensor.to(held_as(dtype, torch))
 
 
 def aligned(value: Named, names: Sequence[str]) -> torch.Tensor:
     """The tensor with its dimensions in the order of `names`, extent 1 where the value lacks one."""
     order = [value.names.index(name) for name in names if name in value.names]
-    tensor = value.tensor if order == list(range(len(order))) else value.tensor.permute(order)
+    tensor = value.tensor if order == list(range(len(order))) else value.tensor.permute(*order)
     if len(order) == len(names):
         return tensor
     return tensor[tuple(slice(None) if name in value.names else None for name in names)]

@@ -142,7 +142,7 @@ ENTRIES = (
             lambda _, a, b: a // b,
             lambda m, a, b: m.floor_divide(a, b),
             lambda torch, a, b: torch.where(
-                b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor")
+                b == 0, 0, torch.div(a.long(), torch.where(b == 0, 1, b), rounding_mode="floor")
             ),
         ),
     ),

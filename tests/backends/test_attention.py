@@ -19,7 +19,7 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.reference import evaluate
 from shardwright.backends.simulator import simulate
-from shardwright.backends.torch.kernels import attention as torch_attention
+from shardwright.backends.torch import functions
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
 from shardwright.passes.decompose import Decompose
@@ -160,7 +160,7 @@ def test_jax(name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("together", [1 << 24, 20])
 @pytest.mark.parametrize("name", CASES)
 def test_torch(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "_MOST_MASKED", together)
+    monkeypatch.setattr(functions.attend, "__defaults__", (together,))
     case = CASES[name]
     arrays = case.arrays(3)
     wanted = case.wanted(arrays)

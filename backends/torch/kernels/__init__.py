@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import attention, dimensions, elementwise, indices, reductions
 from shardwright.backends.torch.kernels.call import Call, Kernel
-from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
+from shardwright.backends.torch.tensors import Argument, Named, rounded
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault, placed
 from shardwright.ir.operation import Operation
@@ -20,7 +20,6 @@ from shardwright.ir.types import DType, Shape
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from shardwright.backends.torch.chip import Held
 
@@ -61,18 +60,18 @@ def compute(
 ) -> tuple[Named, ...]:
     """The results of an operation that moves nothing between chips, rounded to their formats. With `held`, what one
     chip has of them, of operands of which it has a part, too."""
+    import torch
+
+    from shardwright.backends.torch import functions
+
     if held is not None:
         results = [each.shape for each in held]
-    made = kernel_of(operation)(operation, Call(args, results, device, held[0] if held else None))
+    made = kernel_of(operation)(operation, Call(args, results, device, held[0] if held else None, torch, functions))
     tensors = made if isinstance(made, tuple) else (made,)
-    chosen = _chooses(operation, args)
-
-    def kept(tensor: Tensor, dtype: DType) -> Tensor:
-        return tensor.to(held_as(dtype)) if chosen and dtype.is_integer else rounded(tensor, dtype)
-
+    exact = keeps_format(operation, args, results[0].dtype)
     return tuple(
         Named(
-            kept(tensor, shape.dtype).expand([dim.size for dim in shape.dims]),
+            tensor if exact or tensor.is_complex() else rounded(tensor, shape.dtype),
             shape.names,
             shape.dtype,
             held[i] if held else None,
@@ -81,12 +80,20 @@ def compute(
     )
 
 
-def _chooses(operation: Operation, args: Sequence[Argument]) -> bool:
-    """Whether the integers that it gives are among those that it is given, or bools, and need not wrap around."""
-    match operation:
-        case ops.Convert():
-            return isinstance(args[0], Named) and args[0].dtype is DType.BOOL
-        case ops.Function("where") | ops.Rename() | ops.Take() | ops.Lookup():
-            return all(isinstance(arg, Named) for arg in args)
-        case _:
-            return False
+_ARITHMETIC = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function, ops.Sum, ops.Contract, ops.Cumsum)
+_CHOOSING = (ops.Rename, ops.Alias, ops.Take, ops.Lookup, ops.Update, ops.Concat, ops.Split, ops.Merge, ops.Max)
+_IN_F32 = (ops.Rmsnorm, ops.Layernorm, ops.Softmax, ops.Uniform)
+
+
+def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) -> bool:
+    """True if the kernel gives numbers of the result's format by itself: they are among those that it is given, or
+    floats that PyTorch rounds so."""
+    same = all(arg.dtype is result for arg in args[:1] if isinstance(arg, Named))
+    if isinstance(operation, _CHOOSING) and same:
+        return True
+    if isinstance(operation, ops.Rotary | ops.Full):
+        return True
+    if isinstance(operation, _IN_F32):
+        return result is DType.F32
+    floats = [arg.dtype for arg in args if isinstance(arg, Named) and arg.dtype is not DType.BOOL]
+    return result.is_float and isinstance(operation, _ARITHMETIC) and bool(floats) and all(d is result for d in floats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, in_blocks
+from shardwright.backends.torch.kernels.call import Call, Kernel, in_blocks, reshaped
 from shardwright.backends.torch.tensors import Named, aligned
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
@@ -16,26 +16,33 @@ if TYPE_CHECKING:
 
 def _take(operation: ops.Take, call: Call) -> Tensor:
     value = call.tensor(0)
-    at = value.names.index(operation.dim)
     if operation.stop is None:
-        return value.tensor.select(at, operation.start)
-    blocks, n = in_blocks(value, operation.dim, operation.by)
+        return value.tensor.select(value.names.index(operation.dim), operation.start)
+    blocks, n, axis = in_blocks(value, operation.dim, operation.by)
     if operation.start % n or operation.stop % n:
         by = " ".join(operation.by)
         message = f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {by}"
         raise fault("not-divisible", message)
     start, stop = operation.start // n, operation.stop // n
-    return blocks.narrow(at + 1, start, stop - start).reshape([dim.size for dim in call.result.dims])
+    return _merged(blocks.narrow(axis, start, stop - start), axis, operation.dim, call)
 
 
 def _concat(operation: ops.Concat, call: Call) -> Tensor:
-    import torch
-
     names = call.result.names
-    at, extents = names.index(operation.dim), [dim.size for dim in call.result.dims]
     values = [call.tensor(i) for i in range(len(call.args))]
-    ordered = [Named(aligned(value, names), names, value.dtype, value.held) for value in values]
-    return torch.cat([in_blocks(v, operation.dim, operation.by)[0] for v in ordered], dim=at + 1).reshape(extents)
+    ordered = [
+        Named(aligned(value, names), names, value.dtype, value.held, [value.size(name) for name in names])
+        for value in values
+    ]
+    parts, _, axes = zip(*(in_blocks(value, operation.dim, operation.by) for value in ordered), strict=True)
+    return _merged(call.torch.cat(list(parts), dim=axes[0]), axes[0], operation.dim, call)
+
+
+def _merged(tensor: Tensor, axis: int, dim: str, call: Call) -> Tensor:
+    """The dimension whole, where it is open as blocks."""
+    if axis == call.result.names.index(dim):
+        return tensor
+    return tensor.reshape([each.size for each in call.result.dims])
 
 
 def _same(_operation: Operation, call: Call) -> Tensor:
@@ -43,7 +50,8 @@ def _same(_operation: Operation, call: Call) -> Tensor:
 
 
 def _reshape(_operation: ops.Split, call: Call) -> Tensor:
-    return call.tensor(0).tensor.reshape([dim.size for dim in call.result.dims])
+    value = call.tensor(0)
+    return reshaped(value.tensor, value.shape, [dim.size for dim in call.result.dims])
 
 
 def _merge(operation: ops.Merge, call: Call) -> Tensor:
@@ -54,7 +62,7 @@ def _merge(operation: ops.Merge, call: Call) -> Tensor:
             names.extend(operation.parts)
         elif name not in operation.parts:
             names.append(name)
-    return aligned(value, names).reshape([dim.size for dim in call.result.dims])
+    return aligned(value, names).reshape(tuple(dim.size for dim in call.result.dims))
 
 
 KERNELS: dict[type[Operation], Kernel] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, literal, operand
+from shardwright.backends.torch.kernels.call import Call, Kernel
 from shardwright.backends.torch.tensors import Named, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operation
@@ -14,46 +14,59 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _elementwise(operation: ops.Tabled, call: Call) -> Tensor:
-    import torch
+_BESIDE_NUMBERS = {"+", "-", "*", "/", "less", "less_equal", "equal"}
+"""Operators, beside which a number can stand as it is written."""
 
+
+def _elementwise(operation: ops.Tabled, call: Call) -> Tensor:
     entry, dtype = operation.entry, next(a.dtype for a in reversed(call.args) if isinstance(a, Named))
-    tensors = [operand(arg, dtype, call.result.names, call.device) for arg in call.args]
+    plain = operation.keyword in _BESIDE_NUMBERS and entry.spelled(dtype) is entry.spelling
+    operands: list[Any] = [
+        _bare(arg, dtype) if plain and isinstance(arg, Number) and _is_of(arg, dtype) else call.operand(i, dtype)
+        for i, arg in enumerate(call.args)
+    ]
     if dtype is DType.BOOL:
-        tensors = [t.to(torch.int64) if takes == "value" else t for t, takes in zip(tensors, entry.takes, strict=True)]
-    return entry.spelled(dtype).torch(torch, *tensors)
+        operands = [o.long() if takes == "value" else o for o, takes in zip(operands, entry.takes, strict=True)]
+    return entry.spelled(dtype).torch(call.torch, *operands)
+
+
+def _bare(number: Number, dtype: DType) -> float:
+    return float(number.value) if dtype.is_float else int(number.value)
+
+
+def _is_of(number: Number, dtype: DType) -> bool:
+    """True if arithmetic with the number as it is written is that with what it is in this format."""
+    if dtype.is_integer:
+        low, high = dtype.integer_range
+        return low <= number.value <= high
+    return dtype is DType.F32 and abs(number.value) < 1e38
 
 
 def _convert(operation: ops.Convert, call: Call) -> Tensor:
     """From floats to integers: towards zero, saturating, NaN to 0. To bool: whether it differs from 0."""
-    import torch
-
     value = call.tensor(0)
     tensor = aligned(value, call.result.names)
     if operation.dtype is DType.BOOL:
         return tensor != 0
     if operation.dtype.is_integer and value.dtype.is_float:
         low, high = operation.dtype.integer_range
-        return torch.nan_to_num(tensor.double().trunc(), nan=0.0).clamp(low, high).to(torch.int64)
+        return call.torch.nan_to_num(tensor.double().trunc(), nan=0.0).clamp(low, high).long()
     return tensor
 
 
 def _bitcast(operation: ops.Bitcast, call: Call) -> Tensor:
-    import torch
+    def word(dtype: DType) -> Any:
+        return held_as(dtype, call.torch) if dtype.is_float else getattr(call.torch, f"int{dtype.bits}")
 
-    words = {32: torch.int32, 16: torch.int16, 8: torch.int8}
     value = call.tensor(0)
-    tensor = aligned(value, call.result.names).contiguous()
-    if not value.dtype.is_float:
-        tensor = tensor.to(words[value.dtype.bits])
-    made = tensor.view(held_as(operation.dtype) if operation.dtype.is_float else words[operation.dtype.bits])
-    return made if operation.dtype.is_float else made.to(torch.int64)
+    return aligned(value, call.result.names).contiguous().to(word(value.dtype)).view(word(operation.dtype))
 
 
 def _full(operation: ops.Full, call: Call) -> Tensor:
     number = call.args[0]
     assert isinstance(number, Number)
-    return literal(number, operation.dtype, call.device)
+    made = call.number(number, operation.dtype)
+    return made.expand(tuple(dim.size for dim in call.result.dims)) if call.result.dims else made
 
 
 KERNELS: dict[type[Operation], Kernel] = {

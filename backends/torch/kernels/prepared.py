@@ -174,42 +174,24 @@ def _norm(name: str, most: int) -> Prepare:
 
 def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepared | None:
     """As `indices._rotary`; the angles of a tensor of positions are made once for all layers."""
-    import torch
+    from shardwright.backends.torch import functions
 
     value, at = operands[:2]
     if not isinstance(value, Shape) or not isinstance(at, Shape) or value.names != result.names:
         return None
     if value.names[-1] != operation.dim or operation.positions_dim([Arg("", value), Arg("", at)]) is not None:
         return None
-    others, size = value.names[:-1], value.size(operation.dim)
-    rotated = operation.rotated or size
-    arranged, half, neox = _arranged(at, others), rotated // 2, operation.style == "neox"
-    first = slice(0, half) if neox else slice(0, rotated, 2)
-    second = slice(half, rotated) if neox else slice(1, rotated, 2)
+    others, neox = value.names[:-1], operation.style == "neox"
+    rotated = operation.rotated or value.size(operation.dim)
+    arranged = _arranged(at, others)
     key = ("angles", operation.base, rotated, others)
-    wide, kept = result.dtype is not DType.F32, held_as(result.dtype)
-
-    def angles(common: Common, positions: Tensor, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        own = (*key, positions.data_ptr())
-        found = common.get(own)
-        if found is None:
-            if given:
-                frequencies = given[0].float()
-            else:
-                exponents = torch.arange(0, rotated, 2, dtype=torch.float64, device=positions.device) / rotated
-                frequencies = (operation.base**-exponents).float()
-            turned = arranged(positions)[..., None].float() * frequencies
-            found = common[own] = positions, torch.cos(turned), torch.sin(turned)
-        return found[1:]
 
     def run(common: Common, x: Tensor, positions: Tensor, *given: Tensor) -> Tensor:
-        cos, sin = angles(common, positions, given)
-        x = x.float() if wide else x
-        turned = torch.empty_like(x) if rotated == size else x.clone()
-        x1, x2 = x[..., first], x[..., second]
-        torch.mul(x1, cos, out=turned[..., first]).addcmul_(x2, sin, value=-1)
-        torch.mul(x2, cos, out=turned[..., second]).addcmul_(x1, sin)
-        return turned.to(kept) if wide else turned
+        own = (*key, positions.data_ptr())
+        if own not in common:
+            frequencies = given[0] if given else functions.frequencies(operation.base, rotated, positions.device)
+            common[own] = positions, functions.angles(arranged(positions), frequencies)
+        return functions.turned(x, common[own][1], rotated, neox)
 
     return run
 
@@ -227,12 +209,14 @@ def _take(operation: ops.Take, operands: Operands, _result: Shape) -> Prepared |
 
 
 def _argmax(operation: ops.Argmax, operands: Operands, _result: Shape) -> Prepared:
-    """The first of the greatest: so the documentation of `torch.argmax` has it."""
-    import torch
-
     (value,) = operands
     assert isinstance(value, Shape)
-    return _of_tensors(partial(torch.argmax, dim=value.names.index(operation.dim)))
+    axis = value.names.index(operation.dim)
+
+    def run(_: Common, x: Tensor) -> Tensor:
+        return x.argmax(dim=axis).to(held_as(DType.INT32))
+
+    return run
 
 
 def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: float) -> Prepared | None:
