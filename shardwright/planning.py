@@ -322,7 +322,7 @@ class _Planner:
         """What a phase takes with weights stored for it alone; where no layouts are found, why."""
         key = phase, rows
         if key not in self.alone:
-            program = _program(self.demand, self.meshes[0], rows, phase=phase)
+            program = serving_program(self.demand, self.meshes[0], rows, phase=phase)
             found = self._found(program, {}, self._share(10))
             self.alone[key] = found if isinstance(found, DiagnosticError) else found.costs[0]
         return self.alone[key]
@@ -344,7 +344,7 @@ class _Planner:
 
     def _searched(self, mesh: Mesh, batch: int, prompts: int, seconds: float) -> Served | DiagnosticError:
         demand = self.demand
-        program = _program(demand, mesh, batch, prompts)
+        program = serving_program(demand, mesh, batch, prompts)
         fills = batch / prompts
         calls = {"prefill": fills, "adopt": fills, "decode": float(demand.output)}
         counted = calls
@@ -481,7 +481,9 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _program(demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None) -> Program:
+def serving_program(
+    demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None
+) -> Program:
     """The surface program with every layout open, of one phase or of both with the copies between their caches."""
     from shardwright.compiling import load
     from shardwright.passes.pipelines import parse_pipeline, run_passes

@@ -12,10 +12,23 @@ import pytest
 
 from shardwright.compiling import load, print_program
 from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.layout_problem import PlacementOptions, Within
+from shardwright.cost.placement import Solver
 from shardwright.cost.program_cost import cost_of
+from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
-from shardwright.planning import Plan, plan, plan_meshes
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import run_passes
+from shardwright.planning import (
+    Demand,
+    Plan,
+    serving_program,
+    plan,
+    plan_meshes,
+)
+from shardwright.prediction.models import model_of
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 512,
@@ -174,3 +187,15 @@ def test_what_is_refused(argv: tuple[str, ...], said: str, shardwright: Callable
     done = shardwright("plan", argv[0], *(word for pair in options.items() for word in pair))
     assert done.status == 1
     assert said in done.err
+
+
+def test_problems_of_two_loops_over_one_cache_are_whole_at_once(model: str) -> None:
+    """`adopt` and `prefill` both slice prefill's cache: what one of them allows is there for the other too."""
+    demand = Demand(model_of(model), load_chip("h100"), 8, 64, 16)
+    program = run_passes(serving_program(demand, Mesh.of(x=8), 16, 4), (Decompose(), Cleanup()))
+    problem = layout_problem(program, PlacementOptions(), Within())
+    solver = Solver(problem)
+    solver.build()
+    before = [len(node.group.root().codes) for node in problem.variables]
+    solver.widen_slices()
+    assert [len(node.group.root().codes) for node in problem.variables] == before

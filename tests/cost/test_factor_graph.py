@@ -1,6 +1,6 @@
 """The exact minimiser against enumeration, on random graphs of tables and trees."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -234,3 +234,19 @@ def test_blocks_of_variables_take_what_is_best_beside_the_others() -> None:
     before = Solution((0, 0, 0), 4.0, 3.0, 0)
     assert improved(graph, before, [([a, b], [[0, 0], [1, 1]])]) == Solution((1, 1, 0), 3.5, 3.0, 0)
     assert improved(graph, before, [([a], [[0], [1]])]) == before
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("count", "colours"), [(4, 4), (5, 5), (6, 4)])
+def test_a_choice_is_found_where_messages_decode_to_none(count: int, colours: int, seed: int) -> None:
+    """Neighbours of different colours, as many as there must be: without branches one is found after the other."""
+    rng = np.random.default_rng(seed)
+    graph = FactorGraph()
+    places = [graph.variable(colours) for _ in range(count)]
+    pairs = [(a, b) for a, b in combinations(places, 2) if count < 6 or b - a != 3]
+    rows = np.array([pair for pair in product(range(colours), repeat=2) if pair[0] != pair[1]])
+    for ends in pairs:
+        graph.factors.append(TableFactor(ends, rows, rng.integers(1, 9, len(rows)).astype(float)))
+    found = graph.minimize(0.0, max_nodes=1)
+    assert all(found.choice[a] != found.choice[b] for a, b in pairs)
+    assert found.bound <= found.cost < FORBIDDEN / 2
