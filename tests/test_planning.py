@@ -24,9 +24,9 @@ from shardwright.passes.pipelines import run_passes
 from shardwright.planning import (
     Demand,
     Plan,
-    serving_program,
     plan,
     plan_meshes,
+    serving_program,
 )
 from shardwright.prediction.models import model_of
 
