@@ -6,11 +6,13 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.source_text import (
+    WIDTH,
     assigned,
     bare_or_tuple,
     broken,
@@ -195,10 +197,9 @@ class _Function:
         return made
 
     def fresh(self, wish: str) -> str:
-        while wish in self.taken:
-            wish += "_"
-        self.taken.add(wish)
-        return wish
+        name = next(n for i in count(1) if (n := wish if i == 1 else f"{wish}_{i}") not in self.taken)
+        self.taken.add(name)
+        return name
 
     # ------------------------------------------------------------ values
 
@@ -285,7 +286,12 @@ class _Function:
                 )
         codes = [f"{view.code}.clone()" if view.live else view.code for view in following]
         if carried:
-            self.body += broken(f"{', '.join(v.code for v in carried)} = {', '.join(codes)}", deeper)
+            names, line = [view.code for view in carried], f"{deeper}{', '.join(v.code for v in carried)} ="
+            if len(line) + len(", ".join(codes)) < WIDTH:
+                self.body.append(f"{line} {', '.join(codes)}")
+            else:
+                sides = ([f"{deeper}    {each}," for each in side] for side in (names, codes))
+                self.body += [f"{deeper}(", *next(sides), f"{deeper}) = (", *next(sides), f"{deeper})"]
         elif len(self.body) == before:
             self.body.append(f"{deeper}pass")
         self.loops.pop()
@@ -332,7 +338,8 @@ class _Function:
                 if moves.ahead:
                     trips = {dim: index for dim, index in self.loops if dim in moves.ahead}
                     nexts = {dim: self.fresh(f"{dim.lower()}_next_trip") for dim in moves.ahead}
-                    past, sizes = self.fresh("past"), [str(self.sizes[dim]) for dim in moves.ahead]
+                    past = "_" if moves.wrap else self.fresh("past")
+                    sizes = [str(self.sizes[dim]) for dim in moves.ahead]
                     trip = f"following({tuple_text([trips[dim] for dim in moves.ahead])}, {tuple_text(sizes)})"
                     self.body += broken(f"{tuple_text(list(nexts.values()))}, {past} = {trip}", indent)
                     here, over = self.here(view, nexts), "" if moves.wrap else f", {past}"

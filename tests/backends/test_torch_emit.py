@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def check_alone(made: Program, tmp_path: Path) -> None:
     """In a process of its own, without this package, every function gives what the reference does."""
     module, npz, out = tmp_path / "module.py", tmp_path / "in.npz", tmp_path / "out.npz"
     module.write_text(emit(made))
+    check_style(module)
     for func in made.funcs:
         given = random_inputs(made, func, 3)
         tables = {"a": given.args, "w": given.weights, "s": given.state}
@@ -114,14 +116,36 @@ def test_random_programs() -> None:
 ONE = "dim B=2 E=4\nweights { w: f32 E on disk }\nfunc f(x: f32 BE) -> f32 BE {\n  y = x * w\n  return y\n}\n"
 
 
-def test_the_command_writes_a_module_without_unused_or_unknown_names(tmp_path: Path) -> None:
+def check_style(module: Path) -> None:
+    """Ruff has nothing to say of a module, nor to change in it. Programs compare a value with itself to find NaN."""
+    for command in (["check", "--ignore", "PLR0124"], ["format", "--check", "--line-length", "119"]):
+        ruff = [sys.executable, "-m", "ruff", command[0], "--isolated", *command[1:], str(module)]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_command_writes_a_module(tmp_path: Path) -> None:
     file, out = tmp_path / "one.shard", tmp_path / "one.py"
     file.write_text(ONE)
     assert main(["compile", str(file), "--to", "torch", "-o", str(out)]) == 0
     assert "w_here = run.wait(run.prefetch(w))" in out.read_text()
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(out)]
-    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    check_style(out)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "one.shard", tmp_path / "missing" / "one.py"
+    file.write_text(ONE)
+    assert main(["compile", str(file), "--to", "torch", "-o", str(out)]) == 1
+    assert "missing/one.py: error: no such file or directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["one.shard"]
+
+
+def test_names_that_are_none_in_python_are_refused() -> None:
+    made = explicit(program(ONE))
+    named = replace(made, weights=tuple(replace(value, name='w"] or f(["') for value in made.weights))
+    with pytest.raises(DiagnosticError) as caught:
+        emit(named)
+    assert caught.value.diagnostics[0].code == "bad-name"
 
 
 def refused(text: str) -> str:

@@ -93,6 +93,8 @@ def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) 
         return True
     if isinstance(operation, ops.Rotary | ops.Full):
         return True
+    if isinstance(operation, ops.Tabled) and operation.entry.gives_bool:
+        return True
     if isinstance(operation, _IN_F32):
         return result is DType.F32
     floats = [arg.dtype for arg in args if isinstance(arg, Named) and arg.dtype is not DType.BOOL]

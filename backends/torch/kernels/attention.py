@@ -62,7 +62,7 @@ def _attend(operation: ops.Attend, call: Call) -> Tensor | tuple[Tensor, ...]:
         return tensor if list(axes) == sorted(axes) else tensor.permute(*axes)
 
     if not operation.lse and not is_pair:
-        return returned(made, v.size(width))
+        return returned(call.named(made, "mean"), v.size(width))
     mean, total = call.named(made, "mean", "lse")
     mean, total = returned(mean, v.size(width)), returned(total)
     if is_pair:

@@ -126,8 +126,8 @@ def visible(
     own number, of a window the last so many, and those below `length`. None: all."""
     t, seen = call.named(call.positions(*keys, names), "t"), list[Any]()
     if queries is not None:
-        last = call.positions(*queries, names)
-        last = call.named(last if isinstance(pos, int) and pos == 0 else last + pos, "last")
+        last = call.named(call.positions(*queries, names), "last")
+        last = last if isinstance(pos, int) and pos == 0 else call.named(last + pos, "last")
         seen.append(t <= last)
         if window:
             seen.append(t > last - window)

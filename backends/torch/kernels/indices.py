@@ -76,7 +76,8 @@ def _update(operation: ops.Update, call: Call) -> Tensor:
     names = cache.names
     written = operation.written_dim([as_arg(arg) for arg in call.args]) or operation.dim
     rows = aligned(new, [written if name == operation.dim else name for name in names])
-    offset = call.positions(cache, operation.dim, names) - call.index(2, names)
+    t = call.named(call.positions(cache, operation.dim, names), "t")
+    offset = call.named(t - call.index(2, names), "offset")
     if operation.wrap:
         offset = offset % whole_size(cache, operation.dim)
     return call.functions.updated(cache.tensor, rows, offset, names.index(operation.dim))
