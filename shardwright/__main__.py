@@ -8,7 +8,7 @@ from shardwright.cli.front import main
 
 def command() -> int:
     """The command line as a process of its own. Libraries and programs are many small objects that stay: to look for
-    cycles among them after every seven hundred takes a fifth of loading PyTorch."""
+    cycles among them after every seven hundred takes some percent of loading PyTorch."""
     gc.set_threshold(50_000, 20, 50)
     return main()
 

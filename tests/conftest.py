@@ -27,7 +27,7 @@ os.environ.setdefault(
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Programs, types and traces are many small objects that no cycle keeps: looking for cycles after every seven hundred of
-# them takes a tenth of the time. What has memory to give back collects by itself.
+# them takes some percent of the time. What has memory to give back collects by itself.
 gc.set_threshold(50_000, 20, 50)
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=False)
