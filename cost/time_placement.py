@@ -443,15 +443,14 @@ class TimeSolver(Solver):
         if (node.func or "", node.name) in self.structure.after:
             parted += self.parted_s(node, entry.codes[1])
         kind = collective_kind(operation)
+        mesh = self.problem.program.mesh
+        axes = tuple(axis for axis in operation.named_axes if axis in mesh)  # a part of a problem has some of them
         if kind is None:
-            mesh = self.problem.program.mesh
-            view = math.prod(mesh[axis] for axis in operation.named_axes) == 1
+            view = math.prod(mesh[axis] for axis in axes) == 1
             within = (node.func or "", statement.results[0].name) in self.structure.slices
             return parted + (0.0 if view or within else self.copied_s(2 * sides[1]))
-        mesh = self.problem.program.mesh
-        gathered = math.prod(mesh[a] for a in operation.named_axes) if isinstance(operation, AllGather) else 1
-        nbytes = sides[0] * gathered
-        once, per_byte = _seconds(kind, tuple(operation.named_axes), self.topology, self.constants)
+        nbytes = sides[0] * (math.prod(mesh[axis] for axis in axes) if isinstance(operation, AllGather) else 1)
+        once, per_byte = _seconds(kind, axes, self.topology, self.constants)
         return parted + once + per_byte * nbytes
 
 

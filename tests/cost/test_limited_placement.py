@@ -186,3 +186,13 @@ def test_a_result_whose_layout_is_open_is_split_along_its_own_dimensions() -> No
     )
     placement = LimitedPlacement(source, limit=WorkLimit(0.0))(source, PlacementOptions())
     assert all(set(kind.names) <= {"N", "B", "L", "E", "K"} for kind in placement.kinds.values())
+
+
+@pytest.mark.parametrize("sizes", ["x=2,y=2,z=2", "x=2,y=2,z=1", "x=1,y=2,z=2"])
+def test_written_movements_over_axes_that_a_part_of_the_problem_lacks(
+    sizes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Axes of one chip are left out, and axes are looked at one by one; a collective may name others."""
+    path = str(Path(__file__).parent / "hard" / "written_movements.shard")
+    assert main(["check", path, "--mesh", sizes]) == 0
+    assert "reduce_scatter" in capsys.readouterr().out
