@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
     from shardwright.planning import plan
     from shardwright.resharding import reshard
+    from shardwright.tracing.trace import Trace, trace
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "Completion": "shardwright.generation.engine",
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
+    "Trace": "shardwright.tracing.trace",
     "Traffic": "shardwright.cost.traffic",
     "assert_collectives": "shardwright.asserting.assertion",
     "bytes_received": "shardwright.cost.traffic",
@@ -47,6 +49,7 @@ _HOMES = {
     "run": "shardwright.compiling",
     "simulate": "shardwright.backends.simulator",
     "targets": "shardwright.backends.targets.names",
+    "trace": "shardwright.tracing.trace",
 }
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "Completion",
     "Diagnostic",
     "DiagnosticError",
+    "Trace",
     "Traffic",
     "__version__",
     "assert_collectives",
@@ -73,6 +77,7 @@ __all__ = [
     "run",
     "simulate",
     "targets",
+    "trace",
 ]
 
 

@@ -1,0 +1,52 @@
+"""`shardwright trace`: a function of JAX as a program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.cli.options import add_json, add_output, add_sizes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """FILE.py:FUNCTION [--args FILE.py:ARGS] [--mesh] -o OUT.shard [--json]."""
+    parser = subparsers.add_parser(
+        "trace",
+        description="Write a function of JAX as a program, and compare both on random inputs. Imports FILE.py.",
+    )
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="a callable of arrays and pytrees")
+    parser.add_argument(
+        "--args",
+        dest="arguments",
+        metavar="FILE.py:ARGS",
+        help="what returns the tuple of example arguments (default: example_args of FILE.py)",
+    )
+    add_sizes(parser)
+    add_output(parser, "OUT.shard", required=True)
+    add_json(parser)
+    parser.check(
+        lambda args: None if ":" in args.function else "FILE.py:FUNCTION needs a colon, as in model.py:forward"
+    )
+    parser.check(lambda args: "--dim: a traced program has its function's sizes" if args.dim else None)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Writes the program; prints what it was made of, as one JSON object with `--json`."""
+    from shardwright.cli.output import print_json, write_output
+    from shardwright.tracing.trace import from_file, trace
+
+    path, _, name = args.function.rpartition(":")
+    function, examples = from_file(name, path, args.arguments)
+    traced = trace(function, examples, mesh=args.mesh, name=name)
+    write_output(args.output, traced.text)
+    if args.json:
+        print_json(traced.as_json())
+    else:
+        operations = sum(traced.operations.values())
+        print(f"{args.output}: {operations} operations, {len(traced.inputs)} inputs, {len(traced.results)} results")
+        print(f"largest relative difference {traced.largest_relative_difference:.1e}")
+    return 0

@@ -1,0 +1,1 @@
+"""From a function of JAX or PyTorch to a program of the language."""

@@ -1,0 +1,126 @@
+"""From a function under JAX to a graph: nested functions inlined, scans kept as loops."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from shardwright.tracing.graph import Application, Constant, Edge, Graph, Operand, Traced, Variable, uniform
+
+# Calls that compute what their body does, and the parameter that has the body.
+_INLINED = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
+    "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr",
+}  # fmt: skip
+
+
+def capture(function: Callable[..., Any], args: Sequence[Any], name: str) -> Traced:
+    """Traces the function at these example arguments, arrays or `jax.ShapeDtypeStruct`."""
+    import jax
+
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    inputs = _edges(args)
+    reader = _Reader()
+    return Traced(name, reader.outermost(closed), inputs, _edges(shapes))
+
+
+def _edges(tree: Any) -> tuple[Edge, ...]:
+    import jax
+
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return tuple(
+        Edge(tuple(_key(key) for key in path), tuple(np.shape(leaf)), str(jax.numpy.result_type(leaf)))
+        for path, leaf in leaves
+    )
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.numbers = count()
+        self.constants: dict[Variable, Any] = {}
+
+    def outermost(self, closed: Any) -> Graph:
+        graph = self.body(closed)
+        graph.constants = self.constants
+        return graph
+
+    def body(self, closed: Any) -> Graph:
+        jaxpr = closed.jaxpr
+        graph = Graph([self.variable(v.aval) for v in jaxpr.invars])
+        graph.results = self.read(closed, graph.parameters, graph)
+        return graph
+
+    def variable(self, aval: Any) -> Variable:
+        return Variable(next(self.numbers), tuple(aval.shape), str(aval.dtype))
+
+    def constant(self, value: Any) -> Operand:
+        array = np.asarray(value)
+        number = uniform(array)
+        if number is not None:
+            return Constant(number, array.shape, str(array.dtype))
+        made = Variable(next(self.numbers), array.shape, str(array.dtype))
+        self.constants[made] = array
+        return made
+
+    def read(self, closed: Any, arguments: Sequence[Operand], graph: Graph) -> list[Operand]:
+        """Appends the applications of a jaxpr and returns what it returns."""
+        from jax.extend.core import Literal
+
+        jaxpr = getattr(closed, "jaxpr", closed)
+        known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
+        known.update((v, self.constant(c)) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+
+        def operand(atom: Any) -> Operand:
+            return self.constant(atom.val) if isinstance(atom, Literal) else known[atom]
+
+        for equation in jaxpr.eqns:
+            primitive = equation.primitive.name
+            operands = tuple(map(operand, equation.invars))
+            if primitive in _INLINED:
+                inner = equation.params[_INLINED[primitive]]
+                known.update(zip(equation.outvars, self.read(inner, operands, graph), strict=True))
+                continue
+            params = dict(equation.params)
+            if primitive == "platform_index":
+                known[equation.outvars[0]] = Constant(_for_any_chip(params["platforms"]), (), "int32")
+                continue
+            if primitive == "cond" and isinstance(operands[0], Constant):
+                inner = params["branches"][int(operands[0].value)]
+                known.update(zip(equation.outvars, self.read(inner, operands[1:], graph), strict=True))
+                continue
+            if primitive == "scan":
+                params["body"] = self.body(params.pop("jaxpr"))
+            if primitive == "cond":
+                params["bodies"] = [self.body(branch) for branch in params.pop("branches")]
+            results = tuple(self.variable(v.aval) for v in equation.outvars)
+            known.update(zip(equation.outvars, results, strict=True))
+            graph.applications.append(Application(primitive, operands, params, results, _place(equation)))
+        return [operand(v) for v in jaxpr.outvars]
+
+
+def _for_any_chip(platforms: Sequence[Sequence[str] | None]) -> int:
+    """The branch of `platform_dependent` for chips that no branch names, or else for CPUs."""
+    return next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), 0)
+
+
+def _place(equation: Any) -> str:
+    """`FILE:LINE` of the innermost frame that is the user's."""
+    try:
+        from jax._src.source_info_util import user_frame
+
+        frame = user_frame(equation.source_info.traceback)
+        return f"{frame.file_name}:{frame.start_line}" if frame else ""
+    except (ImportError, AttributeError, TypeError):
+        return ""

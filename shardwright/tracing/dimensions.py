@@ -1,0 +1,100 @@
+"""Names of dimensions by how values meet: axes that are tied form a class, and a class has one name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from itertools import count
+
+from shardwright.tracing.graph import Variable
+
+Slot = Hashable
+"""An axis of a variable, or a dimension that a translation needs between two statements."""
+
+_LETTERS = "ACDFGHIJKMPQRSTUWXYZBELNOV"
+
+
+class Dimensions:
+    """A union-find over slots. Two axes of one variable never come into one class, nor the dimension of a loop and an
+    axis of what is inside the loop: there the tie is left out, and the translation writes a `rename`."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Slot, Slot] = {}
+        self.size: dict[Slot, int] = {}
+        self.owners: dict[Slot, set[Hashable]] = {}
+        self.loops: dict[Slot, set[Hashable]] = {}
+        self.inside: dict[Slot, set[Hashable]] = {}
+        self.hints: list[tuple[int, Slot, str]] = []
+        self.names: dict[Slot, str] = {}
+        self.frozen = False
+
+    def slot(self, key: Slot, size: int, *, owner: Hashable = None, loop: Hashable = None,
+             inside: frozenset[Hashable] = frozenset()) -> Slot:  # fmt: skip
+        if key not in self.parent:
+            self.parent[key] = key
+            self.size[key] = size
+            self.owners[key] = set() if owner is None else {owner}
+            self.loops[key] = set() if loop is None else {loop}
+            self.inside[key] = set(inside)
+        return key
+
+    def axes(self, variable: Variable, inside: frozenset[Hashable]) -> tuple[Slot | None, ...]:
+        """The slots of a variable's axes; an axis of size 1 has none."""
+        return tuple(
+            None if size == 1 else self.slot((variable.number, axis), size, owner=variable.number, inside=inside)
+            for axis, size in enumerate(variable.shape)
+        )
+
+    def find(self, slot: Slot) -> Slot:
+        root = slot
+        while self.parent[root] != root:
+            root = self.parent[root]
+        while self.parent[slot] != root:
+            self.parent[slot], slot = root, self.parent[slot]
+        return root
+
+    def tie(self, a: Slot | None, b: Slot | None) -> None:
+        """Brings two axes into one class, where no type would have it twice then."""
+        if self.frozen or a is None or b is None:
+            return
+        a, b = self.find(a), self.find(b)
+        if a == b or self.size[a] != self.size[b] or not self.owners[a].isdisjoint(self.owners[b]):
+            return
+        if self.loops[a] & self.inside[b] or self.loops[b] & self.inside[a]:
+            return
+        if len(self.owners[a]) < len(self.owners[b]):
+            a, b = b, a
+        self.parent[b] = a
+        for sets in (self.owners, self.loops, self.inside):
+            sets[a] |= sets.pop(b)
+
+    def hint(self, slot: Slot | None, letter: str, rank: int) -> None:
+        """A letter for the class of the slot, where no hint of a lesser rank gives it another."""
+        if slot is not None and not self.frozen:
+            self.hints.append((rank, slot, letter))
+
+    def freeze(self) -> None:
+        """Ends the ties and gives the classes that have hints their names."""
+        self.frozen = True
+        for _, slot, letter in sorted(self.hints, key=lambda hint: hint[0]):
+            root = self.find(slot)
+            if root not in self.names:
+                self.names[root] = self._free(letter)
+
+    def name(self, slot: Slot) -> str:
+        root = self.find(slot)
+        if self.frozen and root not in self.names:
+            used = set(self.names.values())
+            letter = next((letter for letter in _LETTERS[:-6] if letter not in used), None)
+            self.names[root] = letter or self._free(_LETTERS[len(self.names) % 20])
+        return self.names.get(root, "A")
+
+    def _free(self, letter: str) -> str:
+        used = set(self.names.values())
+        return next(name for n in count(1) if (name := letter if n == 1 else f"{letter}{n}") not in used)
+
+    def declared(self) -> str:
+        sizes: dict[str, int] = defaultdict(int)
+        for root, name in self.names.items():
+            sizes[name] = self.size[root]
+        return " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))

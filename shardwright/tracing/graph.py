@@ -1,0 +1,80 @@
+"""A traced function: applications of named primitives, which JAX and PyTorch share from here on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A value of the traced function; its number is its own in the whole graph."""
+
+    number: Hashable
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A single number that is the same at every index of `shape`."""
+
+    value: float
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Operand = Variable | Constant
+
+
+@dataclass(frozen=True)
+class Application:
+    """A primitive applied to operands, with the line of the user's file that asked for it."""
+
+    primitive: str
+    operands: tuple[Operand, ...]
+    params: Mapping[str, Any]
+    results: tuple[Variable, ...]
+    place: str = ""
+
+
+@dataclass
+class Graph:
+    """The body of a function or of a loop."""
+
+    parameters: list[Variable] = field(default_factory=list[Variable])
+    applications: list[Application] = field(default_factory=list[Application])
+    results: list[Operand] = field(default_factory=list[Operand])
+    constants: dict[Variable, npt.NDArray[Any]] = field(default_factory=dict[Variable, npt.NDArray[Any]])
+    """Arrays that the function closes over; only the outermost graph has them."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A parameter or a result: its path in the pytree, and the example's shape and number format."""
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function as a graph, with what stands at its edges."""
+
+    name: str
+    graph: Graph
+    inputs: tuple[Edge, ...]
+    results: tuple[Edge, ...]
+
+
+def uniform(array: npt.NDArray[Any]) -> float | None:
+    """The one number of an array, None where it has several."""
+    flat = array.reshape(-1)
+    if not flat.size or (flat.size > 1 and not (flat == flat[0]).all()):
+        return None
+    return float(flat[0]) if np.issubdtype(array.dtype, np.floating) else int(flat[0])

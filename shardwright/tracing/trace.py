@@ -1,0 +1,213 @@
+"""Traces a function and proves the program by running both on the same random inputs."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.ir.diagnostics import NOWHERE, Source, fault
+
+if TYPE_CHECKING:
+    from shardwright.ir.program import Program
+    from shardwright.tracing.graph import Edge, Traced
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced function: the program and its text, and how far its meaning is from the function."""
+
+    program: Program
+    text: str
+    inputs: tuple[tuple[str, str, str], ...]
+    """The path in the pytree, the parameter's name and its type."""
+    results: tuple[tuple[str, str, str], ...]
+    operations: Mapping[str, int]
+    largest_relative_difference: float
+    seconds: float
+    weights: Mapping[str, Array]
+    """Arrays that the function closes over, which are weights of the program."""
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def as_json(self) -> dict[str, object]:
+        def edges(of: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
+            return [{"path": path, "name": name, "type": type_} for path, name, type_ in of]
+
+        return {
+            "program": self.text,
+            "inputs": edges(self.inputs),
+            "results": edges(self.results),
+            "operations": dict(self.operations),
+            "opaque": [],
+            "unnamed": 0,
+            "largest_relative_difference": self.largest_relative_difference,
+            "seconds": self.seconds,
+        }
+
+
+def trace(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    mesh: Mapping[str, int] | None = None,
+    name: str = "",
+    seed: int = 0,
+) -> Trace:
+    """The program of a function of JAX at these example arguments, arrays or `jax.ShapeDtypeStruct`.
+
+    Raises a `DiagnosticError` where the function does what the language has no word for, with the line that does it.
+    """
+    from shardwright.backends.reference import evaluate
+    from shardwright.compiling import load, print_program
+    from shardwright.tracing.capture_jax import capture
+    from shardwright.tracing.rules import RULES
+    from shardwright.tracing.writer import program_text
+
+    began = perf_counter()
+    traced = capture(function, args, name or _name(function))
+    written, names = program_text(traced, RULES, mesh or {})
+    program = load(Source(f"<{traced.name}>", written))
+    func = program.funcs[0]
+    text = print_program(program)
+    weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
+    seconds = perf_counter() - began
+    inputs = random_arguments(args, traced.inputs, seed)
+    expected = _called(function, args, inputs)
+    results, _ = evaluate(
+        program, func.name, dict(zip(names, inputs, strict=True)), weights, precision=_precision(traced)
+    )
+    difference = max(map(_difference, expected, results), default=0.0)
+    types = (str(parameter.type) for parameter in func.params)
+    paths = (".".join(edge.path) for edge in traced.inputs)
+    return Trace(
+        program, text,
+        tuple(zip(paths, names, types, strict=True)),
+        tuple((".".join(edge.path), str(value), str(type_))
+              for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
+        Counter(_operations(program)), difference, seconds, weights,
+    )  # fmt: skip
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__).strip("_<>") or "f"
+
+
+def _returned(text: str) -> list[str]:
+    return text.rsplit("return ", 1)[1].split("\n", 1)[0].split(", ")
+
+
+def _operations(program: Program) -> list[str]:
+    from shardwright.ir.program import Let
+    from shardwright.ir.walk import sites
+
+    return [
+        site.statement.operation.keyword
+        for site in sites(program, program.funcs[0])
+        if isinstance(site.statement, Let)
+    ]  # fmt: skip
+
+
+def _precision(traced: Traced) -> Any:
+    """Formats of 16 bits round in the function too, so the program's meaning is taken with its formats."""
+    return "declared" if any(edge.dtype in {"bfloat16", "float16"} for edge in traced.inputs) else "exact"
+
+
+def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int) -> list[Array]:
+    """Random arrays in the order of the flattened arguments.
+
+    Integers lie between the example's least and greatest, bools and floats without a negative number likewise; other
+    floats, and what has a shape alone, are normal.
+    """
+    import jax
+
+    random = np.random.default_rng(seed)
+    leaves = jax.tree_util.tree_leaves(args)
+    return [_random(leaf, edge, random) for leaf, edge in zip(leaves, edges, strict=True)]
+
+
+def _random(leaf: Any, edge: Edge, random: np.random.Generator) -> Array:
+    is_float = edge.dtype.startswith(("float", "bfloat"))
+    known = None if type(leaf).__name__ == "ShapeDtypeStruct" or not np.size(leaf) else np.asarray(leaf)
+    if known is not None and (not is_float or float(known.min()) >= 0):
+        low, high = known.astype(np.float64).min(), known.astype(np.float64).max()
+        made = (
+            random.uniform(low, high, edge.shape) if is_float else random.integers(int(low), int(high) + 1, edge.shape)
+        )
+    else:
+        made = random.normal(size=edge.shape) if is_float else random.integers(0, 2, edge.shape)
+    import jax.numpy as jnp
+
+    return np.asarray(jnp.asarray(made, edge.dtype))
+
+
+def _called(function: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Array]) -> list[Array]:
+    import jax
+
+    tree = jax.tree_util.tree_structure(tuple(args))
+    results = function(*jax.tree_util.tree_unflatten(tree, [jax.numpy.asarray(array) for array in inputs]))
+    return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(results)]
+
+
+def _difference(expected: Array, found: Array) -> float:
+    """The largest difference, relative to the largest magnitude; NaN counts as infinitely far."""
+    a, b = expected.astype(np.float64), np.asarray(found).astype(np.float64)
+    if a.shape != b.shape or np.isnan(a).any() or np.isnan(b).any():
+        return math.inf
+    if not a.size or np.array_equal(a, b):
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.where(a == b, 0.0, np.abs(a - b)).max()
+    return float(apart / max(float(np.abs(a).max()), 1e-30))
+
+
+def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function FUNCTION of FILE.py, and the example arguments that ARGS gives."""
+    module = _module(path)
+    function = _member(module, path, name, "FUNCTION")
+    other, _, member = (arguments or f"{path}:example_args").rpartition(":")
+    made = _member(module if other == path else _module(other), other, member, "--args FILE.py:ARGS")
+    args: Any = made() if callable(made) else made
+    return function, tuple(args)
+
+
+def _module(path: str) -> Any:
+    """Imports the user's file, which is what the command was asked to do."""
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    if not Path(path).is_file():
+        raise fault("no-file", f"{path}: no such file")
+    spec = spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise fault("untraceable", f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _member(module: Any, path: str, name: str, option: str) -> Any:
+    if not hasattr(module, name):
+        raise fault("undeclared", f"{path} has no {name}", NOWHERE, f"{option} names what the file defines")
+    return getattr(module, name)

@@ -1,0 +1,267 @@
+"""Writes a graph as a program of the language: values with the names of their dimensions, statement by statement.
+
+The graph is gone through twice with the same rules. The first time they tie dimensions and what they write is dropped;
+the second time every class of dimensions has its name, and `rename` stands where two that could not be tied meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.names import is_valid_name
+from shardwright.tracing.dimensions import Dimensions, Slot
+from shardwright.tracing.graph import Application, Constant, Graph, Operand, Traced, Variable
+
+DTYPES = {
+    "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32", "int64": "int32", "int32": "int32",
+    "uint32": "uint32", "int8": "int8", "int4": "int4", "bool": "bool", "int16": "int32", "uint8": "int32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Value:
+    """What stands in the program for a variable.
+
+    `axes` has a slot for each axis of the variable, None for an axis of size 1 and for one along which the value is
+    the same everywhere and which the program's value therefore lacks. `order` are the slots as the program's value has
+    them.
+    """
+
+    text: str
+    axes: tuple[Slot | None, ...]
+    order: tuple[Slot, ...]
+    is_number: bool = False
+
+
+Rule = Callable[["Writer", Application], None]
+
+
+class Writer:
+    """The statements of one function so far, and what is known of every variable."""
+
+    def __init__(self, rules: Mapping[str, Rule], dimensions: Dimensions) -> None:
+        self.rules = rules
+        self.dimensions = dimensions
+        self.values: dict[Hashable, Value] = {}
+        self.lines: list[str] = []
+        self.taken: set[str] = set()
+        self.loops: tuple[Hashable, ...] = ()
+        self.counts: dict[str, int] = {}
+
+    # ------------------------------------------------------------ values
+
+    def axes(self, variable: Variable) -> tuple[Slot | None, ...]:
+        return self.dimensions.axes(variable, frozenset(self.loops))
+
+    def slot(self, key: Slot, size: int) -> Slot:
+        return self.dimensions.slot(key, size, inside=frozenset(self.loops))
+
+    def value(self, operand: Operand) -> Value:
+        if isinstance(operand, Constant) and operand.value != operand.value:
+            infinity = self.write("infinity", "inf", dtype_of(operand.dtype))
+            return Value(self.write("nan", f"{infinity} - {infinity}"), (None,) * len(operand.shape), ())
+        if isinstance(operand, Constant):
+            return Value(number(operand.value), (None,) * len(operand.shape), (), is_number=True)
+        return self.values[operand.number]
+
+    def name(self, slot: Slot) -> str:
+        return self.dimensions.name(slot)
+
+    def letters(self, slots: Sequence[Slot]) -> str:
+        return "".join(map(self.name, slots))
+
+    def fresh(self, stem: str) -> str:
+        """A name of the language that no value has yet."""
+        stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_") or "v"
+        if stem[0].isdigit():
+            stem = f"p{stem}"
+        n = self.counts.get(stem, 0)
+        while True:
+            name = stem if n == 0 else f"{stem}_{n}"
+            n += 1
+            if name not in self.taken and is_valid_name(name):
+                self.counts[stem] = n
+                self.taken.add(name)
+                return name
+            if n == 1 and not is_valid_name(stem):
+                stem = f"{stem}_v"
+                n = 0
+
+    def write(self, stem: str, expression: str, type_: str = "") -> str:
+        name = self.fresh(stem)
+        self.line(f"{name}{': ' + type_ if type_ else ''} = {expression}")
+        return name
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * (len(self.loops) + 1) + text)
+
+    def type(self, dtype: str, slots: Sequence[Slot]) -> str:
+        return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else dtype_of(dtype)
+
+    def put(self, result: Variable, expression: str, order: Sequence[Slot], axes: Sequence[Slot | None] | None = None,
+            type_: str = "", stem: str = "") -> None:  # fmt: skip
+        """Writes the statement of a variable. `order` are the slots that the expression has."""
+        given = self.axes(result) if axes is None else tuple(axes)
+        roots = {self.dimensions.find(slot) for slot in order}
+        kept = tuple(a if a is not None and self.dimensions.find(a) in roots else None for a in given)
+        self.values[result.number] = Value(self.write(stem or "v", expression, type_), kept, tuple(order))
+
+    def alias(self, result: Variable, value: Value, axes: Sequence[Slot | None]) -> None:
+        """The variable is this value, with `axes` in the place of the variable's own."""
+        self.values[result.number] = Value(value.text, tuple(axes), value.order, value.is_number)
+
+    def renamed(self, value: Value, targets: Mapping[Slot, Slot | None]) -> Value:
+        """The value with other dimensions: from each slot to its target; the others stay."""
+        find = self.dimensions.find
+        mapping = {find(a): b for a, b in targets.items() if b is not None}
+        pairs = [(a, mapping[find(a)]) for a in value.order if find(a) in mapping]
+        changed = [(a, b) for a, b in pairs if find(a) != find(b)]
+        axes = tuple(mapping.get(find(a), a) if a is not None else None for a in value.axes)
+        order = tuple(mapping.get(find(a), a) for a in value.order)
+        if not changed:
+            return Value(value.text, axes, order, value.is_number)
+        inside = ", ".join(f"{self.name(a)} -> {self.name(b)}" for a, b in changed)
+        return Value(self.write(f"{value.text}_r", f"rename[{inside}]({value.text})"), axes, order)
+
+    def full(self, value: Value, slots: Sequence[Slot], dtype: str, stem: str = "v") -> str:
+        """The value with exactly these dimensions in this order, those that it lacks broadcast."""
+        find, kind = self.dimensions.find, dtype_of(dtype)
+        if value.is_number:
+            expression = f"full[{self.letters(slots)}, {kind}]({value.text})" if slots else value.text
+            return self.write(stem, expression, "" if slots else kind)
+        have = [find(slot) for slot in value.order]
+        if have == [find(slot) for slot in slots]:
+            return value.text
+        missing = [slot for slot in slots if find(slot) not in have]
+        zeros = f"full[{self.letters(missing)}, {kind}](0)" if missing else "0"
+        if kind == "bool":
+            text = f"logical_or({value.text}, {zeros if missing else value.text})"
+        else:
+            text = f"{value.text} + {zeros}"
+        return self.write(stem, text, self.type(dtype, slots))
+
+    def whole(self, operand: Operand) -> Value:
+        """The operand with all dimensions of its variable, in the order of its axes."""
+        value = self.value(operand)
+        axes = self.axes(operand) if isinstance(operand, Variable) else self._constant_axes(operand)
+        value = self.renamed(value, {a: b for a, b in zip(value.axes, axes, strict=True) if a is not None})
+        slots = tuple(slot for slot in axes if slot is not None)
+        return Value(self.full(value, slots, operand.dtype), axes, slots)
+
+    def _constant_axes(self, operand: Constant) -> tuple[Slot | None, ...]:
+        return tuple(
+            None if size == 1 else self.slot(("constant", id(operand), axis), size)
+            for axis, size in enumerate(operand.shape)
+        )
+
+    # ------------------------------------------------------------ bodies
+
+    def apply(self, graph: Graph) -> None:
+        for application in graph.applications:
+            rule = self.rules.get(application.primitive)
+            if rule is None:
+                raise refusal(application, "has no counterpart in the language")
+            rule(self, application)
+
+
+def number(value: float) -> str:
+    return repr(value) if isinstance(value, float) else str(int(value))
+
+
+def dtype_of(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise fault("untraceable", f"the number format {dtype} has no counterpart in the language")
+    return DTYPES[dtype]
+
+
+def refusal(application: Application, reason: str, way_out: str = "") -> Exception:
+    place = f"{application.place}: " if application.place else ""
+    advice = way_out or "write this line with other operations, or trace the parts before and after it"
+    return fault("untraceable", f"{place}{application.primitive} {reason}", NOWHERE, advice)
+
+
+def program_text(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]) -> tuple[str, list[str]]:
+    """The program's text, and the names of the function's parameters."""
+    dimensions = Dimensions()
+    _function(traced, Writer(rules, dimensions))
+    _tie_by_path(traced, dimensions)
+    _hint(traced, dimensions)
+    dimensions.freeze()
+    writer = Writer(rules, dimensions)
+    header, names = _function(traced, writer)
+    items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
+    if declared := dimensions.declared():
+        items.append(f"dim {declared}")
+    return "\n".join([*items, *header, *writer.lines, "}", ""]), names
+
+
+def _edge_axes(writer: Writer, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
+    """The dimensions at an edge, where axes of size 1 are there, too."""
+    return [
+        writer.slot(("one", shape[:axis].count(1)), 1) if slot is None else slot for axis, slot in enumerate(edge_axes)
+    ]
+
+
+def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
+    graph = traced.graph
+    header: list[str] = []
+    names: list[str] = []
+    typed: list[str] = []
+    for variable, array in graph.constants.items():
+        name = writer.fresh("constant")
+        axes = writer.axes(variable)
+        edge = _edge_axes(writer, axes, array.shape)
+        header.append(f"  {name}: {writer.type(variable.dtype, edge)}")
+        _enter(writer, variable, name, edge)
+    weights = ["weights {", *header, "}"] if header else []
+    for variable, edge in zip(graph.parameters, traced.inputs, strict=True):
+        name = writer.fresh("_".join(edge.path[1:] or ("x",)))
+        slots = _edge_axes(writer, writer.axes(variable), variable.shape)
+        names.append(name)
+        typed.append(f"{name}: {writer.type(variable.dtype, slots)}")
+        _enter(writer, variable, name, slots)
+    writer.apply(graph)
+    results: list[str] = []
+    types: list[str] = []
+    for operand, edge in zip(graph.results, traced.results, strict=True):
+        whole = writer.whole(operand)
+        slots = _edge_axes(writer, whole.axes, operand.shape)
+        results.append(writer.full(whole, slots, operand.dtype, "_".join(edge.path) or "result"))
+        types.append(writer.type(operand.dtype, slots))
+    returned = f" -> ({', '.join(types)})" if len(types) > 1 else f" -> {types[0]}"
+    writer.line(f"return {', '.join(results)}")
+    name = traced.name if is_valid_name(traced.name) else f"{traced.name}_v".lower()
+    return [*weights, f"func {name}({', '.join(typed)}){returned} {{"], names
+
+
+def _enter(writer: Writer, variable: Variable, name: str, slots: Sequence[Slot]) -> None:
+    axes = writer.axes(variable)
+    for slot, axis in zip(slots, axes, strict=True):
+        if axis is None:
+            name = writer.write(name, f"take[{writer.name(slot)}, 0]({name})")
+    writer.values[variable.number] = Value(name, axes, tuple(axis for axis in axes if axis is not None))
+
+
+def _tie_by_path(traced: Traced, dimensions: Dimensions) -> None:
+    """Parameters whose paths differ in numbers alone, as those of two layers, have the same dimensions."""
+    first: dict[tuple[object, ...], Variable] = {}
+    for variable, edge in zip(traced.graph.parameters, traced.inputs, strict=True):
+        parts = tuple("".join(c for c in part if not c.isdigit()) for part in edge.path[1:])
+        if not any(parts):
+            continue
+        other = first.setdefault((parts, variable.shape), variable)
+        for a, b in zip(dimensions.axes(variable, frozenset()), dimensions.axes(other, frozenset()), strict=True):
+            dimensions.tie(a, b)
+
+
+def _hint(traced: Traced, dimensions: Dimensions) -> None:
+    for variable in traced.graph.parameters:
+        axes = dimensions.axes(variable, frozenset())
+        if variable.dtype in {"int32", "int64"}:
+            for axis, letter in zip(axes[:2], "BL", strict=False):
+                dimensions.hint(axis, letter, 5)
+    for variable in traced.graph.parameters[-1:]:
+        for axis, letter in zip(dimensions.axes(variable, frozenset()), "BL", strict=False):
+            dimensions.hint(axis, letter, 9)
