@@ -76,7 +76,11 @@ def trace(
     from shardwright.tracing.writer import program_text
 
     began = perf_counter()
-    traced = capture(function, args, name or _name(function))
+    try:
+        traced = capture(function, args, name or _name(function))
+    except Exception as error:
+        reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {type(error).__name__}: {error}"
+        raise fault("untraceable", reason, NOWHERE, "modules of PyTorch are not traced so far") from error
     written, names = program_text(traced, RULES, mesh or {})
     program = load(Source(f"<{traced.name}>", written))
     func = program.funcs[0]
