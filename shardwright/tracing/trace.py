@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.ir.diagnostics import NOWHERE, Source, fault
+from shardwright.ir.diagnostics import Source
+from shardwright.tracing.places import of_file, place_of, untraceable
 
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
@@ -79,8 +80,9 @@ def trace(
     try:
         traced = capture(function, args, name or _name(function))
     except Exception as error:
-        reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {type(error).__name__}: {error}"
-        raise fault("untraceable", reason, NOWHERE, "modules of PyTorch are not traced so far") from error
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
+        raise untraceable(reason, place_of(error), *_hints(function)) from error
     written, names = program_text(traced, RULES, mesh or {})
     program = load(Source(f"<{traced.name}>", written))
     func = program.funcs[0]
@@ -102,6 +104,11 @@ def trace(
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference, seconds, weights,
     )  # fmt: skip
+
+
+def _hints(function: Any) -> tuple[str, ...]:
+    module = any(base.__module__.partition(".")[0] == "torch" for base in type(function).__mro__)
+    return ("modules of PyTorch are not traced so far",) if module else ()
 
 
 def _name(function: Any) -> str:
@@ -195,7 +202,7 @@ def _module(path: str) -> Any:
     from pathlib import Path
 
     if not Path(path).is_file():
-        raise fault("no-file", f"{path}: no such file")
+        raise of_file("no-file", "no such file", path)
     spec = spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -205,7 +212,9 @@ def _module(path: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise fault("untraceable", f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else None
+        place = f"{path}:{line}" if line else place_of(error, path) or f"{path}:"
+        raise untraceable(f"the file cannot be imported: {type(error).__name__}: {error}", place) from error
     finally:
         sys.path.pop(0)
     return module
@@ -213,5 +222,5 @@ def _module(path: str) -> Any:
 
 def _member(module: Any, path: str, name: str, option: str) -> Any:
     if not hasattr(module, name):
-        raise fault("undeclared", f"{path} has no {name}", NOWHERE, f"{option} names what the file defines")
+        raise of_file("undeclared", f"the file has no {name}", path, f"{option} names what the file defines")
     return getattr(module, name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.names import is_valid_name
 from shardwright.tracing.dimensions import Dimensions, Slot
 from shardwright.tracing.graph import Application, Constant, Graph, Operand, Traced, Variable
+from shardwright.tracing.places import untraceable
 
 DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32", "int64": "int32", "int32": "int32",
@@ -172,14 +172,13 @@ def number(value: float) -> str:
 
 def dtype_of(dtype: str) -> str:
     if dtype not in DTYPES:
-        raise fault("untraceable", f"the number format {dtype} has no counterpart in the language")
+        raise untraceable(f"the number format {dtype} has no counterpart in the language", "")
     return DTYPES[dtype]
 
 
 def refusal(application: Application, reason: str, way_out: str = "") -> Exception:
-    place = f"{application.place}: " if application.place else ""
     advice = way_out or "write this line with other operations, or trace the parts before and after it"
-    return fault("untraceable", f"{place}{application.primitive} {reason}", NOWHERE, advice)
+    return untraceable(f"{application.primitive} {reason}", application.place, advice)
 
 
 def program_text(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -42,8 +43,46 @@ def test_refuses_with_the_line() -> None:
     def halve(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
 
-    with pytest.raises(DiagnosticError, match=r"test_jax_functions.py:\d+: while runs until a condition holds"):
+    with pytest.raises(DiagnosticError) as caught:
         trace(halve, (jnp.ones(4),))
+    place, line, caret, note = caught.value.render().splitlines()
+    assert re.match(r".*test_jax_functions.py:\d+:9: error: while runs until a condition holds", place)
+    assert line.strip().startswith("return jax.lax.while_loop(")
+    assert set(caret.strip()) == {"^"}
+    assert note == "note: use jax.lax.scan, or fori_loop with bounds that are Python numbers"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "said"),
+    [
+        (
+            "def f(x):\n    return nothing(x)\n",
+            "f",
+            "FILE:2:5: error: JAX cannot trace f at its example arguments: NameE",
+        ),
+        (
+            "def f(x):\n    return x.reshape(5)\n",
+            "f",
+            "FILE:2:5: error: JAX cannot trace f at its example arguments: TypeE",
+        ),
+        ("def f(x:\n", "f", "FILE:1:1: error: the file cannot be imported: SyntaxError:"),
+        ("import nothing_of_this_name\n", "f", "FILE:1:1: error: the file cannot be imported: ModuleNotFoundError:"),
+        ("def f(x):\n    return x\n", "g", "FILE: error: the file has no g [undeclared]"),
+    ],
+)
+def test_faults_of_the_file_have_their_line(
+    text: str, wanted: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "model.py", tmp_path / "out.shard"
+    file.write_text(f"{text}\nimport jax\ndef example_args():\n    return (jax.ShapeDtypeStruct((2, 3), 'float32'),)\n")
+    assert main(["trace", f"{file}:{wanted}", "-o", str(out)]) == 1
+    assert capsys.readouterr().err.startswith(said.replace("FILE", str(file)))
+    assert not out.exists()
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", f"{tmp_path}/none.py:f", "-o", str(tmp_path / "out.shard")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path}/none.py: error: no such file [no-file]\n"
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,4 +102,4 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(out)]) == 0
     assert main(["compile", str(out), "--to", "jax", "-o", str(tmp_path / "out.py")]) == 0
     assert main(["trace", f"{source}:backward", "-o", str(out)]) == 1
-    assert "model.py has no backward" in capsys.readouterr().err
+    assert "model.py: error: the file has no backward [undeclared]" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""Faults in a user's Python file, told at its line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault
+
+
+def untraceable(message: str, place: str, *notes: str) -> DiagnosticError:
+    """That something cannot become a program, at `FILE:LINE` or, where that is empty, at no place of a file."""
+    path, _, line = place.rpartition(":")
+    return _fault("untraceable", message, path or place, int(line) if path and line.isdigit() else 0, *notes)
+
+
+def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
+    """What is wrong with a file as a whole."""
+    return _fault(code, message, path, 0, *notes)
+
+
+def place_of(error: BaseException, path: str | None = None) -> str:
+    """`FILE:LINE` of the innermost frame of an error that is in this file, or in none of an installed library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = Path(__file__).resolve().parents[1]
+    for frame in reversed(frames):
+        file = Path(frame.filename)
+        if (path is not None and file == Path(path)) or (
+            path is None and file.is_file() and "site-packages" not in file.parts and own not in file.resolve().parents
+        ):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _fault(code: str, message: str, path: str, line: int, *notes: str) -> DiagnosticError:
+    source = Source(path or "trace", "")
+    span = NOWHERE
+    if line:
+        try:
+            source = Source(path, Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            message = f"line {line}: {message}"
+        else:
+            text = source.line(line)
+            first = len(text) - len(text.lstrip()) + 1
+            span = Span(line, first, line, len(text) + 1)
+    made = fault(code, message, span, *notes)
+    made.source = source
+    return made
