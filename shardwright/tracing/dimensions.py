@@ -73,6 +73,10 @@ class Dimensions:
         if slot is not None and not self.frozen:
             self.hints.append((rank, slot, letter))
 
+    def hinted(self) -> dict[Slot, str]:
+        """The letters of classes by the hints so far."""
+        return {self.find(slot): letter for _, slot, letter in sorted(self.hints, key=lambda hint: -hint[0])}
+
     def freeze(self) -> None:
         """Ends the ties and gives the classes that have hints their names."""
         self.frozen = True

@@ -6,6 +6,7 @@ the second time every class of dimensions has its name, and `rename` stands wher
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -264,3 +265,39 @@ def _hint(traced: Traced, dimensions: Dimensions) -> None:
     for variable in traced.graph.parameters[-1:]:
         for axis, letter in zip(dimensions.axes(variable, frozenset()), "BL", strict=False):
             dimensions.hint(axis, letter, 9)
+    _hint_weights(traced, dimensions)
+
+
+def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
+    """Letters for the dimensions of weights by their company: E is in most of them, F the larger one beside it, X, F
+    around it are those of experts, and H (K where there are fewer), D beside it those of attention."""
+    known = dimensions.hinted()
+    weights: list[list[Slot]] = []
+    for variable in traced.graph.parameters:
+        axes = [dimensions.find(axis) for axis in dimensions.axes(variable, frozenset()) if axis is not None]
+        axes = [axis for axis in axes if known.get(axis) != "N"]
+        if variable.dtype not in {"int32", "int64"} and len(axes) > 1:
+            weights.append(axes)
+    counts = Counter(axis for axes in weights for axis in axes if known.get(axis, "E") == "E")
+    if not counts:
+        return
+    model = next((axis for axis in counts if known.get(axis) == "E"), counts.most_common(1)[0][0])
+    dimensions.hint(model, "E", 8)
+    size = dimensions.size
+    beside = [axis for axes in weights if len(axes) == 2 and model in axes for axis in axes if size[axis] > size[model]]
+    for axis in beside:
+        dimensions.hint(axis, "F", 8)
+    heads: list[Slot] = []
+    for place in (1, 0, 2):  # experts first: what they are beside says what F is
+        for axes in weights:
+            if len(axes) == 3 and axes[place] == model:
+                first, last = (axis for axis in axes if axis != model)
+                if place == 1:
+                    dimensions.hint(first, "X", 7)
+                    dimensions.hint(last, "F", 7)
+                else:
+                    heads.append(first)
+                    dimensions.hint(last, "D", 8 + place)
+    most = max((size[axis] for axis in heads), default=0)
+    for axis in heads:
+        dimensions.hint(axis, "H" if size[axis] == most else "K", 8)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from oracles.jax_functions import FUNCTIONS
 
@@ -103,3 +105,29 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", str(out), "--to", "jax", "-o", str(tmp_path / "out.py")]) == 0
     assert main(["trace", f"{source}:backward", "-o", str(out)]) == 1
     assert "model.py: error: the file has no backward [undeclared]" in capsys.readouterr().err
+
+
+def test_letters_of_a_decoder() -> None:
+    """E by what most weights share, F beside it, H, K and D of attention, N of the loop, V of the vocabulary."""
+
+    def decoder(params: dict[str, Any], ids: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, p: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+            q, k, v = (jnp.einsum("ble,ehd->blhd", x, p[name]) for name in ("wq", "wk", "wv"))
+            shares = jax.nn.softmax(jnp.einsum("blkgd,bmkd->blkgm", q.reshape(*q.shape[:2], 2, 3, 8), k), -1)
+            o = jnp.einsum("blkgm,bmkd->blkgd", shares, v).reshape(q.shape)
+            x = x + jnp.einsum("blhd,hde->ble", o, p["wo"])
+            return x + jax.nn.silu(x @ p["up"]) @ p["down"], None
+
+        return jax.lax.scan(layer, params["embed"][ids], params["layers"])[0] @ params["embed"].T
+
+    shapes = {"wq": (4, 48, 6, 8), "wk": (4, 48, 2, 8), "wv": (4, 48, 2, 8), "wo": (4, 6, 8, 48),
+              "up": (4, 48, 96), "down": (4, 96, 48)}  # fmt: skip
+    layers = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    params = {"embed": jax.ShapeDtypeStruct((64, 48), jnp.float32), "layers": layers}
+    made = trace(decoder, (params, np.arange(10, dtype=np.int32).reshape(2, 5)))
+    types = {name: type_ for _, name, type_ in made.inputs}
+    assert types["embed"] == "f32 VE?"
+    assert (types["layers_wq"], types["layers_wk"]) == ("f32 NEHD?", "f32 NEKD?")
+    assert (types["layers_up"], types["layers_down"]) == ("f32 NEF?", "f32 NFE?")
+    assert made.results[0][2] == "f32 BLV?"
+    assert made.largest_relative_difference < 1e-4
