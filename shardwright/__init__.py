@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
     from shardwright.cost.traffic import Traffic, bytes_received
     from shardwright.explaining import explain
+    from shardwright.exporting.export import Exported, export
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
@@ -30,6 +31,7 @@ _HOMES = {
     "Completion": "shardwright.generation.engine",
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
+    "Exported": "shardwright.exporting.export",
     "Trace": "shardwright.tracing.trace",
     "Traffic": "shardwright.cost.traffic",
     "assert_collectives": "shardwright.asserting.assertion",
@@ -40,6 +42,7 @@ _HOMES = {
     "evaluate": "shardwright.backends.reference",
     "explain": "shardwright.explaining",
     "explicit": "shardwright.compiling",
+    "export": "shardwright.exporting.export",
     "generate": "shardwright.generation.generate",
     "load": "shardwright.compiling",
     "plan": "shardwright.planning",
@@ -57,6 +60,7 @@ __all__ = [
     "Completion",
     "Diagnostic",
     "DiagnosticError",
+    "Exported",
     "Trace",
     "Traffic",
     "__version__",
@@ -68,6 +72,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explicit",
+    "export",
     "generate",
     "load",
     "plan",

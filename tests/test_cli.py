@@ -22,7 +22,7 @@ from shardwright.cli.options import Parser, add_output, add_sizes, one_of
 from shardwright.cli.output import write_output
 from shardwright.ir.diagnostics import Source, Span, fault
 
-COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "targets", "explain", "trace", "cost",
+COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "targets", "explain", "trace", "export", "cost",
             "search", "plan", "fit", "pareto", "calibrate", "reproduce", "import", "generate", "offload"]  # fmt: skip
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"

@@ -1,0 +1,66 @@
+"""`shardwright export`: the layouts of a program in the form that another tool reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.cli.options import add_choice, add_file, add_output, add_sizes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardwright.cli.options import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """FILE.shard --as jax|dtensor|hf-tp-plan|vllm|shardy|model-explorer [-o OUT] [--chip] [--mesh] [--dim]."""
+    from shardwright.exporting.export import FORMATS
+
+    parser = subparsers.add_parser(
+        "export",
+        description="Write the layouts of a program for another tool. Weights go by the names of their checkpoint "
+        "where FILE.weights.json lies beside the program.",
+    )
+    add_file(parser)
+    parser.add_argument(
+        "--as",
+        dest="to",
+        choices=FORMATS,
+        required=True,
+        help="jax: PartitionSpecs by name, and lines to paste; dtensor: placements, and a plan for parallelize_module; "
+        "hf-tp-plan, vllm: the nearest setting of transformers or of vLLM, with what it costs on standard error; "
+        "shardy: MLIR; model-explorer: a graph as JSON",
+    )
+    add_choice(parser)
+    add_sizes(parser)
+    add_output(parser, "OUT")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Writes the export; says of an engine's setting how far it is from the program."""
+    import sys
+    from pathlib import Path
+
+    from shardwright.cli.output import read_program, write_output
+    from shardwright.compiling import load
+    from shardwright.exporting.export import export
+    from shardwright.ir.diagnostics import located
+    from shardwright.models.weight_map import map_path, read_map
+
+    source = read_program(args.file)
+    beside = map_path(args.file)
+    mapping = read_map(beside) if args.file != "-" and Path(beside).is_file() else None
+    with located(source):
+        exported = export(
+            load(source, args.mesh, args.dim),
+            args.to,
+            weights=mapping,
+            chip=args.chip or "",
+            objective=args.objective,
+            calls=args.calls,
+            solver=args.solver,
+        )
+    write_output(args.output, exported.text)
+    if exported.nearest is not None:
+        print(f"{source.name}: note: {exported.nearest}", file=sys.stderr)
+    return 0

@@ -1,0 +1,1 @@
+"""Programs with their layouts, written for other tools."""

@@ -1,0 +1,100 @@
+"""Layouts for PyTorch's DTensor: placements of weights by name, and a plan for `parallelize_module`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.exporting.engines import Style, styles
+from shardwright.exporting.stored import Laid, laid_weights, refused
+from shardwright.ir.diagnostics import DiagnosticError
+
+if TYPE_CHECKING:
+    from shardwright.ir.program import Program
+    from shardwright.ir.types import Axes
+    from shardwright.models.weight_map import WeightMap
+
+
+def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
+    """A module with MESH, PLACEMENTS (a placement for each mesh dimension, by the name of the parameter), and, where
+    weights are split as modules are parallelized, PLAN with the axes that it is over, in PLAN_AXES.
+
+    Raises a `DiagnosticError` where a dimension is split over axes in another order than that of the mesh.
+    """
+    mesh = program.mesh
+    laid = laid_weights(program, ProgramEdges(program), mapping)
+    axes = ", ".join(repr(axis) for axis in mesh)
+    sizes = ", ".join(str(size) for size in mesh.values())
+    comma = "," if len(mesh) == 1 else ""
+    plan, over, why = _plan(program, mapping, laid)
+    names = ["Replicate", "Shard"]
+    lines = [
+        '"""Layouts for torch.distributed.tensor; ranks are numbered row by row over MESH:',
+        "",
+        "init_device_mesh(device_type, tuple(MESH.values()), mesh_dim_names=tuple(MESH)).",
+        '"""',
+        "",
+        f"from torch.distributed.tensor import {', '.join(names)}",
+        *([_styles_import(plan)] if plan else []),
+        "",
+        f"MESH = dict(zip(({axes}{comma}), ({sizes}{comma})))",
+        "",
+        "PLACEMENTS = {",
+        *(f"    {_entry(each, placements(each, tuple(mesh)))}," for each in laid),
+        "}",
+        "",
+    ]
+    if not plan:
+        return "\n".join([*lines, f"# No plan for parallelize_module: {why}."]) + "\n"
+    wide = f"mesh[{', '.join(map(repr, over))}]" + ("._flatten()" if len(over) > 1 else "")
+    lines += [
+        f"PLAN_AXES = {over!r}",
+        f"# parallelize_module(model, {wide}, PLAN)",
+        "PLAN = {",
+        *(f"    {name!r}: {style.torch}," for name, style in plan.items()),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _styles_import(plan: Mapping[str, Style]) -> str:
+    used = sorted({style.torch.partition("(")[0] for style in plan.values()})
+    return f"from torch.distributed.tensor.parallel import {', '.join(used)}"
+
+
+def _entry(laid: Laid, placed: Sequence[str]) -> str:
+    text = f"[{', '.join(placed)}]"
+    if not laid.counts:
+        return f"{laid.name!r}: {text}"
+    loops = " ".join(f"for {word.strip('{}')} in range({count})" for word, count in laid.counts.items())
+    return f'**{{f"{laid.name}": {text} {loops}}}'
+
+
+def placements(laid: Laid, mesh: Axes) -> list[str]:
+    """The placement of an array for each axis of the mesh.
+
+    DTensor cuts a dimension by one mesh axis after the other, the first into the largest blocks.
+    """
+    made = dict.fromkeys(mesh, "Replicate()")
+    for dim, over in enumerate(laid.axes):
+        if sorted(over, key=mesh.index) != list(over):
+            raise refused(
+                f"{laid.weight}: blocks of {laid.name} go to the chips by {' '.join(over)}, and DTensor's by the order "
+                f"of the mesh, {' '.join(sorted(over, key=mesh.index))}",
+                "declare that order of digits: dim ... order " + " ".join(sorted(over, key=mesh.index)),
+            )
+        made.update(dict.fromkeys(over, f"Shard({dim})"))
+    return list(made.values())
+
+
+def _plan(program: Program, mapping: WeightMap | None, laid: Sequence[Laid]) -> tuple[dict[str, Style], Axes, str]:
+    """The style of each module and the axes that they are over; or why there is no plan."""
+    if mapping is None:
+        return {}, (), "the modules of the weights are not known: there is no OUT.weights.json"
+    used = {axis for each in laid for axes in each.axes for axis in axes}
+    over = tuple(axis for axis in program.mesh if axis in used)
+    try:
+        return styles(program, laid, over), over, "no weight is split"
+    except DiagnosticError as error:
+        return {}, (), error.diagnostics[0].message

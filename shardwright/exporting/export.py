@@ -1,0 +1,95 @@
+"""`export`: the layouts of a program in the form that another tool reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+
+if TYPE_CHECKING:
+    from shardwright.cost.objective import Objective
+    from shardwright.exporting.engines import Nearest
+    from shardwright.ir.program import Program
+    from shardwright.models.weight_map import WeightMap
+
+FORMATS = ("jax", "dtensor", "hf-tp-plan", "vllm", "shardy", "model-explorer")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The text in the other tool's form; for the settings of engines, how far the nearest is from the program."""
+
+    text: str
+    nearest: Nearest | None = None
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def export(
+    program: Program,
+    to: str,
+    *,
+    weights: WeightMap | None = None,
+    chip: str = "",
+    objective: str = "time",
+    calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
+) -> Exported:
+    """A program with its layouts, chosen as `explicit` says where they are open, for another tool.
+
+    `to` is one of `FORMATS`: "jax" PartitionSpecs and lines to paste, "dtensor" placements and a plan for
+    `parallelize_module`, "hf-tp-plan" JSON for `transformers`, "vllm" flags, "shardy" MLIR, "model-explorer" JSON. With
+    `weights`, the mapping that `import_checkpoint` writes, weights go by the names and shapes of their checkpoint.
+    Engines have few settings: the nearest is taken, with what it takes beyond the program (`Exported.nearest`).
+    Raises a `DiagnosticError` where the tool has no equivalent.
+    """
+    from shardwright.compiling import explicit
+
+    if to not in FORMATS:
+        raise fault("unknown-format", f"no format is called {to}; there are {', '.join(FORMATS)}", NOWHERE)
+    made = explicit(program, objective=objective, chip=chip, calls=calls, solver=solver)
+    if to in ("hf-tp-plan", "vllm"):
+        return _for_engine(program, made, to, weights, _objective(program, chip, calls, solver))
+    if to == "jax":
+        from shardwright.exporting.jax_specs import jax_text
+
+        return Exported(jax_text(made, weights))
+    if to == "dtensor":
+        from shardwright.exporting.dtensor import dtensor_text
+
+        return Exported(dtensor_text(made, weights))
+    text: Callable[[Program], str]
+    if to == "shardy":
+        from shardwright.exporting.shardy import shardy_text as text
+    else:
+        from shardwright.exporting.model_explorer import model_explorer_text as text
+    return Exported(text(made))
+
+
+def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, solver: str) -> Objective:
+    from shardwright.cost.chips import REFERENCE, load_chip
+    from shardwright.cost.objective import Objective
+
+    name = chip or program.chip
+    found = load_chip(name) if name else REFERENCE
+    return Objective(found, found.constants, dict(calls or {}), solver)
+
+
+def _for_engine(program: Program, made: Program, to: str, weights: WeightMap | None, wanted: Objective) -> Exported:
+    from shardwright.exporting.engines import nearest, plan_text
+
+    if weights is None:
+        raise fault(
+            "not-exported",
+            "an engine serves a checkpoint, and the weights of this program are of none: it has no OUT.weights.json",
+            NOWHERE,
+            "shardwright import CHECKPOINT -o OUT.shard writes both",
+        )
+    plan = to == "hf-tp-plan"
+    tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
+    near = nearest(program, made, wanted, as_plan=plan, tied=tied)
+    text = plan_text(near, weights) if plan else near.setting.text(program.mesh) + "\n"
+    return Exported(text, near)

@@ -1,0 +1,128 @@
+"""Layouts for JAX: PartitionSpecs by name, and the lines to paste into a function that `jit` partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.backends.jax.source_text import axes_text
+from shardwright.exporting.stored import Laid, laid_weights
+from shardwright.ir.ops.contraction import Contract
+from shardwright.ir.ops.movements import Movement
+from shardwright.ir.program import Let
+from shardwright.ir.types import TensorType
+from shardwright.ir.walk import lets_in
+
+if TYPE_CHECKING:
+    from shardwright.backends.digit_factors import Digits
+    from shardwright.ir.program import Func, Program, Value
+    from shardwright.ir.types import Axes
+    from shardwright.models.weight_map import WeightMap
+
+
+def spec(axes: Sequence[Axes]) -> str:
+    """The source text of the PartitionSpec of an array whose dimensions these axes split."""
+    last = max((at + 1 for at, over in enumerate(axes) if over), default=0)
+    return f"P({', '.join(axes_text(over) if over else 'None' for over in axes[:last])})"
+
+
+def jax_text(program: Program, mapping: WeightMap | None) -> str:
+    """A module with MESH, WEIGHTS, STATE, and for each function IN_SPECS, OUT_SPECS and CONSTRAINTS.
+
+    Every spec is of blocks: chip i of a dimension's chips has block i, axes in the order of the spec. CONSTRAINTS has
+    the values whose layouts the compiler of JAX would not find from those of arguments and results; the comment before
+    it has the lines to paste.
+    """
+    edges = ProgramEdges(program)
+    shape = ", ".join(f"{axis!r}: {size}" for axis, size in program.mesh.items())
+    lines = [
+        '"""Layouts for jax.jit, as PartitionSpecs by name; devices are numbered row by row over MESH."""',
+        "",
+        "from jax.sharding import PartitionSpec as P",
+        "",
+        f"MESH = {{{shape}}}",
+        "",
+        "WEIGHTS = {",
+        *(f"    {_entry(laid)}," for laid in laid_weights(program, edges, mapping)),
+        "}",
+        "",
+        "STATE = {",
+        *(f"    {value.name!r}: {edges.stored(value).spec}," for value in program.state),
+        "}",
+    ]
+    for title, made in (("IN_SPECS", _in_specs), ("OUT_SPECS", _out_specs)):
+        lines += ["", f"{title} = {{"]
+        for func in program.funcs:
+            lines += [f"    {func.name!r}: {{", *(f"        {line}," for line in made(edges, func)), "    },"]
+        lines.append("}")
+    lines += ["", "CONSTRAINTS = {"]
+    for func in program.funcs:
+        lines.append(f"    {func.name!r}: {{")
+        for kept in constraints(func, edges.digits(func)):
+            lines += [f"        # {kept.pasted}", f"        {kept.value.name!r}: {kept.spec},"]
+        lines.append("    },")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _entry(laid: Laid) -> str:
+    if not laid.counts:
+        return f"{laid.name!r}: {spec(laid.axes)}"
+    words = {word: word.strip("{}") for word in laid.counts}
+    loops = " ".join(f"for {words[word]} in range({count})" for word, count in laid.counts.items())
+    return f'**{{f"{laid.name}": {spec(laid.axes)} {loops}}}'
+
+
+def _in_specs(edges: ProgramEdges, func: Func) -> list[str]:
+    return [f"{name!r}: {edge.spec}" for name, edge in edges.params(func)]
+
+
+def _out_specs(edges: ProgramEdges, func: Func) -> list[str]:
+    return [f"{at}: {edge.spec}" for at, (_, edge) in enumerate(edges.results(func))]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A value that the author named, and a layout in which it has to lie for what comes after."""
+
+    value: Value
+    layout: tuple[Axes, ...]
+    contraction: bool
+
+    @property
+    def spec(self) -> str:
+        return spec(self.layout)
+
+    @property
+    def pasted(self) -> str:
+        """The line of JAX that brings it there."""
+        name = self.value.name
+        line = f"{name} = jax.lax.with_sharding_constraint({name}, {self.spec})"
+        return f"{line}, or at its product out_sharding={self.spec}" if self.contraction else line
+
+
+def constraints(func: Func, digits: Digits) -> Iterator[Constraint]:
+    """The values that movements take elsewhere, each with where it ends, in blocks.
+
+    A value that goes to several places has the first: it is the one whose layout its statement is given.
+    """
+    lets = list(lets_in(func.body))
+    made = {value.name: let for let in lets for value in let.results}
+    moved_on = {operand for let in lets if isinstance(let.operation, Movement) for operand in let.operands}
+    done: set[str] = set()
+    for let in lets:
+        if not isinstance(let.operation, Movement) or let.result.name in moved_on:
+            continue
+        first = let
+        while isinstance(before := made.get(str(first.operands[0])), Let) and isinstance(before.operation, Movement):
+            first = before
+        source = made.get(str(first.operands[0]))
+        kind = let.result.type
+        if source is None or source.result.origin or source.result.name in done or not isinstance(kind, TensorType):
+            continue
+        if kind.partial or not all(digits.is_contiguous(kind, dim.name) for dim in kind.dims if kind.split(dim.name)):
+            continue
+        done.add(source.result.name)
+        layout = tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
+        yield Constraint(source.result, layout, isinstance(source.operation, Contract))

@@ -1,0 +1,130 @@
+"""Where the arrays of a checkpoint lie: weights as their files name and shape them, dimension by dimension."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.models.weight_map import STACKED, extents
+from shardwright.models.weights import Part
+
+if TYPE_CHECKING:
+    from shardwright.backends.jax.edges import Edge, ProgramEdges
+    from shardwright.ir.program import Program
+    from shardwright.ir.types import Axes
+    from shardwright.models.weight_map import Entry, WeightMap
+
+_SAFE = re.compile(r"[A-Za-z0-9_.\-/{}]+")
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An array, or one for each number that stands for a `{layer}` or `{expert}` of its name, and the axes that split
+    each of its dimensions into blocks, most significant first. `weight` is the program's name, `groups` the program's
+    dimensions that each dimension is made of."""
+
+    weight: str
+    name: str
+    counts: Mapping[str, int]
+    axes: tuple[Axes, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """All of the program's dimensions."""
+        return frozenset(dim for group in self.groups for dim in group)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of every array."""
+        made = [self.name]
+        for word, count in self.counts.items():
+            made = [name.replace(word, str(number)) for name in made for number in range(count)]
+        return made
+
+
+def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | None) -> list[Laid]:
+    """Every weight as it is stored: by the tensors of its checkpoint, or, without a mapping, under its own name.
+
+    Raises a `DiagnosticError` for a weight whose tensors cannot be cut into blocks as its type says: layers or experts
+    that chips divide between them, parts of one dimension that blocks would cut across, another layout for each part.
+    """
+    found: dict[str, Laid] = {}
+    for value in program.weights:
+        edge = edges.stored(value)
+        if edge.is_strided or edge.addends:
+            raise refused(
+                f"{value.name}: {edge.kind} is not in blocks"
+                + ("" if edge.addends else " under the order of its digits"),
+                "demand it whole, or give its dimension the order of digits in which its axes come first",
+            )
+        if mapping is None or value.name not in mapping.entries:
+            laid = Laid(value.name, value.name, {}, edge.axes, tuple((dim,) for dim in edge.kind.names))
+        else:
+            laid = _laid(value.name, mapping.entries[value.name], edge, mapping.sizes, program.mesh)
+        other = found.setdefault(laid.name, laid)
+        if other.axes != laid.axes:
+            raise refused(
+                f"{other.weight} and {laid.weight} are parts of {laid.name}, and lie otherwise than each other",
+                f"give both the layout of {other.weight}",
+            )
+    return list(found.values())
+
+
+def _laid(name: str, entry: Entry, edge: Edge, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> Laid:
+    if not _SAFE.fullmatch(entry.tensor):
+        raise refused(f"{entry.tensor!r}, of which {name} is made, is no name of a tensor", "mend OUT.weights.json")
+    split = dict(zip(entry.dims, edge.axes, strict=True))
+    for dim in entry.stacked:
+        if split[dim]:
+            raise refused(
+                f"{name}: {edge.kind} divides {dim} over {' '.join(split[dim])}, and {entry.tensor} is one tensor "
+                f"for each index of {dim}",
+                f"leave {dim} whole",
+            )
+    counts = {STACKED[dim]: sizes[dim] for dim in entry.stacked}
+    axes = tuple(_group_axes(name, entry.tensor, group, split, sizes, mesh) for group in entry.stored)
+    groups = tuple(tuple(filter(None, map(_dim_of, group))) for group in entry.stored)
+    return Laid(name, entry.tensor, counts, axes, groups)
+
+
+def _group_axes(
+    name: str,
+    tensor: str,
+    group: Sequence[str | Part],
+    split: Mapping[str, Axes],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+) -> Axes:
+    """The axes that split a stored dimension made of several: those of its first dimensions, each but the last of
+    which they must split to the end."""
+    made: list[str] = []
+    whole_before = True
+    for item, size in zip(group, extents(group, sizes), strict=True):
+        dim = _dim_of(item)
+        over = split[dim] if dim is not None else ()
+        if over and (isinstance(item, Part) or not whole_before):
+            raise refused(
+                f"{name}: chips hold several pieces of a dimension of {tensor}, which is made of "
+                f"{' '.join(map(_item_text, group))}",
+                f"leave {_item_text(item)} whole, or split what stands before it to the end",
+            )
+        made.extend(over)
+        whole_before = whole_before and math.prod(mesh[axis] for axis in over) == size
+    return tuple(made)
+
+
+def _dim_of(item: str | Part) -> str | None:
+    return item.dim if isinstance(item, Part) else item
+
+
+def _item_text(item: str | Part) -> str:
+    return item if isinstance(item, str) else f"{item.start}:{item.stop} of {item.size}"
+
+
+def refused(what: str, way_out: str) -> DiagnosticError:
+    return fault("not-exported", what, NOWHERE, way_out)

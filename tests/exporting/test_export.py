@@ -1,0 +1,313 @@
+"""What `export` writes is read by the tool that it is for, and says where each chip's part of every weight lies."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Outcome
+
+from shardwright import compile_program, load
+from shardwright.backends.jax.module_files import import_file
+from shardwright.models.weight_map import map_path, read_map
+
+Run = Callable[..., Outcome]
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 96,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+# Of transformers 5.23: LlamaConfig.base_model_tp_plan.
+TP_PLAN = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+
+
+@pytest.fixture
+def imported(shardwright: Run, tmp_path: Path) -> Callable[..., Path]:
+    """The program of a config in a layout, with the mapping of its weights beside it."""
+
+    def made(layout: str, mesh: str = "x=2,y=2", config: dict[str, Any] = LLAMA) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        path = tmp_path / f"{layout}.shard"
+        done = shardwright("import", tmp_path, "--mesh", mesh, "--layout", layout, "-o", path)
+        assert done.status == 0, done.err
+        return path
+
+    return made
+
+
+def exported(shardwright: Run, path: Path, to: str, name: str) -> Any:
+    out = path.with_name(name)
+    done = shardwright("export", path, "--as", to, "-o", out)
+    assert done.status == 0, done.err
+    return import_file(out) if name.endswith(".py") else out.read_text()
+
+
+def stored_blocks(path: Path, name: str, chip: dict[str, int]) -> np.ndarray:
+    """Which elements of a tensor of layer 0 a chip holds, counted in the tensor's own numbering, as the types say."""
+    mapping = read_map(map_path(path))
+    program = load(str(path))
+    weight, entry = next((w, e) for w, e in mapping.entries.items() if e.tensor.replace("{layer}", "0") == name)
+    shape = entry.stored_shape(mapping.sizes)
+    dims = [dim for group in entry.stored for dim in group]
+    numbers = np.arange(math.prod(shape)).reshape([mapping.sizes[dim] for dim in dims])
+    kind = next(value.concrete for value in program.weights if value.name == weight)
+    for at, dim in enumerate(dims):
+        for axis in kind.split(dim):
+            numbers = np.split(numbers, program.mesh[axis], at)[chip[axis]]
+    return np.sort(numbers.ravel())
+
+
+def chips(mesh: dict[str, int]) -> list[dict[str, int]]:
+    return [dict(zip(mesh, at, strict=True)) for at in product(*(range(size) for size in mesh.values()))]
+
+
+@pytest.mark.parametrize("layout", ["megatron", "ws2d", "wg-xy"])
+def test_partition_specs_are_where_the_weights_lie(
+    shardwright: Run, imported: Callable[..., Path], layout: str
+) -> None:
+    import jax
+
+    path = imported(layout)
+    made = exported(shardwright, path, "jax", "specs.py")
+    mesh = jax.make_mesh(tuple(made.MESH.values()), tuple(made.MESH), devices=jax.devices()[:4])
+    mapping = read_map(map_path(path))
+    names = {name for entry in mapping.entries.values() for name in entry.tensors(mapping.sizes)}
+    assert set(made.WEIGHTS) == names
+    for entry in mapping.entries.values():
+        name = entry.tensor.replace("{layer}", "0")
+        shape = entry.stored_shape(mapping.sizes)
+        sharding = jax.sharding.NamedSharding(mesh, made.WEIGHTS[name])
+        array = jax.device_put(np.arange(math.prod(shape)).reshape(shape), sharding)
+        held = {shard.device.id: np.sort(np.asarray(shard.data).ravel()) for shard in array.addressable_shards}
+        for device, chip in zip(mesh.devices.ravel(), chips(made.MESH), strict=True):
+            np.testing.assert_array_equal(held[device.id], stored_blocks(path, name, chip), err_msg=name)
+
+
+def test_specs_of_edges_are_those_of_the_compiled_module(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("ws2d")
+    made = exported(shardwright, path, "jax", "specs.py")
+    compiled_at = path.with_name("compiled.py")
+    compiled_at.write_text(compile_program(load(str(path)), validate=False).text)
+    compiled = import_file(compiled_at)
+    assert tuple(made.IN_SPECS["forward"].values()) == compiled.IN_SPECS["forward"]
+    assert tuple(made.OUT_SPECS["forward"].values()) == compiled.OUT_SPECS["forward"]
+
+
+PLAIN = """mesh x=2 y=4
+dim B=16 E=32 F=64
+
+weights {
+  w_in: EF_y
+  w_out: F_yE
+}
+
+func f(a: B_xE) -> B_xE_y {
+  h = relu(a @ w_in)
+  o = h @ w_out
+  return o
+}
+"""
+
+
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_constraints_bring_jit_to_the_written_layouts(shardwright: Run, tmp_path: Path, axes: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    path = tmp_path / "plain.shard"
+    path.write_text(PLAIN)
+    made = exported(shardwright, path, "jax", "specs.py")
+    kinds = (getattr(jax.sharding.AxisType, axes),) * 2
+    mesh = jax.make_mesh(tuple(made.MESH.values()), tuple(made.MESH), axis_types=kinds)
+
+    def placed(spec: Any) -> Any:
+        return jax.sharding.NamedSharding(mesh, spec)
+
+    def f(weights: Any, a: Any) -> Any:
+        h = jnp.maximum(a @ weights["w_in"], 0)
+        if axes == "Explicit":
+            return jnp.matmul(h, weights["w_out"], out_sharding=placed(made.CONSTRAINTS["f"]["o"]))
+        return jax.lax.with_sharding_constraint(h @ weights["w_out"], placed(made.CONSTRAINTS["f"]["o"]))
+
+    assert made.CONSTRAINTS["f"]["o"] == made.OUT_SPECS["f"][0] == jax.sharding.PartitionSpec("x", "y")
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=placed(made.WEIGHTS[name]))
+               for name, shape in {"w_in": (32, 64), "w_out": (64, 32)}.items()}  # fmt: skip
+    a = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=placed(made.IN_SPECS["f"]["a"]))
+    text = jax.jit(f).lower(weights, a).compile().as_text()
+    assert "all-gather" not in text  # the weights and the activations stay where they are
+    assert "o = jax.lax.with_sharding_constraint(o, P('x', 'y')), or at its product out_sharding=P('x', 'y')" in (
+        path.with_name("specs.py").read_text()
+    )
+
+
+@pytest.mark.parametrize("layout", ["megatron", "ws2d"])
+def test_placements_are_where_the_weights_lie(shardwright: Run, imported: Callable[..., Path], layout: str) -> None:
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    path = imported(layout)
+    made = exported(shardwright, path, "dtensor", "dtensor_layouts.py")
+    mapping = read_map(map_path(path))
+    for entry in mapping.entries.values():
+        name = entry.tensor.replace("{layer}", "0")
+        shape = entry.stored_shape(mapping.sizes)
+        numbers = np.arange(math.prod(shape)).reshape(shape)
+        for chip in chips(made.MESH):
+            at = list(chip.values())
+            local, offset = _compute_local_shape_and_global_offset(
+                shape, tuple(made.MESH.values()), at, made.PLACEMENTS[name]
+            )
+            box = tuple(slice(start, start + size) for start, size in zip(offset, local, strict=True))
+            np.testing.assert_array_equal(np.sort(numbers[box].ravel()), stored_blocks(path, name, chip))
+
+
+def test_a_plan_of_modules(shardwright: Run, imported: Callable[..., Path]) -> None:
+    made = exported(shardwright, imported("megatron"), "dtensor", "dtensor_layouts.py")
+    assert {name: type(style).__name__ for name, style in made.PLAN.items()} == {
+        "model.embed_tokens": "RowwiseParallel",
+        **{
+            f"model.{name}": {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}[style]
+            for name, style in TP_PLAN.items()
+        },
+        "lm_head": "ColwiseParallel",
+    }
+    assert made.PLAN_AXES == ("x", "y")
+    done = shardwright("export", imported("ws2d"), "--as", "dtensor")
+    assert "# No plan for parallelize_module: attention_norm: model.layers.{layer}.input_layernorm.weight" in done.out
+
+
+def test_another_order_than_that_of_the_mesh_is_refused_to_dtensor(shardwright: Run, tmp_path: Path) -> None:
+    path = tmp_path / "turned.shard"
+    path.write_text(PLAIN.replace("E=32", "E=32 order y x").replace("a: B_xE)", "a: BE_xy)").replace("x=2", "x=2"))
+    done = shardwright("export", path, "--as", "jax")
+    assert "'a': P(None, ('y', 'x'))" in done.out
+    path.write_text(path.read_text().replace("w_in: EF_y", "w_in: E_xyF"))
+    done = shardwright("export", path, "--as", "dtensor")
+    assert done.status == 1
+    assert done.err == (
+        f"{path}: error: w_in: blocks of w_in go to the chips by y x, and DTensor's by the order of the mesh, x y "
+        "[not-exported]\nnote: declare that order of digits: dim ... order x y\n"
+    )
+
+
+def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("megatron")
+    plan = json.loads(exported(shardwright, path, "hf-tp-plan", "plan.json"))
+    assert plan == {"embed_tokens": "embedding_rowwise", **TP_PLAN}
+    experts = imported("megatron", config=MIXTRAL)
+    plan = json.loads(exported(shardwright, experts, "hf-tp-plan", "plan.json"))
+    # Of transformers 5.23: MixtralConfig.base_model_tp_plan.
+    assert {name: style for name, style in plan.items() if "experts" in name} == {
+        "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+        "layers.*.mlp.experts.down_proj": "rowwise",
+        "layers.*.mlp.experts": "moe_tp_experts",
+    }
+
+
+def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("ws2d")
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+    assert done.out == "--tensor-parallel-size 4\n"
+    assert "note: the nearest setting takes" in done.err
+    assert "on h100" in done.err
+    text = path.read_text()
+    # Weights split over one axis, sequences over the other: two copies of the model.
+    for old, new in (("_xy", "_y"), ("E_x", "E"), (" BL)", " B_xL)"), ("BLE_y", "B_xLE"), ("BLV_y", "B_xLV_y")):
+        text = text.replace(old, new)
+    path.write_text(text)
+    done = shardwright("export", path, "--as", "vllm")
+    assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
+
+
+def test_engines_serve_checkpoints_alone(shardwright: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plain.shard"
+    path.write_text(PLAIN)
+    for to in ("vllm", "hf-tp-plan"):
+        done = shardwright("export", path, "--as", to)
+        assert done.status == 1
+        assert done.err == (
+            f"{path}: error: an engine serves a checkpoint, and the weights of this program are of none: it has no "
+            "OUT.weights.json [not-exported]\nnote: shardwright import CHECKPOINT -o OUT.shard writes both\n"
+        )
+
+
+def test_experts_that_chips_divide_have_no_specs(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("megatron", "x=2", MIXTRAL)
+    text = path.read_text().replace("w_up: f32 NXEF_x", "w_up: f32 NX_xEF")
+    assert "NX_xEF" in text
+    path.write_text(text)
+    done = shardwright("export", path, "--as", "jax")
+    assert done.status == 1
+    stored = "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight is one tensor for each index of X"
+    assert done.err == (
+        f"{path}: error: w_up: f32 NX_xEF divides X over x, and {stored} [not-exported]\nnote: leave X whole\n"
+    )
+
+
+def test_shardy_is_parsed_and_compiled_again(shardwright: Run, imported: Callable[..., Path]) -> None:
+    import jax
+    from jax.extend import backend
+    from jax.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    text = exported(shardwright, imported("ws2d"), "shardy", "out.mlir")
+    for word in ('sdy.mesh @mesh = <["x"=2, "y"=2]>', "sdy.sharding = #sdy.sharding<@mesh", "sdy.manual_computation"):
+        assert word in text
+    devices = jax.devices()[:4]
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        assert module.operation.verify()
+        options = backend.get_compile_options(1, 4, np.array([devices]), backend=devices[0].client)
+        options.executable_build_options.use_shardy_partitioner = True
+        made = devices[0].client.compile_and_load(module, xla_client.DeviceList(tuple(devices)), options)
+    hlo = made.hlo_modules()[0].to_string()
+    assert "reduce-scatter" in hlo
+    assert "all-gather" in hlo
+
+
+def test_a_graph_for_model_explorer(shardwright: Run, imported: Callable[..., Path]) -> None:
+    made = json.loads(exported(shardwright, imported("ws2d"), "model-explorer", "graph.json"))
+    (graph,) = made["graphs"]
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    assert len(nodes) == len(graph["nodes"])
+    for node in nodes.values():
+        for edge in node["incomingEdges"]:
+            outputs = {output["id"] for output in nodes[edge["sourceNodeId"]]["outputsMetadata"]}
+            assert edge["sourceNodeOutputId"] in outputs
+    (data,) = graph["tasksData"]["edgeOverlaysDataListLeftPane"]
+    moved = {edge["targetNodeId"] for overlay in data["overlays"] for edge in overlay["edges"]}
+    assert {nodes[each]["label"] for each in moved} == {"all_to_all", "all_gather", "all_reduce", "reduce_scatter"}
+    gathered = next(node for node in nodes.values() if node["label"] == "all_gather")
+    assert {attr["key"] for attr in gathered["outputsMetadata"][0]["attrs"]} >= {"type", "bytes on a chip"}
+    assert any(node["namespace"].endswith("loop[N]") for node in nodes.values())
