@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
     from shardwright.resharding import reshard
     from shardwright.tracing.trace import Trace, trace
@@ -32,6 +33,7 @@ _HOMES = {
     "Diagnostic": "shardwright.ir.diagnostics",
     "DiagnosticError": "shardwright.ir.diagnostics",
     "Exported": "shardwright.exporting.export",
+    "Optimized": "shardwright.optimizing",
     "Trace": "shardwright.tracing.trace",
     "Traffic": "shardwright.cost.traffic",
     "assert_collectives": "shardwright.asserting.assertion",
@@ -45,6 +47,7 @@ _HOMES = {
     "export": "shardwright.exporting.export",
     "generate": "shardwright.generation.generate",
     "load": "shardwright.compiling",
+    "optimize": "shardwright.optimizing",
     "plan": "shardwright.planning",
     "print_program": "shardwright.compiling",
     "random_inputs": "shardwright.backends.random_inputs",
@@ -61,6 +64,7 @@ __all__ = [
     "Diagnostic",
     "DiagnosticError",
     "Exported",
+    "Optimized",
     "Trace",
     "Traffic",
     "__version__",
@@ -75,6 +79,7 @@ __all__ = [
     "export",
     "generate",
     "load",
+    "optimize",
     "plan",
     "print_program",
     "random_inputs",

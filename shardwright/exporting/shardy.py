@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.module_files import import_file
+from shardwright.backends.jax.module_files import load_module
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,11 +22,8 @@ def shardy_text(program: Program) -> str:
 
     Arguments are the weights, then the state, both by name, then the parameters; no devices are needed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "module.py")
-        path.write_text(emit(program), encoding="utf-8")
-        module = import_file(path)
-        return SPLIT.join(_lowered(module, func.name) for func in program.funcs)
+    module = load_module(emit(program))
+    return SPLIT.join(_lowered(module, func.name) for func in program.funcs)
 
 
 def _lowered(module: ModuleType, name: str) -> str:

@@ -1,15 +1,17 @@
-"""From a function under JAX to a graph: nested functions inlined, scans kept as loops."""
+"""From a function under JAX to a graph: nested functions inlined, scans kept as loops, shardings read."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from shardwright.tracing.graph import Application, Constant, Edge, Graph, Operand, Traced, Variable, uniform
+from shardwright.tracing.graph import Application, Constant, Edge, Graph, Layout, Operand, Traced, Variable, uniform
+from shardwright.tracing.places import untraceable
 
 # Calls that compute what their body does, and the parameter that has the body.
 _INLINED = {
@@ -24,9 +26,18 @@ def capture(function: Callable[..., Any], args: Sequence[Any], name: str) -> Tra
     import jax
 
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-    inputs = _edges(args)
     reader = _Reader()
-    return Traced(name, reader.outermost(closed), inputs, _edges(shapes))
+    graph = reader.outermost(closed)
+    inputs = [replace(edge, axes=reader.layout(getattr(leaf, "sharding", None), len(edge.shape)))
+              for edge, leaf in zip(_edges(args), jax.tree_util.tree_leaves(args), strict=True)]  # fmt: skip
+    results = list(_edges(shapes))
+    if len(closed.eqns) == 1 and closed.eqns[0].primitive.name in ("jit", "pjit"):
+        params = closed.eqns[0].params
+        if list(closed.eqns[0].invars) == list(closed.jaxpr.invars):
+            inputs = [reader.with_layout(*pair) for pair in zip(inputs, params["in_shardings"], strict=True)]
+        if list(closed.eqns[0].outvars) == list(closed.jaxpr.outvars):
+            results = [reader.with_layout(*pair) for pair in zip(results, params["out_shardings"], strict=True)]
+    return Traced(name, graph, tuple(inputs), tuple(results), reader.mesh)
 
 
 def _edges(tree: Any) -> tuple[Edge, ...]:
@@ -50,6 +61,27 @@ class _Reader:
     def __init__(self) -> None:
         self.numbers = count()
         self.constants: dict[Variable, Any] = {}
+        self.mesh: dict[str, int] = {}
+
+    def layout(self, sharding: Any, rank: int) -> Layout | None:
+        """The axes of a `NamedSharding`; None for what says nothing of a mesh."""
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        if not isinstance(sharding, NamedSharding):
+            return None
+        mesh = {str(axis): int(size) for axis, size in sharding.mesh.shape.items()}
+        if self.mesh and mesh and mesh != self.mesh:
+            raise untraceable(f"shardings name two meshes, {self.mesh} and {mesh}", "", "give all of them one mesh")
+        self.mesh = mesh or self.mesh
+        entries = (*sharding.spec, *(None,) * (rank - len(sharding.spec)))
+        return tuple(
+            None if entry is PartitionSpec.UNCONSTRAINED
+            else () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+            for entry in entries
+        )  # fmt: skip
+
+    def with_layout(self, edge: Edge, sharding: Any) -> Edge:
+        return replace(edge, axes=self.layout(sharding, len(edge.shape)) or edge.axes)
 
     def outermost(self, closed: Any) -> Graph:
         graph = self.body(closed)
@@ -100,6 +132,10 @@ class _Reader:
                 inner = params["branches"][int(operands[0].value)]
                 known.update(zip(equation.outvars, self.read(inner, operands[1:], graph), strict=True))
                 continue
+            if primitive == "reshard" and _has_explicit(params["dst_sharding"].mesh):
+                primitive, params["sharding"] = "sharding_constraint", params["dst_sharding"]
+            if primitive == "sharding_constraint":
+                params["axes"] = self.layout(params["sharding"], len(operands[0].shape))
             if primitive == "scan":
                 params["body"] = self.body(params.pop("jaxpr"))
             if primitive == "cond":
@@ -108,6 +144,12 @@ class _Reader:
             known.update(zip(equation.outvars, results, strict=True))
             graph.applications.append(Application(primitive, operands, params, results, _place(equation)))
         return [operand(v) for v in jaxpr.outvars]
+
+
+def _has_explicit(mesh: Any) -> bool:
+    """Tells whether a `reshard` over the mesh says where values lie: those that gradients write over automatic axes
+    do not."""
+    return any(kind.name != "Auto" for kind in mesh.axis_types)
 
 
 def _for_any_chip(platforms: Sequence[Sequence[str] | None]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import count
 
 from shardwright.tracing.graph import Variable
@@ -26,6 +26,7 @@ class Dimensions:
         self.inside: dict[Slot, set[Hashable]] = {}
         self.hints: list[tuple[int, Slot, str]] = []
         self.names: dict[Slot, str] = {}
+        self.orders: dict[str, tuple[str, ...]] = {}
         self.frozen = False
 
     def slot(self, key: Slot, size: int, *, owner: Hashable = None, loop: Hashable = None,
@@ -68,6 +69,10 @@ class Dimensions:
         for sets in (self.owners, self.loops, self.inside):
             sets[a] |= sets.pop(b)
 
+    def is_of_loop(self, slot: Slot) -> bool:
+        """Tells whether a loop goes along the class of the slot."""
+        return bool(self.loops[self.find(slot)])
+
     def hint(self, slot: Slot | None, letter: str, rank: int) -> None:
         """A letter for the class of the slot, where no hint of a lesser rank gives it another."""
         if slot is not None and not self.frozen:
@@ -97,8 +102,13 @@ class Dimensions:
         used = set(self.names.values())
         return next(name for n in count(1) if (name := letter if n == 1 else f"{letter}{n}") not in used)
 
+    def order(self, slot: Slot, axes: Sequence[str]) -> bool:
+        """Declares the axes that split the class of a slot, most significant first; False where another order is."""
+        return self.orders.setdefault(self.name(slot), tuple(axes)) == tuple(axes)
+
     def declared(self) -> str:
         sizes: dict[str, int] = defaultdict(int)
         for root, name in self.names.items():
             sizes[name] = self.size[root]
-        return " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
+        orders = {name: f" order {' '.join(axes)}" for name, axes in self.orders.items()}
+        return " ".join(f"{name}={size}{orders.get(name, '')}" for name, size in sorted(sizes.items()))

@@ -30,6 +30,9 @@ class Constant:
 
 Operand = Variable | Constant
 
+Layout = tuple[tuple[str, ...] | None, ...]
+"""The mesh axes that split each dimension, most significant first; None where that is left open."""
+
 
 @dataclass(frozen=True)
 class Application:
@@ -55,11 +58,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Edge:
-    """A parameter or a result: its path in the pytree, and the example's shape and number format."""
+    """A parameter or a result: its path in the pytree, and the example's shape and number format; the mesh axes that
+    split each dimension, most significant first, where its sharding is given."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+    axes: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Traced:
     graph: Graph
     inputs: tuple[Edge, ...]
     results: tuple[Edge, ...]
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The mesh of the shardings that the function or its arguments name, empty without any."""
 
 
 def uniform(array: npt.NDArray[Any]) -> float | None:

@@ -98,7 +98,7 @@ for _name in {*_ELEMENTWISE, *_ON_INTEGERS, *_BITWISE}:
     RULES[_name] = _table_rule
 
 
-@rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "sharding_constraint", "name", "reduce_precision",
+@rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "reduce_precision",
       "mesh_cast", "pvary", "layout_constraint")  # fmt: skip
 def _same(w: Writer, op: Application) -> None:
     for operand, result in zip(op.operands, op.results, strict=True):
@@ -107,6 +107,19 @@ def _same(w: Writer, op: Application) -> None:
         for a, b in zip(value.axes, axes, strict=True):
             w.dimensions.tie(a, b)
         w.alias(result, value, value.axes)
+
+
+@rule("sharding_constraint")
+def _constrained(w: Writer, op: Application) -> None:
+    """A demand on the layout of the value, where it has dimensions."""
+    _same(w, op)
+    result, axes = op.results[0], op.params["axes"]
+    value = w.value(result)
+    split = {w.dimensions.find(slot): over for slot, over in zip(value.axes, axes or (), strict=False) if slot}
+    if axes is not None and value.order:
+        layout = tuple(split[w.dimensions.find(slot)] for slot in value.order)
+        type_ = w.type(result.dtype, value.order, layout, op.place)
+        w.values[result.number] = Value(w.write(value.text, value.text, type_), value.axes, value.order)
 
 
 @rule("convert_element_type")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.names import is_valid_name
+from shardwright.ir.types import axis_set, row_text
 from shardwright.tracing.dimensions import Dimensions, Slot
-from shardwright.tracing.graph import Application, Constant, Graph, Operand, Traced, Variable
+from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, Traced, Variable
 from shardwright.tracing.places import untraceable
 
 DTYPES = {
@@ -98,8 +99,17 @@ class Writer:
     def line(self, text: str) -> None:
         self.lines.append("  " * (len(self.loops) + 1) + text)
 
-    def type(self, dtype: str, slots: Sequence[Slot]) -> str:
-        return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else dtype_of(dtype)
+    def type(self, dtype: str, slots: Sequence[Slot], axes: Layout | None = None, place: str = "") -> str:
+        """The type of a value with these dimensions, split as `axes` says where that is given."""
+        if axes is None or not slots:
+            return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else dtype_of(dtype)
+        for slot, over in zip(slots, axes, strict=True):
+            if over and len(over) > 1 and self.dimensions.frozen and not self.dimensions.order(slot, over):
+                raise untraceable(
+                    f"shardings split one dimension over {' '.join(sorted(over))} in two orders", place, "give them one"
+                )
+        splits = [None if over is None else axis_set(over) for over in axes]
+        return f"{dtype_of(dtype)} {row_text(map(self.name, slots), splits)}"
 
     def put(self, result: Variable, expression: str, order: Sequence[Slot], axes: Sequence[Slot | None] | None = None,
             type_: str = "", stem: str = "") -> None:  # fmt: skip
@@ -191,6 +201,7 @@ def program_text(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, i
     dimensions.freeze()
     writer = Writer(rules, dimensions)
     header, names = _function(traced, writer)
+    mesh = mesh or traced.mesh
     items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
     if declared := dimensions.declared():
         items.append(f"dim {declared}")
@@ -220,8 +231,8 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
         name = writer.fresh("_".join(edge.path[1:] or ("x",)))
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
-        typed.append(f"{name}: {writer.type(variable.dtype, slots)}")
-        _enter(writer, variable, name, slots)
+        typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes)}")
+        _enter(writer, variable, _before_loops(writer, name, variable.dtype, slots, edge.axes), slots)
     writer.apply(graph)
     results: list[str] = []
     types: list[str] = []
@@ -229,11 +240,20 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
         whole = writer.whole(operand)
         slots = _edge_axes(writer, whole.axes, operand.shape)
         results.append(writer.full(whole, slots, operand.dtype, "_".join(edge.path) or "result"))
-        types.append(writer.type(operand.dtype, slots))
+        types.append(writer.type(operand.dtype, slots, edge.axes))
     returned = f" -> ({', '.join(types)})" if len(types) > 1 else f" -> {types[0]}"
     writer.line(f"return {', '.join(results)}")
     name = traced.name if is_valid_name(traced.name) else f"{traced.name}_v".lower()
     return [*weights, f"func {name}({', '.join(typed)}){returned} {{"], names
+
+
+def _before_loops(writer: Writer, name: str, dtype: str, slots: Sequence[Slot], axes: Layout | None) -> str:
+    """The name of a parameter inside the function: of a value with another layout where chips divide between them a
+    dimension that a loop goes along, which the language does not."""
+    pairs = zip(slots, axes or (), strict=False)
+    if any(over and writer.dimensions.is_of_loop(slot) for slot, over in pairs):
+        return writer.write(name, name, writer.type(dtype, slots))
+    return name
 
 
 def _enter(writer: Writer, variable: Variable, name: str, slots: Sequence[Slot]) -> None:

@@ -1,0 +1,131 @@
+"""`optimize`: a function of JAX with the layouts that are found for it."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+
+if TYPE_CHECKING:
+    from shardwright.compiling import Compiled
+    from shardwright.tracing.trace import Trace
+
+_TOLERANCE = 1e-3
+"""How far a program may be from the function that it was traced from, relative to the largest magnitude."""
+
+
+class Optimized:
+    """A function that computes what the traced one does, each array laid out as was chosen; `jit` may contain it.
+
+    `traced` is the program of the function, `compiled` the one that was made of it: its text, its layouts and how far
+    they are proved. Where `is_plain`, the plain function runs, since XLA's own partitioning of it receives fewer bytes.
+    """
+
+    def __init__(self, traced: Trace, compiled: Compiled, mesh: Any, trees: tuple[Any, Any]) -> None:
+        from shardwright.backends.jax.module_files import load_module
+
+        self.traced, self.compiled, self.mesh, self.is_plain = traced, compiled, mesh, False
+        module = load_module(compiled.text)
+        (func,) = compiled.program.funcs
+        built = getattr(module, f"build_{func.name}")(mesh)
+        self._tables = (module.put(traced.weights, module.WEIGHTS, mesh), {}) if traced.weights else ()
+        self._built, self._arguments, self._results = built, *trees
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's results, in its own tree. Raises ValueError for arguments of another tree."""
+        import jax
+
+        results = self._built(*self._tables, *self._leaves(args))
+        if self._tables:
+            results, _ = results
+        leaves = results if isinstance(results, tuple | list) else (results,)
+        return jax.tree_util.tree_unflatten(self._results, leaves)
+
+    def lower(self, *args: Any) -> Any:
+        """JAX's `lower` of the function as it runs, for `compile` and its text."""
+        return self._built.lower(*self._tables, *self._leaves(args))
+
+    def unless_plain_receives_less(self, function: Callable[..., Any], args: Sequence[Any]) -> Optimized:
+        """Runs the plain function from here on where a chip receives fewer bytes by XLA's partitioning of it."""
+        import jax
+
+        plain = jax.jit(function)
+        if _bytes(plain.lower(*args), self.mesh) < _bytes(self.lower(*args), self.mesh):
+            leaves = self._arguments.unflatten
+
+            def on_leaves(*given: Any) -> list[Any]:
+                return jax.tree_util.tree_leaves(function(*leaves(given)))
+
+            self._built = jax.jit(on_leaves)
+            self._tables, self.is_plain = (), True
+        return self
+
+    def _leaves(self, args: Any) -> list[Any]:
+        import jax
+
+        leaves, tree = jax.tree_util.tree_flatten(tuple(args))
+        if tree != self._arguments:
+            raise ValueError(f"arguments are {tree}, and the function was optimized for {self._arguments}")
+        return leaves
+
+    def __repr__(self) -> str:
+        from shardwright.compiling import print_program
+
+        return print_program(self.compiled.program)
+
+
+def optimize(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Any,
+    chip: str = "",
+    *,
+    objective: str = "time",
+    solver: str = "auto",
+) -> Optimized:
+    """Traces a function of JAX at example arguments, chooses layouts on a mesh, and returns a function with these.
+
+    `args` are arrays or `jax.ShapeDtypeStruct`; a `NamedSharding` of one is a demand, as are the function's own
+    (`jit`, `with_sharding_constraint`), and all else is chosen: the least predicted time on `chip`, or with `objective`
+    "bytes" the fewest bytes received. Then both are compiled, and the plain function is kept where it receives less, as
+    where blocks go to other blocks that digits do not express (`Optimized.is_plain`). `mesh` is a `jax.sharding.Mesh`,
+    or sizes by axis. Raises a `DiagnosticError` where the function cannot be traced, does not mean what its program
+    does, or demands cannot be met.
+    """
+    import jax
+
+    from shardwright.compiling import compile_program
+    from shardwright.tracing.trace import trace
+
+    if isinstance(mesh, Mapping):
+        from shardwright.backends.jax.devices import arrange_devices
+
+        sizes = {str(axis): int(size) for axis, size in mesh.items()}
+        devices = arrange_devices(math.prod(sizes.values())).devices
+        kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
+    traced = trace(function, args, mesh=dict(mesh.shape))
+    if not traced.largest_relative_difference <= _TOLERANCE:
+        raise fault(
+            "not-the-function",
+            f"the traced program differs from the function by {traced.largest_relative_difference:.1e}, relative to "
+            "the largest magnitude",
+            NOWHERE,
+            "give example arguments that are typical: integers are drawn between their least and greatest",
+        )
+    compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
+    results = jax.tree_util.tree_structure(jax.eval_shape(function, *args))
+    made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
+    return made.unless_plain_receives_less(function, args) if objective == "bytes" else made
+
+
+def _bytes(lowered: Any, mesh: Any) -> int:
+    """Bytes that a chip receives, as compiled."""
+    from shardwright.explaining import explain_text
+    from shardwright.ir.diagnostics import Source
+
+    (func,) = explain_text(Source("compiled", lowered.compile().as_text()), dict(mesh.shape)).functions
+    return func.bytes_received or 0

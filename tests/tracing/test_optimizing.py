@@ -1,0 +1,116 @@
+"""A function with the layouts that were found for it computes the same, and no chip receives more than by XLA's own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from oracles.jax_functions import FUNCTIONS
+
+from shardwright import DiagnosticError, explain, optimize, trace
+
+SIZES = {"data": 2, "model": 4}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Any:
+    return jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 2)
+
+
+def sharded(args: Any, mesh: Any, seed: int) -> Any:
+    """The arguments, each split over axes drawn at random along dimensions that they divide."""
+    drawn = random.Random(seed)
+
+    def spec(shape: tuple[int, ...]) -> P:
+        axes: list[str | None] = [None] * len(shape)
+        for axis, n in SIZES.items():
+            free = [at for at, size in enumerate(shape) if axes[at] is None and size % n == 0]
+            if free and drawn.random() < 0.8:
+                axes[drawn.choice(free)] = axis
+        return P(*axes)
+
+    return jax.tree.map(lambda a: jax.device_put(jnp.asarray(a), NamedSharding(mesh, spec(np.shape(a)))), args)
+
+
+def received(function: Any, args: Any, mesh: Any) -> int:
+    """Bytes of the compiled module, by the command that reads modules."""
+    (func,) = explain(function, "cpu", mesh, args=args).functions
+    assert func.bytes_received is not None
+    return func.bytes_received
+
+
+NAMES = (
+    "causal_convolution", "closed_over", "custom_gradient", "decode_step", "dense_experts", "gpt2_block", "greedy",
+    "label_smoothing", "low_rank_cache", "mlp_gradient", "recurrence", "sgd_momentum", "sliding_window",
+)  # fmt: skip
+
+
+LESS = set(NAMES) - {"custom_gradient", "sgd_momentum"}
+"""The functions that receive less at these shardings; the others receive the same."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_with_no_more_bytes(name: str, mesh: Any) -> None:
+    function, args = FUNCTIONS[name]
+    given = sharded(args, mesh, len(name))
+    made = optimize(function, given, mesh, objective="bytes")
+    expected, found = jax.tree.leaves(function(*args)), jax.tree.leaves(made(*given))
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(np.asarray(b), np.asarray(a), atol=2e-6 * max(1.0, float(np.abs(a).max())))
+    ours, plain = received(made, given, mesh), received(function, given, mesh)
+    assert ours < plain if name in LESS else ours == plain
+
+
+def test_shardings_of_arguments_and_of_the_function_are_demands(mesh: Any) -> None:
+    def laid(*axes: Any) -> Any:
+        return NamedSharding(mesh, P(*axes))
+
+    def f(w: Any, x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x @ w, laid("data", "model")) * 2
+
+    args = (jax.ShapeDtypeStruct((32, 64), "float32", sharding=laid(None, ("model", "data"))), jnp.ones((16, 32)))
+    traced = trace(f, args, mesh=SIZES)
+    assert "order model data" in traced.text
+    assert traced.inputs[0][2].endswith("_{data,model}]")
+    assert "_{data} " in traced.text
+    jitted = jax.jit(lambda w, x: x @ w, in_shardings=(laid("data"), None), out_shardings=laid("model"))
+    text = trace(jitted, (jnp.ones((32, 64)), jnp.ones((16, 32)))).text
+    assert text.startswith("mesh data=2 model=4\n")
+    assert "_{data} " in text
+    assert "_{model} " in text
+
+
+def test_a_loop_over_what_chips_divide(mesh: Any) -> None:
+    def f(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0]
+
+    w = jax.device_put(jnp.full((4, 16, 16), 0.1), NamedSharding(mesh, P("model")))
+    made = optimize(f, (jnp.ones((8, 16)), w), mesh)
+    np.testing.assert_allclose(made(jnp.ones((8, 16)), w), f(jnp.ones((8, 16)), w), rtol=1e-5)
+
+
+def test_closed_over_weights_and_jit_around(mesh: Any) -> None:
+    w = jnp.asarray(np.random.default_rng(1).normal(size=(16, 8)), jnp.float32)
+    made = optimize(lambda tree: {"y": tree["x"] @ w, "z": tree["x"].sum()}, ({"x": jnp.ones((8, 16))},), SIZES)
+    found = jax.jit(lambda tree: made(tree)["y"] + 1)({"x": jnp.ones((8, 16))})
+    np.testing.assert_allclose(found, np.ones((8, 16)) @ w + 1, rtol=1e-5)
+    with pytest.raises(ValueError, match="the function was optimized for"):
+        made([jnp.ones((8, 16))])
+
+
+def test_two_meshes_or_two_orders_are_refused(mesh: Any) -> None:
+    other = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def laid(over: Any, *axes: Any) -> Any:
+        return jax.ShapeDtypeStruct((8, 8), "float32", sharding=NamedSharding(over, P(*axes)))
+
+    with pytest.raises(DiagnosticError, match="shardings name two meshes"):
+        trace(lambda a, b: a + b, (laid(mesh, "data"), laid(other, "data")))
+    with pytest.raises(DiagnosticError, match="split one dimension over data model in two orders"):
+        trace(lambda a, b: a + b, (laid(mesh, ("data", "model")), laid(mesh, ("model", "data"))))
