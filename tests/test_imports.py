@@ -12,13 +12,17 @@ HEAVY = {
     "graphviz", "jax", "jaxlib", "matplotlib", "ortools", "pygraphviz", "rich", "safetensors", "torch", "transformers",
 }  # fmt: skip
 
-EMITTED = "shardwright.backends.torch.executor", "shardwright.backends.torch.functions"
+ON_USE = (
+    "shardwright.backends.torch.executor",  # whose text, and that of the next, emitted modules have
+    "shardwright.backends.torch.functions",
+    "shardwright.tracing.aten",  # which `trace` imports for a module of PyTorch
+)
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    if module.name not in sys.argv[2:]:  # whose text emitted modules have
+    if module.name not in sys.argv[2:]:
         importlib.import_module(module.name)
 print(json.dumps(sorted(sys.modules)))
 """
@@ -31,7 +35,7 @@ def loaded(script: str, *argv: str) -> set[str]:
 
 
 def test_no_module_loads_a_framework() -> None:
-    modules = loaded(IMPORT_ALL, "shardwright", *EMITTED)
+    modules = loaded(IMPORT_ALL, "shardwright", *ON_USE)
     assert {"shardwright.cli.front", "shardwright.ir.diagnostics", "shardwright.backends.torch.kernels.call"} <= modules
     assert modules & HEAVY == set()
 

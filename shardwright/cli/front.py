@@ -36,7 +36,7 @@ COMMANDS = {
     "draw": Entry("draw", "a picture of the sharded graph"),
     "targets": Entry("targets", "what can be compiled for here, and what to install for the rest"),
     "explain": Entry("explain", "what a target's own compiler makes of a program"),
-    "trace": Entry("trace", "a function of JAX as a program"),
+    "trace": Entry("trace", "a function of JAX, or a module of PyTorch, as a program"),
     "export": Entry("export", "the layouts of a program for another tool"),
     "cost": Entry("cost", "what a program takes on a chip"),
     "search": Entry("search", "the best layouts, with a proof"),

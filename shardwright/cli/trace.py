@@ -1,4 +1,4 @@
-"""`shardwright trace`: a function of JAX as a program."""
+"""`shardwright trace`: a function of JAX, or a module of PyTorch, as a program."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ def add_parser(subparsers: Subparsers) -> None:
     """FILE.py:FUNCTION [--args FILE.py:ARGS] [--mesh] -o OUT.shard [--json]."""
     parser = subparsers.add_parser(
         "trace",
-        description="Write a function of JAX as a program, and compare both on random inputs. Imports FILE.py.",
+        description="Write a function of JAX, or a module of PyTorch, as a program, and compare both on random inputs. "
+        "Imports FILE.py.",
     )
-    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="a callable of arrays and pytrees")
+    parser.add_argument(
+        "function",
+        metavar="FILE.py:FUNCTION",
+        help="a callable of arrays and pytrees, or one without arguments that returns a torch.nn.Module",
+    )
     parser.add_argument(
         "--args",
         dest="arguments",

@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -21,11 +21,15 @@ _INLINED = {
 }  # fmt: skip
 
 
-def capture(function: Callable[..., Any], args: Sequence[Any], name: str) -> Traced:
-    """Traces the function at these example arguments, arrays or `jax.ShapeDtypeStruct`."""
+def capture(
+    function: Callable[..., Any], args: Sequence[Any], name: str, weights: Mapping[str, Any] | None = None
+) -> Traced:
+    """Traces the function at these example arguments, arrays or `jax.ShapeDtypeStruct`. With `weights`, arrays by path,
+    the function takes these as a dict before the others, and they are the graph's constants."""
     import jax
 
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    given = args if weights is None else (weights, *args)
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
     reader = _Reader()
     graph = reader.outermost(closed)
     inputs = [replace(edge, axes=reader.layout(getattr(leaf, "sharding", None), len(edge.shape)))
@@ -37,7 +41,24 @@ def capture(function: Callable[..., Any], args: Sequence[Any], name: str) -> Tra
             inputs = [reader.with_layout(*pair) for pair in zip(inputs, params["in_shardings"], strict=True)]
         if list(closed.eqns[0].outvars) == list(closed.jaxpr.outvars):
             results = [reader.with_layout(*pair) for pair in zip(results, params["out_shardings"], strict=True)]
-    return Traced(name, graph, tuple(inputs), tuple(results), reader.mesh)
+    stored = tuple(Edge(("weights", "constant"), variable.shape, variable.dtype) for variable in graph.constants)
+    if weights is not None:
+        stored += _weights_apart(graph, weights)
+    return Traced(name, graph, tuple(inputs), tuple(results), stored, reader.mesh)
+
+
+def _weights_apart(graph: Graph, weights: Mapping[str, Any]) -> tuple[Edge, ...]:
+    """Makes constants of the parameters that are weights, as far as they are read, and returns their edges."""
+    read = {operand.number for application in graph.applications for operand in application.operands
+            if isinstance(operand, Variable)}  # fmt: skip
+    read |= {operand.number for operand in graph.results if isinstance(operand, Variable)}
+    edges: list[Edge] = []
+    for path in sorted(weights):  # the order of a dict's leaves
+        variable = graph.parameters.pop(0)
+        if variable.number in read:
+            graph.constants[variable] = np.asarray(weights[path])
+            edges.append(Edge(("weights", *path.split(".")), variable.shape, variable.dtype))
+    return tuple(edges)
 
 
 def _edges(tree: Any) -> tuple[Edge, ...]:

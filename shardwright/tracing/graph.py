@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 
@@ -75,8 +74,17 @@ class Traced:
     graph: Graph
     inputs: tuple[Edge, ...]
     results: tuple[Edge, ...]
+    weights: tuple[Edge, ...] = ()
+    """Of the graph's constants, in their order."""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     """The mesh of the shardings that the function or its arguments name, empty without any."""
+
+    def stored(self) -> list[tuple[Variable, Edge]]:
+        """Constants and parameters, each with its edge."""
+        return [
+            *zip(self.graph.constants, self.weights, strict=True),
+            *zip(self.graph.parameters, self.inputs, strict=True),
+        ]
 
 
 def uniform(array: npt.NDArray[Any]) -> float | None:
@@ -84,4 +92,4 @@ def uniform(array: npt.NDArray[Any]) -> float | None:
     flat = array.reshape(-1)
     if not flat.size or (flat.size > 1 and not (flat == flat[0]).all()):
         return None
-    return float(flat[0]) if np.issubdtype(array.dtype, np.floating) else int(flat[0])
+    return int(flat[0]) if array.dtype.kind in "biu" else float(flat[0])  # bfloat16 is of kind V

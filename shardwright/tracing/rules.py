@@ -63,6 +63,9 @@ def elementwise(w: Writer, op: Application, template: str, operands: Sequence[Op
         for slot, axis in zip(value.axes, own, strict=True):
             w.dimensions.tie(slot, axis)
         values[at] = w.renamed(value, {a: b for a, b in zip(value.axes, own, strict=True) if a is not None})
+    for at, operand in enumerate(operands or op.operands):
+        if values[at].is_number and operand.dtype == "bool":
+            values[at] = Value(w.write("number", values[at].text, "bool"), values[at].axes, ())
     # Where numbers meet numbers alone, one of them is written as a scalar of its format.
     for first in range(2 if len(values) == 3 else 1):
         if all(value.is_number for value in values[first:]):
@@ -141,6 +144,9 @@ def _select(w: Writer, op: Application) -> None:
     which, *cases = op.operands
     if len(cases) != 2:
         raise refusal(op, "chooses among more than two")
+    if isinstance(which, Constant):
+        _same(w, Application("copy", (cases[int(which.value)],), {}, op.results, op.place))
+        return
     elementwise(w, op, "where({}, {}, {})", [which, cases[1], cases[0]])
 
 

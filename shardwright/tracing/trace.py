@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.ir.diagnostics import Source
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.tracing.places import of_file, place_of, untraceable
 
 if TYPE_CHECKING:
@@ -66,23 +66,32 @@ def trace(
     name: str = "",
     seed: int = 0,
 ) -> Trace:
-    """The program of a function of JAX at these example arguments, arrays or `jax.ShapeDtypeStruct`.
+    """The program of a function of JAX, or of a module of PyTorch, at these example arguments: arrays, tensors or
+    `jax.ShapeDtypeStruct`.
 
     Raises a `DiagnosticError` where the function does what the language has no word for, with the line that does it.
     """
     from shardwright.backends.reference import evaluate
     from shardwright.compiling import load, print_program
     from shardwright.tracing.capture_jax import capture
+    from shardwright.tracing.capture_torch import exported, is_module
     from shardwright.tracing.rules import RULES
     from shardwright.tracing.writer import program_text
 
     began = perf_counter()
+    module = exported(function, args) if is_module(function) else None
     try:
-        traced = capture(function, args, name or _name(function))
+        if module is None:
+            traced = capture(function, args, name or _name(function))
+        else:
+            args = module.arguments
+            traced = capture(module.function, args, name or _name(function).lower(), module.weights)
+    except DiagnosticError:
+        raise
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
-        raise untraceable(reason, place_of(error), *_hints(function)) from error
+        raise untraceable(reason, place_of(error)) from error
     written, names = program_text(traced, RULES, mesh or {})
     program = load(Source(f"<{traced.name}>", written))
     func = program.funcs[0]
@@ -90,9 +99,19 @@ def trace(
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
     inputs = random_arguments(args, traced.inputs, seed)
-    expected = _called(function, args, inputs)
+    tried = weights
+    if module is None:
+        expected = _called(function, args, inputs)
+    else:
+        noisy = module.random_weights(seed)
+        expected = module.called(noisy, inputs)
+        tried = weights | {
+            value.name: noisy[path]
+            for value, edge in zip(program.weights, traced.weights, strict=True)
+            if (path := ".".join(edge.path[1:])) in noisy
+        }
     results, _ = evaluate(
-        program, func.name, dict(zip(names, inputs, strict=True)), weights, precision=_precision(traced)
+        program, func.name, dict(zip(names, inputs, strict=True)), tried, precision=_precision(traced)
     )
     difference = max(map(_difference, expected, results), default=0.0)
     types = (str(parameter.type) for parameter in func.params)
@@ -104,11 +123,6 @@ def trace(
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference, seconds, weights,
     )  # fmt: skip
-
-
-def _hints(function: Any) -> tuple[str, ...]:
-    module = any(base.__module__.partition(".")[0] == "torch" for base in type(function).__mro__)
-    return ("modules of PyTorch are not traced so far",) if module else ()
 
 
 def _name(function: Any) -> str:
@@ -186,13 +200,34 @@ def _difference(expected: Array, found: Array) -> float:
 
 
 def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function FUNCTION of FILE.py, and the example arguments that ARGS gives."""
+    """The function FUNCTION of FILE.py, or the module of PyTorch that it returns where it takes no arguments, and the
+    example arguments that ARGS gives."""
     module = _module(path)
-    function = _member(module, path, name, "FUNCTION")
+    function = _made(_member(module, path, name, "FUNCTION"), path, name)
     other, _, member = (arguments or f"{path}:example_args").rpartition(":")
     made = _member(module if other == path else _module(other), other, member, "--args FILE.py:ARGS")
     args: Any = made() if callable(made) else made
     return function, tuple(args)
+
+
+def _made(function: Any, path: str, name: str) -> Any:
+    """A module of PyTorch that a callable without arguments makes; anything else as it is."""
+    import inspect
+
+    from shardwright.tracing.capture_torch import is_module
+
+    try:
+        takes = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return function
+    if is_module(function) or takes:
+        return function
+    try:
+        made = function()
+    except Exception as error:
+        place = place_of(error, path) or f"{path}:"
+        raise untraceable(f"{name}() fails: {type(error).__name__}: {error}", place) from error
+    return made if is_module(made) else function
 
 
 def _module(path: str) -> Any:

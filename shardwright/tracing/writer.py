@@ -220,12 +220,11 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
     header: list[str] = []
     names: list[str] = []
     typed: list[str] = []
-    for variable, array in graph.constants.items():
-        name = writer.fresh("constant")
-        axes = writer.axes(variable)
-        edge = _edge_axes(writer, axes, array.shape)
-        header.append(f"  {name}: {writer.type(variable.dtype, edge)}")
-        _enter(writer, variable, name, edge)
+    for variable, edge in zip(graph.constants, traced.weights, strict=True):
+        name = writer.fresh("_".join(edge.path[1:]))
+        slots = _edge_axes(writer, writer.axes(variable), variable.shape)
+        header.append(f"  {name}: {writer.type(variable.dtype, slots)}")
+        _enter(writer, variable, name, slots)
     weights = ["weights {", *header, "}"] if header else []
     for variable, edge in zip(graph.parameters, traced.inputs, strict=True):
         name = writer.fresh("_".join(edge.path[1:] or ("x",)))
@@ -267,7 +266,7 @@ def _enter(writer: Writer, variable: Variable, name: str, slots: Sequence[Slot])
 def _tie_by_path(traced: Traced, dimensions: Dimensions) -> None:
     """Parameters whose paths differ in numbers alone, as those of two layers, have the same dimensions."""
     first: dict[tuple[object, ...], Variable] = {}
-    for variable, edge in zip(traced.graph.parameters, traced.inputs, strict=True):
+    for variable, edge in traced.stored():
         parts = tuple("".join(c for c in part if not c.isdigit()) for part in edge.path[1:])
         if not any(parts):
             continue
@@ -277,6 +276,7 @@ def _tie_by_path(traced: Traced, dimensions: Dimensions) -> None:
 
 
 def _hint(traced: Traced, dimensions: Dimensions) -> None:
+    _tie_logits(traced, dimensions)
     for variable in traced.graph.parameters:
         axes = dimensions.axes(variable, frozenset())
         if variable.dtype in {"int32", "int64"}:
@@ -288,12 +288,22 @@ def _hint(traced: Traced, dimensions: Dimensions) -> None:
     _hint_weights(traced, dimensions)
 
 
+def _tie_logits(traced: Traced, dimensions: Dimensions) -> None:
+    """Results as wide as the vocabulary are logits: their last dimension is that of the table."""
+    tables = [slot for slot, letter in dimensions.hinted().items() if letter == "V"]
+    for operand in traced.graph.results:
+        last = dimensions.axes(operand, frozenset())[-1:] if isinstance(operand, Variable) else ()
+        for slot in tables:
+            if last and last[0] is not None and dimensions.size[dimensions.find(last[0])] == dimensions.size[slot]:
+                dimensions.tie(last[0], slot)
+
+
 def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
     """Letters for the dimensions of weights by their company: E is in most of them, F the larger one beside it, X, F
     around it are those of experts, and H (K where there are fewer), D beside it those of attention."""
     known = dimensions.hinted()
     weights: list[list[Slot]] = []
-    for variable in traced.graph.parameters:
+    for variable, _ in traced.stored():
         axes = [dimensions.find(axis) for axis in dimensions.axes(variable, frozenset()) if axis is not None]
         axes = [axis for axis in axes if known.get(axis) != "N"]
         if variable.dtype not in {"int32", "int64"} and len(axes) > 1:

@@ -1,0 +1,226 @@
+"""Modules of PyTorch as functions of JAX: what `torch.export` makes of them, with a function for each operation.
+
+The graph is run on JAX's arrays while JAX traces, so that both frameworks share everything that comes after. Nothing
+here says whether that is right: `trace` compares the program with the module itself.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportMissingParameterType=false
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardwright.tracing.graph import uniform
+from shardwright.tracing.places import untraceable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A module as a function of JAX of its weights by path, and of its arguments; the weights, and the arguments."""
+
+    module: Any
+    function: Callable[..., Any]
+    weights: Mapping[str, npt.NDArray[Any]]
+    arguments: Any
+    """Example arguments as arrays of numpy."""
+    examples: Any
+    """The same as tensors."""
+
+    def random_weights(self, seed: int) -> dict[str, npt.NDArray[Any]]:
+        """The weights with noise on its parameters, so that none of them is all zeros or ones; buffers as they are."""
+        random = np.random.default_rng(seed)
+        parameters = {path for path, _ in self.module.named_parameters(remove_duplicate=False)}
+        return {
+            path: (array + 0.1 * random.normal(size=array.shape)).astype(array.dtype) if path in parameters else array
+            for path, array in self.weights.items()
+        }
+
+    def called(self, weights: Mapping[str, Any], leaves: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """What the module itself computes, with these weights in place of its own."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        own = {**dict(self.module.named_parameters(remove_duplicate=False)), **dict(self.module.named_buffers())}
+        state = {path: _tensor(array, own[path]) for path, array in weights.items() if path in own}
+        examples, tree = pytree.tree_flatten(self.examples)
+        given = [_tensor(leaf, example) for leaf, example in zip(leaves, examples, strict=True)]
+        with torch.no_grad():
+            results = torch.func.functional_call(self.module, state, pytree.tree_unflatten(given, tree))
+        return [as_numpy(leaf) for leaf in pytree.tree_leaves(results) if torch.is_tensor(leaf)]
+
+
+def is_module(value: Any) -> bool:
+    """Tells whether a value is a module of PyTorch, without importing PyTorch."""
+    return any(
+        base.__module__.partition(".")[0] == "torch" and base.__name__ == "Module" for base in type(value).__mro__
+    )
+
+
+def exported(module: Any, args: Sequence[Any]) -> Exported:
+    """The module at these example arguments, in evaluation mode, as `torch.export` takes it.
+
+    A weight that several paths share goes by the first. Raises a `DiagnosticError` where the export fails.
+    """
+    import warnings
+
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = pytree.tree_map(torch.as_tensor, tuple(args))
+    module = module.eval()
+    try:
+        with warnings.catch_warnings():  # PyTorch's about its own use of itself
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, tensors, strict=False).run_decompositions({})
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "") from error
+    values = {**program.state_dict, **program.constants}
+    stored = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
+    first: dict[Any, str] = {}
+    paths = {path: first.setdefault(_memory(values[path]), path) for path in stored}
+    weights = {path: as_numpy(values[path]) for path in first.values()}
+    arguments = pytree.tree_map(as_numpy, tensors)
+    return Exported(module, _function(program, paths), weights, arguments, tensors)
+
+
+def as_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor as an array; numbers of 64 bits have 32 in the program."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.detach().float().numpy().astype(ml_dtypes.bfloat16)
+    array = tensor.detach().cpu().numpy()
+    narrower = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32}.get(array.dtype)
+    return array if narrower is None else array.astype(narrower)
+
+
+def _tensor(array: npt.NDArray[Any], like: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(array, np.float32 if like.is_floating_point() else None)).to(like.dtype)
+
+
+def _memory(tensor: Any) -> tuple[object, ...]:
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else (id(tensor),)
+
+
+def _function(program: Any, paths: Mapping[str, str]) -> Callable[..., Any]:
+    """The exported graph as a function of weights by path and of the module's arguments, returning a flat list."""
+    graph = program.graph
+    specs = program.graph_signature.input_specs
+    results = [spec.kind.name == "USER_OUTPUT" for spec in program.graph_signature.output_specs]
+
+    def run(weights: Mapping[str, Any], *args: Any) -> list[Any]:
+        import jax
+
+        leaves = iter(jax.tree_util.tree_leaves(args))
+        known: dict[Any, Any] = {}
+        inputs = iter(specs)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                spec = next(inputs)
+                known[node] = weights[paths[spec.target]] if spec.kind.name != "USER_INPUT" else next(leaves)
+            elif node.op == "call_function":
+                known[node] = _apply(node, known)
+            elif node.op == "output":
+                kept = [each for each, is_result in zip(node.args[0], results, strict=True) if is_result]
+                return [known[each] for each in kept if each in known]
+            else:
+                raise _refused(node, f"{node.op} {node.target} is not a call of an operation")
+        raise AssertionError("a graph ends with what it returns")
+
+    return run
+
+
+def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
+    """What an operation gives: by PyTorch itself where nothing of it comes from weights or arguments."""
+    import torch
+    from torch.fx import node as fx_node
+    from torch.utils import _pytree as pytree
+
+    from shardwright.tracing.aten import OPERATIONS
+
+    def value(each: Any) -> Any:
+        return known[each] if isinstance(each, torch.fx.Node) else each
+
+    args, kwargs = (fx_node.map_aggregate(each, value) for each in (node.args, node.kwargs))
+    if all(known[each] is None or _is_fixed(known[each]) for each in node.all_input_nodes):
+        return node.target(*args, **kwargs)
+    name = str(node.target) if hasattr(node.target, "overloadpacket") else getattr(node.target, "__name__", "")
+    operation = OPERATIONS.get(name.removeprefix("aten.").partition(".")[0])
+    if operation is None:
+        raise _refused(node, f"{name} has no counterpart in the language", _WAYS_OUT.get(name, ""))
+    args, kwargs = pytree.tree_map(
+        lambda leaf: _symbolic(as_numpy(leaf)) if torch.is_tensor(leaf) else leaf, (args, kwargs)
+    )
+    try:
+        return operation(*args, **kwargs)
+    except (TypeError, ValueError, NotImplementedError, IndexError) as error:
+        said = str(error).partition(chr(10))[0]
+        raise _refused(node, f"{name} with these arguments has no counterpart: {said}") from error
+
+
+def _is_fixed(value: Any) -> bool:
+    import torch
+
+    return all(torch.is_tensor(leaf) for leaf in (value if isinstance(value, list | tuple) else [value]))
+
+
+def _symbolic(array: npt.NDArray[Any]) -> Any:
+    """An array that does not depend on arguments, by its indices where these give it: a single number, counting along
+    one dimension, a band of a square as causal masks are. Any other is a weight."""
+    import jax.numpy as jnp
+    from jax.lax import broadcasted_iota
+
+    if array.ndim and array.shape[0] > 1 and (array == array[:1]).all():
+        return jnp.broadcast_to(_symbolic(array[:1]), array.shape)
+    if uniform(array) is not None or not array.size:
+        return jnp.full(array.shape, array.flat[0] if array.size else 0, array.dtype)
+    wide = [axis for axis, size in enumerate(array.shape) if size > 1]
+    if len(wide) == 1 and array.dtype.kind in "if" and len(steps := set(np.diff(array.ravel()).tolist())) == 1:
+        step, start = steps.pop(), array.flat[0]
+        counted = broadcasted_iota(array.dtype, array.shape, wide[0])
+        counted = counted if step == 1 else counted * step
+        return counted + start if start else counted
+    values = np.unique(array)
+    if len(wide) == 2 and len(values) == 2:
+        least = broadcasted_iota(jnp.int32, array.shape, wide[0]) - broadcasted_iota(jnp.int32, array.shape, wide[1])
+        square = array.reshape(array.shape[wide[0]], array.shape[wide[1]])
+        apart = np.subtract.outer(np.arange(square.shape[0]), np.arange(square.shape[1]))
+        for inside, outside in (values[::-1], values):
+            low, high = (bound(apart[square == inside]) for bound in (np.min, np.max))
+            if ((square == inside) == ((low <= apart) & (apart <= high))).all():
+                band = [least >= low] if low > apart.min() else []
+                band += [least <= high] if high < apart.max() else []
+                chosen = band[0] if len(band) == 1 else band[0] & band[1]
+                return (
+                    chosen if array.dtype == bool and inside else jnp.where(chosen, inside, outside).astype(array.dtype)
+                )
+    return jnp.asarray(array)
+
+
+_WAYS_OUT: Mapping[str, str] = dict.fromkeys(
+    ("aten.sort.default", "aten.histc.default", "aten.nonzero.default"),
+    'where it sorts tokens by expert, model.set_experts_implementation("batched_mm") computes the same without',
+)
+
+
+def _refused(node: Any, reason: str, way_out: str = "") -> Exception:
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    own = [frame for frame in frames if "site-packages" not in frame[0]] or frames
+    place = ":".join(own[-1]) if own else ""
+    return untraceable(
+        reason, place, way_out or "write this line with other operations, or trace the parts before and after it"
+    )

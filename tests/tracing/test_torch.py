@@ -1,0 +1,159 @@
+"""Modules of PyTorch, traced: each program means what the module computes, under its own weights and others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Outcome
+from torch import nn
+
+from shardwright import DiagnosticError, evaluate, trace
+from shardwright.checking import check
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
+         "max_position_embeddings": 40}  # fmt: skip
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "ForCausalLM", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", "ForCausalLM", {"num_key_value_heads": 2, "head_dim": 8}),
+    "gemma2": ("Gemma2", "ForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4}),
+    "cohere": ("Cohere", "ForCausalLM", {"num_key_value_heads": 2}),
+    "gpt2": ("GPT2", "LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 40}),
+    "opt": ("OPT", "ForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "neox": ("GPTNeoX", "ForCausalLM", {}),
+    "mixtral": ("Mixtral", "ForCausalLM", {"num_key_value_heads": 2, "num_local_experts": 4}),
+    "bert": ("Bert", "ForMaskedLM", {}),
+    "mamba": ("Mamba", "ForCausalLM", {"state_size": 4}),
+}
+
+
+class Logits(nn.Module):
+    """A model of transformers as a function of tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+def model_of(name: str) -> Logits:
+    import transformers
+
+    kind, head, own = MODELS[name]
+    torch.manual_seed(0)
+    sizes = own if name == "gpt2" else SIZES | own
+    model = getattr(transformers, f"{kind}{head}")(getattr(transformers, f"{kind}Config")(**sizes))
+    if name == "mixtral":
+        model.set_experts_implementation("batched_mm")
+    return Logits(model.eval())
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_models_of_transformers(name: str) -> None:
+    ids = torch.randint(0, 64, (2, 9))
+    traced = trace(model_of(name), (ids,), name="forward")
+    assert traced.largest_relative_difference < 1e-5
+    assert check(traced.program)
+    weights = {value.name for value in traced.program.weights}
+    assert weights == set(traced.weights)
+    assert all(re.search(r"V\d*\?$", result[2]) for result in traced.results)
+    (found,), _ = evaluate(
+        traced.program, "forward", {traced.inputs[0][1]: ids.numpy().astype(np.int32)}, traced.weights
+    )
+    with torch.no_grad():
+        expected = model_of(name)(ids).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5 * float(np.abs(expected).max()))
+
+
+def test_weights_go_by_their_paths_and_shared_ones_once() -> None:
+    traced = trace(model_of("opt"), (torch.randint(0, 64, (2, 9)),))
+    tables = [name for name in traced.weights if "embed_tokens" in name or "lm_head" in name]
+    assert len(tables) == 1
+    types = {value.name: str(value.type) for value in traced.program.weights}
+    first, second = (types[f"model_model_decoder_layers_{n}_fc1_weight"] for n in (0, 1))
+    assert first == second
+    assert "constant" not in traced.weights
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(24, 16)
+        self.norm, self.rms = nn.LayerNorm(16), nn.RMSNorm(16)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.batch_norm = nn.BatchNorm1d(16)
+        self.register_buffer("mask", torch.ones(6, 6).tril().bool())
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        x = self.table(batch["ids"])
+        x = x + self.attention(self.norm(x), x, x, attn_mask=~self.mask, need_weights=False)[0]
+        x = self.batch_norm(self.rms(self.layer(x)).transpose(1, 2)).transpose(1, 2)
+        logits = torch.nn.functional.linear(x, self.table.weight)
+        return logits, {"best": logits.argmax(-1), "scaled": logits * batch["scale"]}
+
+
+def test_own_modules_with_trees_of_arguments() -> None:
+    torch.manual_seed(1)
+    args = ({"ids": torch.randint(0, 24, (3, 6)), "scale": torch.rand(6, 1)},)
+    traced = trace(Block(), args)
+    assert traced.largest_relative_difference < 1e-5
+    assert [path for path, _, _ in traced.inputs] == ["0.ids", "0.scale"]
+    assert "mask" in traced.weights
+
+
+def test_half_precision() -> None:
+    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).to(torch.bfloat16)
+    traced = trace(module, (torch.randn(4, 16, dtype=torch.bfloat16),))
+    assert "bf16" in traced.text
+    assert traced.largest_relative_difference < 2e-2
+
+
+def test_refuses_with_the_line() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(x).real
+
+    with pytest.raises(DiagnosticError) as caught:
+        trace(Chosen(), (torch.randn(4, 8),))
+    place, line, *_, note = caught.value.render().splitlines()
+    assert re.match(r".*test_torch.py:\d+:\d+: error: aten.\S+ has no counterpart in the language", place)
+    assert line.strip() == "return torch.fft.rfft(x).real"
+    assert note == "note: write this line with other operations, or trace the parts before and after it"
+
+
+def test_what_depends_on_data_is_refused() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(DiagnosticError, match=r"torch.export cannot trace Branches: "):
+        trace(Branches(), (torch.randn(4),))
+
+
+def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import torch\n\n\ndef model():\n    torch.manual_seed(0)\n    return torch.nn.Linear(16, 8)\n\n\n"
+        "def example_args():\n    return (torch.randn(4, 16),)\n"
+    )
+    out = tmp_path / "own.shard"
+    done = shardwright("trace", f"{file}:model", "--mesh", "x=2", "-o", out, "--json")
+    assert done.status == 0, done.err
+    said = json.loads(done.out)
+    assert said["largest_relative_difference"] < 1e-5
+    assert [each["path"] for each in said["inputs"]] == ["0"]
+    assert "func model(" in out.read_text()
+    assert "weight: f32" in out.read_text()
+    file.write_text(file.read_text().replace("torch.nn.Linear(16, 8)", "3"))
+    done = shardwright("trace", f"{file}:model", "-o", out)
+    assert done.status == 1
+    assert "model" in done.err
