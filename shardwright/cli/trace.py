@@ -42,12 +42,15 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Writes the program; prints what it was made of, as one JSON object with `--json`."""
     from shardwright.cli.output import print_json, write_output
+    from shardwright.models.weight_map import map_path, to_json
     from shardwright.tracing.trace import from_file, trace
 
     path, _, name = args.function.rpartition(":")
     function, examples = from_file(name, path, args.arguments)
     traced = trace(function, examples, mesh=args.mesh, name=name)
     write_output(args.output, traced.text)
+    if traced.paths:
+        write_output(str(map_path(args.output)), to_json(traced.weight_map))
     if args.json:
         print_json(traced.as_json())
     else:

@@ -177,15 +177,16 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
     tensor = keys.get("tensor")
     if not isinstance(tensor, str) or not tensor:
         raise _wrong(f"{name}: tensor is {shown(tensor)}, not a name")
-    if ("{layer}" in tensor) != ("N" in dims):
-        raise _wrong(f"{name}: {{layer}} stands in the tensor's name where dims have N, and only there")
+    if "{layer}" in tensor and "N" not in dims:
+        raise _wrong(f"{name}: {{layer}} stands in the tensor's name, and dims have no N")
     if "{expert}" in tensor and "X" not in dims:
         raise _wrong(f"{name}: {{expert}} stands in the tensor's name, and dims have no X")
     entry = Entry(dims, stored, tensor)
     named = [item if isinstance(item, str) else item.dim for group in stored for item in group]
     parts = [dim for dim in named if dim is not None]
     if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim not in entry.stacked):
-        raise _wrong(f"{name}: stored has {' '.join(parts)}, and dims, but for N, {' '.join(dims)}")
+        held = " ".join(dim for dim in dims if dim not in entry.stacked)
+        raise _wrong(f"{name}: stored has {' '.join(parts)}, and of dims a tensor has {held}")
     return entry
 
 

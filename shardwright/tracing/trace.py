@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.models.weight_map import Entry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
 
 if TYPE_CHECKING:
@@ -37,7 +38,20 @@ class Trace:
     largest_relative_difference: float
     seconds: float
     weights: Mapping[str, Array]
-    """Arrays that the function closes over, which are weights of the program."""
+    """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program."""
+    paths: Mapping[str, str]
+    """The weights of a module by the program's names, as its `state_dict` names them; empty for functions."""
+
+    @property
+    def weight_map(self) -> WeightMap:
+        """The mapping of a module's weights, for `export` and for `run --weights`."""
+        kinds = {value.name: value.shape for value in self.program.weights if value.name in self.paths}
+        entries = {
+            name: Entry(shape.names, tuple((dim,) for dim in shape.names), self.paths[name])
+            for name, shape in kinds.items()
+        }
+        sizes = {dim.name: dim.size for shape in kinds.values() for dim in shape.dims}
+        return WeightMap(self.program.funcs[0].name, sizes, entries)
 
     def __repr__(self) -> str:
         return self.text
@@ -122,6 +136,8 @@ def trace(
         tuple((".".join(edge.path), str(value), str(type_))
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference, seconds, weights,
+        {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
+         if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
     )  # fmt: skip
 
 

@@ -260,7 +260,7 @@ def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
         (lambda m: m["weights"]["wq"].update(stored=None), "wq: stored is null, not a list of lists"),
         (
             lambda m: m["weights"]["wq"].update(stored=[["K"], ["E"]]),
-            "wq: stored has K E, and dims, but for N, N E K G D",
+            "wq: stored has K E, and of dims a tensor has E K G D",
         ),
         (
             lambda m: m["weights"]["wq"].update(stored=[["K", {"of": 4, "take": [1, 6], "as": "G"}, "D"], ["E"]]),
@@ -280,7 +280,11 @@ def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
         (lambda m: m["weights"]["wq"].update(tensor=1), "wq: tensor is 1, not a name"),
         (
             lambda m: m["weights"]["wq"].update(tensor="q"),
-            "wq: {layer} stands in the tensor's name where dims have N, and only there",
+            "wq: stored has K G D E, and of dims a tensor has N E K G D",
+        ),
+        (
+            lambda m: m["weights"]["embed"].update(tensor="{layer}"),
+            "embed: {layer} stands in the tensor's name, and dims have no N",
         ),
         (lambda m: m.update(architecture=None), "architecture is null, not a text"),
         (lambda m: m.update(ignored=[1]), "ignored is [1], not a list of texts"),

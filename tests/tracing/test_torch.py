@@ -101,6 +101,17 @@ class Block(nn.Module):
         return logits, {"best": logits.argmax(-1), "scaled": logits * batch["scale"]}
 
 
+def test_layouts_go_back_to_the_paths_of_the_module() -> None:
+    import shardwright
+
+    traced = trace(model_of("llama"), (torch.randint(0, 64, (2, 9)),), mesh={"x": 2})
+    done = shardwright.export(traced.program, "jax", weights=traced.weight_map)
+    names = re.findall(r"^    '(model\.[\w.]+)': P\(", done.text, re.MULTILINE)
+    assert set(names) == set(traced.paths.values())
+    own = {name for name, _ in model_of("llama").named_parameters()}
+    assert own <= set(names)
+
+
 def test_own_modules_with_trees_of_arguments() -> None:
     torch.manual_seed(1)
     args = ({"ids": torch.randint(0, 24, (3, 6)), "scale": torch.rand(6, 1)},)
@@ -153,6 +164,13 @@ def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> Non
     assert [each["path"] for each in said["inputs"]] == ["0"]
     assert "func model(" in out.read_text()
     assert "weight: f32" in out.read_text()
+    # Its weights go by the paths of the module, so that layouts are carried back under these.
+    text = out.read_text()
+    letters = re.search(r"\bweight: f32 (\w)(\w)\?", text)
+    assert letters is not None
+    out.write_text(text.replace(letters.group(), f"weight: f32 {letters[1]}_x{letters[2]}"))
+    done = shardwright("export", out, "--as", "dtensor")
+    assert "'weight': [Shard(0)]," in done.out, done.err
     file.write_text(file.read_text().replace("torch.nn.Linear(16, 8)", "3"))
     done = shardwright("trace", f"{file}:model", "-o", out)
     assert done.status == 1
