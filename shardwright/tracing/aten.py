@@ -219,6 +219,20 @@ def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any 
     return made if bias is None else made + bias[:, None]
 
 
+@_op()
+def conv2d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+           groups: int = 1) -> Any:  # fmt: skip
+    """Patches beside each other, which are a product."""
+    high, wide = weight.shape[-2:]
+    steps, padded, apart = ([each] * 2 if isinstance(each, int) else list(each) for each in (stride, padding, dilation))
+    if [steps, padded, apart, groups] != [[high, wide], [0, 0], [1, 1], 1]:
+        raise NotImplementedError("a convolution whose patches overlap or are padded")
+    rows, columns = a.shape[-2] // high, a.shape[-1] // wide
+    patches = a[..., : rows * high, : columns * wide].reshape(*a.shape[:-2], rows, high, columns, wide)
+    made = jnp.einsum("...irhcw,oihw->...orc", patches, weight)
+    return made if bias is None else made + bias[:, None, None]
+
+
 # ---------------------------------------------------------------- reductions and norms
 
 
@@ -322,6 +336,15 @@ def topk(a: Any, k: int, dim: int = -1, largest: bool = True, _sorted: bool = Tr
 @_op("view", "reshape", "_unsafe_view")
 def view(a: Any, shape: Sequence[int]) -> Any:
     return a.reshape(tuple(shape))
+
+
+@_op()
+def unfold(a: Any, dim: int, size: int, step: int) -> Any:
+    dim %= a.ndim
+    if size == step and a.shape[dim] % size == 0:
+        return jnp.moveaxis(a.reshape(*a.shape[:dim], -1, size, *a.shape[dim + 1 :]), dim + 1, -1)
+    windows = [jax.lax.slice_in_dim(a, at, at + size, axis=dim) for at in range(0, a.shape[dim] - size + 1, step)]
+    return jnp.moveaxis(jnp.stack(windows, dim), dim + 1, -1)
 
 
 @_op()

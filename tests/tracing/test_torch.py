@@ -121,6 +121,24 @@ def test_own_modules_with_trees_of_arguments() -> None:
     assert "mask" in traced.weights
 
 
+class Patches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.taps = nn.Conv2d(3, 16, 4, stride=4), nn.Conv1d(16, 16, 3, padding=1, groups=16)
+        self.mix = nn.Conv1d(16, 6, 2)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.taps(self.patch(image).flatten(2))
+        blocks = image.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(image), 6, 48)
+        return self.mix(x), image.unfold(3, 3, 2).mean(-1).sum() + blocks
+
+
+def test_patches_and_taps() -> None:
+    assert trace(Patches(), (torch.randn(2, 3, 8, 12),)).largest_relative_difference < 1e-5
+    with pytest.raises(DiagnosticError, match="a convolution whose patches overlap or are padded"):
+        trace(nn.Conv2d(3, 4, 3), (torch.randn(1, 3, 8, 8),))
+
+
 def test_half_precision() -> None:
     module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).to(torch.bfloat16)
     traced = trace(module, (torch.randn(4, 16, dtype=torch.bfloat16),))
