@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.backends.simulator import simulate
     from shardwright.backends.targets.names import targets
     from shardwright.checking import check
+    from shardwright.commands import fit, fmt, import_checkpoint, opt, predict, search, sweep
     from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
     from shardwright.cost.traffic import Traffic, bytes_received
     from shardwright.explaining import explain
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
     from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
+    from shardwright.prediction.reproduction import reproduce
     from shardwright.resharding import reshard
     from shardwright.tracing.trace import Trace, trace
 
@@ -45,15 +47,23 @@ _HOMES = {
     "explain": "shardwright.explaining",
     "explicit": "shardwright.compiling",
     "export": "shardwright.exporting.export",
+    "fit": "shardwright.commands",
+    "fmt": "shardwright.commands",
     "generate": "shardwright.generation.generate",
+    "import_checkpoint": "shardwright.commands",
     "load": "shardwright.compiling",
+    "opt": "shardwright.commands",
     "optimize": "shardwright.optimizing",
     "plan": "shardwright.planning",
+    "predict": "shardwright.commands",
     "print_program": "shardwright.compiling",
     "random_inputs": "shardwright.backends.random_inputs",
+    "reproduce": "shardwright.prediction.reproduction",
     "reshard": "shardwright.resharding",
     "run": "shardwright.compiling",
+    "search": "shardwright.commands",
     "simulate": "shardwright.backends.simulator",
+    "sweep": "shardwright.commands",
     "targets": "shardwright.backends.targets.names",
     "trace": "shardwright.tracing.trace",
 }
@@ -77,15 +87,23 @@ __all__ = [
     "explain",
     "explicit",
     "export",
+    "fit",
+    "fmt",
     "generate",
+    "import_checkpoint",
     "load",
+    "opt",
     "optimize",
     "plan",
+    "predict",
     "print_program",
     "random_inputs",
+    "reproduce",
     "reshard",
     "run",
+    "search",
     "simulate",
+    "sweep",
     "targets",
     "trace",
 ]

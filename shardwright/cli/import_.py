@@ -80,33 +80,23 @@ def execute(args: argparse.Namespace) -> int:
     `dropped` being sentences about what the sizes did not let the layout split.
     """
     from shardwright.cli.output import print_json, write_output
-    from shardwright.ir.diagnostics import Source, located
-    from shardwright.ir.mesh import Mesh
-    from shardwright.ir.types import DType
-    from shardwright.models.config import config_path, read_config
-    from shardwright.models.forward import PHASES
-    from shardwright.models.importing import import_model
+    from shardwright.commands import import_checkpoint
     from shardwright.models.weight_map import map_path, to_json
 
-    config = read_config(args.checkpoint)
-    mesh = Mesh(tuple(args.mesh.items()))
-    batch = args.batch or args.dim.get("B", BATCH)
-    length = args.length or args.dim.get("L", LENGTH)
-    with located(Source(str(config_path(args.checkpoint)), "")):
-        imported = import_model(
-            config.keys,
-            args.layout,
-            mesh,
-            batch,
-            length,
-            DType(args.dtype) if args.dtype else None,
-            attention=args.attention,
-            cache=args.cache,
-            prefill_layout=args.prefill_layout,
-            phases=(args.phase,) if args.phase else PHASES,
-            experts=args.experts,
-            expert_capacity=args.expert_capacity,
-        )
+    imported = import_checkpoint(
+        args.checkpoint,
+        args.layout,
+        args.mesh,
+        batch=args.batch or args.dim.get("B", BATCH),
+        length=args.length or args.dim.get("L", LENGTH),
+        dtype=args.dtype,
+        attention=args.attention,
+        cache=args.cache,
+        prefill_layout=args.prefill_layout,
+        phase=args.phase,
+        experts=args.experts,
+        expert_capacity=args.expert_capacity,
+    )
     write_output(args.output, imported.text)
     if args.output in {None, "-"}:
         return 0

@@ -95,6 +95,7 @@ def _search_program(args: argparse.Namespace) -> int:
     from shardwright.compiling import load, print_program
     from shardwright.cost.constants import DATASHEET
     from shardwright.ir.diagnostics import located
+    from shardwright.models.weight_map import map_path
     from shardwright.next_best import explain
     from shardwright.rewriting import search_rewrites
 
@@ -121,6 +122,9 @@ def _search_program(args: argparse.Namespace) -> int:
     text = print_program(found.program)
     if args.output:
         write_output(args.output, text)
+        beside = map_path(args.file)  # the mapping of its weights goes with it
+        if args.file != "-" and args.output != "-" and beside.is_file() and beside != map_path(args.output):
+            write_output(str(map_path(args.output)), beside.read_text(encoding="utf-8"))
     if args.json:
         print_json(_found_json(searched, text))
     else:

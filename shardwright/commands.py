@@ -1,0 +1,165 @@
+"""Functions for the commands that have no module of their own at this level: the same choices, prices and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from shardwright.cost.program_cost import Cost
+    from shardwright.ir.program import Program
+    from shardwright.models.importing import Imported
+    from shardwright.models.layouts import AttentionOver
+    from shardwright.pareto.sweeping import Swept
+    from shardwright.passes.choosing import Found
+    from shardwright.prediction.fitting import Fitting
+    from shardwright.prediction.programs import Weights
+
+
+def fmt(text: str, name: str = "<text>") -> str:
+    """A program's text the canonical way. Raises a `DiagnosticError` where it does not parse."""
+    from shardwright.ir.diagnostics import Source
+    from shardwright.ir.format import format_module
+    from shardwright.ir.parser import parse
+
+    return format_module(parse(Source(name, text)))
+
+
+def opt(program: Program, passes: str) -> Program:
+    """The program after `passes`, as "decompose,place{objective=bytes}". Raises a `DiagnosticError` where one fails."""
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
+
+    with located(Source("passes", passes)):
+        parsed = parse_pipeline(passes)
+    with options_from("passes", passes):
+        return run_passes(program, parsed)
+
+
+def import_checkpoint(
+    checkpoint: str | Path,
+    layout: str,
+    mesh: Mapping[str, int],
+    *,
+    batch: int = 4,
+    length: int = 32,
+    dtype: str | None = None,
+    attention: AttentionOver | None = None,
+    cache: int | None = None,
+    prefill_layout: str | None = None,
+    phase: Literal["prefill", "decode"] | None = None,
+    experts: Literal["replicated", "all-to-all"] = "replicated",
+    expert_capacity: float | None = None,
+) -> Imported:
+    """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
+    and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a
+    `DiagnosticError` where the config is at fault or the layout does not fit the mesh."""
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.mesh import Mesh
+    from shardwright.ir.types import DType
+    from shardwright.models.config import config_path, read_config
+    from shardwright.models.forward import PHASES
+    from shardwright.models.importing import import_model
+
+    config = read_config(str(checkpoint))
+    with located(Source(str(config_path(str(checkpoint))), "")):
+        return import_model(
+            config.keys,
+            layout,
+            Mesh(tuple(mesh.items())),
+            batch,
+            length,
+            DType(dtype) if dtype else None,
+            attention=attention,
+            cache=cache,
+            prefill_layout=prefill_layout,
+            phases=(phase,) if phase else PHASES,
+            experts=experts,
+            expert_capacity=expert_capacity,
+        )
+
+
+def predict(
+    program: Program, chip: str, *, calls: Mapping[str, float] | None = None, datasheet: bool = False
+) -> tuple[Cost, ...]:
+    """The command `cost`: what each function takes on a chip, by name or by chip file, layouts chosen for it where they
+    are open. Raises a `DiagnosticError` where demands cannot be met or the chip is not known."""
+    from shardwright.compiling import explicit
+    from shardwright.cost.chips import load_chip
+    from shardwright.cost.constants import DATASHEET
+    from shardwright.cost.program_cost import cost_of
+
+    found = load_chip(chip)
+    made = explicit(program, chip=chip, calls=calls)
+    constants = DATASHEET if datasheet else found.constants
+    return tuple(cost_of(made, func, found, constants) for func in made.funcs)
+
+
+def search(
+    program: Program,
+    chip: str,
+    *,
+    calls: Mapping[str, float] | None = None,
+    seconds: float = 60.0,
+    solver: str = "auto",
+) -> Found:
+    """The layouts of least predicted time on a chip, under its memory, with a lower bound for all others. Raises a
+    `DiagnosticError` where demands cannot be met or nothing fits."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.cost.objective import Objective
+    from shardwright.passes.choosing import search as chosen
+
+    found = load_chip(chip)
+    return chosen(program, Objective(found, found.constants, dict(calls or {}), solver), seconds)
+
+
+def fit(
+    model: str,
+    chip: str,
+    *,
+    batch: int = 1,
+    context: int = 2048,
+    chips: int | None = None,
+    layout: str | None = None,
+    attention: AttentionOver = "head",
+    weights: Weights = "bf16",
+) -> Fitting:
+    """The fewest chips on which decode of a model fits, or those given, and the largest batch and longest context
+    there. Raises a `DiagnosticError` where no number of chips is enough."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.prediction.fitting import fitting
+    from shardwright.prediction.models import model_of
+    from shardwright.prediction.rows import preset_of
+
+    found = load_chip(chip)
+    return fitting(model_of(model).model, found, layout or preset_of(found), attention, weights, batch, context, chips)
+
+
+def sweep(
+    model: str,
+    chip: str,
+    *,
+    chips: tuple[int, int],
+    batches: Sequence[int],
+    prompt: int = 2048,
+    output: int = 64,
+    weights: Sequence[Weights] = ("bf16",),
+    layouts: Sequence[str] = ("megatron", "ws1d", "ws2d", "wg-x", "wg-xy", "wg-xyz"),
+    attention: Sequence[AttentionOver] = ("head", "batch"),
+    phases: Sequence[Literal["prefill", "decode"]] = ("decode", "prefill"),
+    processes: int | None = None,
+) -> Swept:
+    """The command `pareto`: a model priced under every combination, `chips` from the least to the most; what was priced
+    before is not priced again. Raises a `DiagnosticError` where nothing has a price."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.pareto.configurations import Sweep
+    from shardwright.pareto.sweeping import sweep_points
+    from shardwright.prediction.models import model_of
+
+    found = load_chip(chip)
+    asked = Sweep(
+        model_of(model), found, found.constants, chips, tuple(batches), tuple(weights), tuple(layouts),
+        tuple(attention), tuple(phases), prompt, output,
+    )  # fmt: skip
+    return sweep_points(asked, processes=processes)

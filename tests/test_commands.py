@@ -1,0 +1,80 @@
+"""Python's functions give what the commands give."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+
+import shardwright as sw
+
+EXAMPLE = "examples/09_serial_block.shard"
+SMALL = {"x": 2, "y": 2}
+
+
+def test_fmt_and_opt(shardwright: Callable[..., Outcome]) -> None:
+    text = Path(EXAMPLE).read_text()
+    assert sw.fmt(text) == text
+    with pytest.raises(sw.DiagnosticError, match="is never closed"):
+        sw.fmt("func (")
+    program = sw.load("examples/02_feedforward_2d_weight_stationary.shard")
+    made = sw.print_program(sw.opt(program, "place{objective=bytes},insert-moves"))
+    passes = "place{objective=bytes},insert-moves"
+    file = "examples/02_feedforward_2d_weight_stationary.shard"
+    assert shardwright("opt", file, "--passes", passes).out == made
+    with pytest.raises(sw.DiagnosticError, match="there is no pass plaice"):
+        sw.opt(program, "plaice")
+
+
+def test_predict_and_search(shardwright: Callable[..., Outcome]) -> None:
+    file = "examples/02_feedforward_2d_weight_stationary.shard"
+    program = sw.load(file)
+    (cost,) = sw.predict(program, "tpu-v4")
+    said = json.loads(shardwright("cost", file, "--chip", "tpu-v4", "--json").out)
+    assert cost.time_s == pytest.approx(said["time_s"], rel=1e-12)
+    found = sw.search(program, "tpu-v4")
+    assert found.status == "optimal"
+    assert found.objective_s <= cost.time_s * 1.001
+
+
+def test_import_checkpoint(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64,
+              "rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = sw.import_checkpoint(tmp_path, "ws2d", SMALL, batch=8)
+    done = shardwright("import", tmp_path, "--layout", "ws2d", "--mesh", "x=2,y=2", "--batch", "8")
+    assert made.text == done.out
+    path = tmp_path / "made.shard"
+    path.write_text(made.text)
+    flags = sw.export(sw.load(str(path)), "vllm", weights=made.mapping)
+    assert flags.text == "--tensor-parallel-size 4\n"
+    imported, found = tmp_path / "imported.shard", tmp_path / "found.shard"
+    shardwright("import", tmp_path, "--layout", "open", "--mesh", "x=2,y=2", "-o", imported)
+    assert shardwright("search", imported, "--chip", "h100", "-o", found).status == 0
+    assert (tmp_path / "found.weights.json").read_text() == (tmp_path / "imported.weights.json").read_text()
+    done = shardwright("export", found, "--as", "jax")
+    assert "model.layers.{layer}.mlp.up_proj.weight" in done.out, done.err
+
+
+def test_fit_and_sweep(shardwright: Callable[..., Outcome]) -> None:
+    found = sw.fit("llama-3-8b", "h100", batch=8, context=1024)
+    said = json.loads(
+        shardwright("fit", "llama-3-8b", "--chip", "h100", "--batch", "8", "--context", "1024", "--json").out
+    )
+    assert found.deployment.mesh.n_chips == said["n_chips"]
+    assert found.largest_batch == said["largest_batch"]
+    swept = sw.sweep("llama-3-8b", "h100", chips=(1, 1), batches=[1], layouts=["megatron"], attention=["head"],
+                     phases=["decode"], prompt=128, output=8, processes=1)  # fmt: skip
+    assert [point.batch for point in swept.points] == [1]
+
+
+@pytest.mark.parametrize("name", sorted(sw.__all__))
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    value = getattr(sw, name)
+    if callable(value):
+        assert inspect.getdoc(value), name
