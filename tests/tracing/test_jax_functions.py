@@ -131,3 +131,15 @@ def test_letters_of_a_decoder() -> None:
     assert (types["layers_up"], types["layers_down"]) == ("f32 NEF?", "f32 NFE?")
     assert made.results[0][2] == "f32 BLV?"
     assert made.largest_relative_difference < 1e-4
+
+
+def test_numbers_of_bfloat16_are_no_integers() -> None:
+    traced = trace(lambda x: x * jnp.bfloat16(0.5), (jnp.ones(8, jnp.bfloat16),))
+    assert "0.5" in traced.text
+    assert traced.largest_relative_difference < 1e-2
+
+
+def test_a_softmax_needs_no_guard_of_its_maximum() -> None:
+    text = trace(jax.nn.softmax, (jnp.ones((4, 8)),)).text
+    assert "max[" in text
+    assert "inf" not in text
