@@ -55,7 +55,7 @@ OPERATIONS |= {
     "bitwise_xor": jnp.bitwise_xor, "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal,
     "gt": jnp.greater, "ge": jnp.greater_equal, "mul": jnp.multiply, "floor_divide": jnp.floor_divide,
     "remainder": jnp.remainder, "relu6": jax.nn.relu6, "hardtanh": jax.nn.hard_tanh, "tan": jnp.tan,
-    "where": jnp.where, "softsign": jax.nn.soft_sign, "mish": jax.nn.mish,
+    "where": jnp.where, "mish": jax.nn.mish,
 }  # fmt: skip
 
 
