@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from shardwright.ir.types import Axes
     from shardwright.models.weight_map import Entry, WeightMap
 
-_SAFE = re.compile(r"[A-Za-z0-9_.\-/{}]+")
+_SAFE = re.compile(r"([A-Za-z0-9_.\-/]|\{layer\}|\{expert\})+")
+"""Names that may stand in the code that is written."""
 
 
 @dataclass(frozen=True)
