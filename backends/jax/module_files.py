@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 from shardwright.backends.jax.source_text import check_identifier
 
@@ -32,3 +34,23 @@ def import_file(path: Path, source: str | None = None) -> ModuleType:
     finally:
         sys.dont_write_bytecode = before
     return module
+
+
+def abstract_arguments(module: ModuleType, name: str, mesh: Any) -> list[Any]:
+    """The arguments of a function of an emitted module on a mesh, as `jax.ShapeDtypeStruct`s: tables of weights and of
+    state, where there are any, then its own."""
+    jax = cast(Any, importlib.import_module("jax"))
+    sharding = cast(Any, importlib.import_module("jax.sharding"))
+    hosted: tuple[str, ...] = getattr(module, "ON_HOST", ())
+
+    def array(key: str, shape: tuple[int, ...], dtype: Any, spec: Any) -> Any:
+        memory = "pinned_host" if key in hosted else None
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.NamedSharding(mesh, spec, memory_kind=memory))
+
+    tables = [
+        {key: array(key, *entry) for key, entry in getattr(module, table).items()}
+        for table in ("WEIGHTS", "STATE")
+        if hasattr(module, table)
+    ]
+    edges = zip(module.IN_SHAPES[name], module.IN_SPECS[name], strict=True)
+    return [*tables, *(array("", shape, dtype, spec) for (shape, dtype), spec in edges)]

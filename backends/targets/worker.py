@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwright.backends.jax.module_files import import_file
+from shardwright.backends.jax.module_files import abstract_arguments, import_file
 from shardwright.backends.targets.functions import result_shardings
 
 _REPORT_LENGTH = 4000
@@ -77,24 +77,9 @@ def _functions(module: ModuleType, request: dict[str, Any]) -> list[str]:
 
 
 def _compiled(module: ModuleType, mesh: Any, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    jax = cast(Any, importlib.import_module("jax"))
-    sharding = cast(Any, importlib.import_module("jax.sharding"))
-    hosted: tuple[str, ...] = getattr(module, "ON_HOST", ())
-
-    def array(key: str, shape: tuple[int, ...], dtype: Any, spec: Any) -> Any:
-        memory = "pinned_host" if key in hosted else None
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.NamedSharding(mesh, spec, memory_kind=memory))
-
-    tables = [
-        {key: array(key, *entry) for key, entry in getattr(module, table).items()}
-        for table in ("WEIGHTS", "STATE")
-        if hasattr(module, table)
-    ]
-    shapes, specs = module.IN_SHAPES[name], module.IN_SPECS[name]
-    args: list[Any] = [array("", shape, dtype, spec) for (shape, dtype), spec in zip(shapes, specs, strict=True)]
     began = time.perf_counter()
     try:
-        lowered = getattr(module, f"build_{name}")(mesh).lower(*tables, *args)
+        lowered = getattr(module, f"build_{name}")(mesh).lower(*abstract_arguments(module, name, mesh))
         compiled = lowered.compile(compiler_options=request["options"] or None)
     except Exception as error:  # noqa: BLE001 - the compiler's word for what it cannot do
         return {"name": name, "error": f"{type(error).__name__}: {error}", "report": _report(request, name)}

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.module_files import abstract_arguments, load_module
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,21 +27,7 @@ def shardy_text(program: Program) -> str:
 
 
 def _lowered(module: ModuleType, name: str) -> str:
-    jax = cast(Any, importlib.import_module("jax"))
     sharding = cast(Any, importlib.import_module("jax.sharding"))
     mesh = sharding.AbstractMesh(tuple(module.MESH_SHAPE.values()), tuple(module.MESH_SHAPE))
-    hosted: tuple[str, ...] = getattr(module, "ON_HOST", ())
-
-    def array(key: str, shape: tuple[int, ...], dtype: Any, spec: Any) -> Any:
-        memory = "pinned_host" if key in hosted else None
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.NamedSharding(mesh, spec, memory_kind=memory))
-
-    tables = [
-        {key: array(key, *entry) for key, entry in getattr(module, table).items()}
-        for table in ("WEIGHTS", "STATE")
-        if hasattr(module, table)
-    ]
-    edges = zip(module.IN_SHAPES[name], module.IN_SPECS[name], strict=True)
-    args = [array("", shape, dtype, spec) for (shape, dtype), spec in edges]
-    traced = getattr(module, f"build_{name}")(mesh).trace(*tables, *args)
+    traced = getattr(module, f"build_{name}")(mesh).trace(*abstract_arguments(module, name, mesh))
     return str(traced.lower(lowering_platforms=("tpu",)).as_text())
