@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.ir import ops, syntax
-from shardwright.ir.diagnostics import Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Span, fault, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operation
 from shardwright.ir.ops.elementwise_table import FORMS
@@ -221,10 +221,10 @@ def build_operation(call: syntax.CallExpr, mesh: Mesh) -> Operation:
     builder = BUILDERS.get(call.name)
     if builder is None:
         known = [*BUILDERS, "start"]
-        near = did_you_mean(call.name, known)
-        hint = f"did you mean {near}?" if near else f"the operations are {', '.join(sorted(known))}"
+        listed = f"the operations are {', '.join(sorted(known))}"
+        way_out = _ELSEWHERE.get(call.name) or nearest(call.name, known) or listed
         name = Span(call.span.line, call.span.column, call.span.line, call.span.column + len(call.name))
-        raise fault("unknown-operation", f"there is no operation {call.name}", name, _ELSEWHERE.get(call.name, hint))
+        raise fault("unknown-operation", f"there is no operation {call.name}", name, way_out)
     statics = Statics(call, mesh)
     operation = builder(statics)
     statics.finish()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir import syntax
-from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, nearest
 from shardwright.ir.digits import Order, radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.overrides import check_overrides
@@ -95,12 +95,9 @@ class Declarations:
         """Mesh axes as written. Raises where the mesh lacks one or one is named twice."""
         for name in names:
             if name not in self.mesh:
-                near = did_you_mean(name, self.mesh.axes)
-                if near is None:
-                    hint = f"the mesh is {self.mesh}" if len(self.mesh) else "the file has no mesh: add mesh x=2 ..."
-                else:
-                    hint = f"did you mean {near}?"
-                raise fault("unknown-axis", f"the mesh has no axis {name}", span, hint)
+                there = f"the mesh is {self.mesh}" if len(self.mesh) else "the file has no mesh: add mesh x=2 ..."
+                way_out = nearest(name, self.mesh.axes) or there
+                raise fault("unknown-axis", f"the mesh has no axis {name}", span, way_out)
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise fault("axis-twice", f"axis {twice} is named twice", span, f"write {twice} once")
@@ -271,13 +268,8 @@ def resolve_declarations(
 
 def unknown_dimension(name: str, known: Sequence[str], span: Span) -> DiagnosticError:
     """The fault of naming a dimension without a size."""
-    near = did_you_mean(name, known)
-    return fault(
-        "unknown-dimension",
-        f"dimension {name} is not declared",
-        span,
-        f"did you mean {near}?" if near else f"give its size: dim {name}=...",
-    )
+    way_out = nearest(name, known) or f"give its size: dim {name}=..."
+    return fault("unknown-dimension", f"dimension {name} is not declared", span, way_out)
 
 
 def _chip(module: syntax.Module) -> syntax.ChipItem | None:
@@ -347,13 +339,9 @@ def _order(decl: syntax.DimDecl, size: int, mesh: Mesh) -> Order:
     for digit in decl.order:
         if isinstance(digit, str):
             if digit not in mesh:
-                near = did_you_mean(digit, mesh.axes)
-                raise fault(
-                    "unknown-axis",
-                    f"the mesh has no axis {digit}",
-                    decl.span,
-                    f"did you mean {near}?" if near else f"the mesh is {mesh}" if len(mesh) else "add a mesh line",
-                )
+                there = f"the mesh is {mesh}" if len(mesh) else "add a mesh line"
+                way_out = nearest(digit, mesh.axes) or there
+                raise fault("unknown-axis", f"the mesh has no axis {digit}", decl.span, way_out)
             if digit in seen:
                 raise fault("axis-twice", f"the order of {decl.name} names {digit} twice", decl.span, "name it once")
             seen.add(digit)

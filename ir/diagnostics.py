@@ -51,11 +51,27 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """A change of the text: where the fault is, the word `old` becomes `new`, or all of the place where `old` is "".
+
+    `...` in `new` stands for what was there.
+    """
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """A remark beneath a diagnostic: a second place, or the way out."""
+    """A remark beneath a diagnostic: a second place, or the way out, with the changes that it proposes."""
 
     message: str
     span: Span | None = None
+    fixes: tuple[Fix, ...] = ()
+
+    @staticmethod
+    def of(remark: str | Note) -> Note:
+        return Note(remark) if isinstance(remark, str) else remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +149,7 @@ class CompilerFault(Exception):  # noqa: N818 - the word of this project for wha
 
 def fault(code: str, message: str, span: Span = NOWHERE, *notes: str | Note) -> DiagnosticError:
     """A `DiagnosticError` of one diagnostic, to be raised by the caller."""
-    made = tuple(Note(note) if isinstance(note, str) else note for note in notes)
-    return DiagnosticError([Diagnostic(code, message, span, made)])
+    return DiagnosticError([Diagnostic(code, message, span, tuple(map(Note.of, notes)))])
 
 
 @contextmanager
@@ -165,3 +180,14 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str | None:
     begun = [name for name in candidates if len(word) > 2 and name.startswith(word)]
     near = begun or get_close_matches(word, candidates, n=1, cutoff=0.6)
     return near[0] if near else None
+
+
+def nearest(word: str, candidates: Sequence[str]) -> Note | None:
+    """The note that asks whether the candidate nearest to `word` was meant, where one is near."""
+    near = did_you_mean(word, candidates)
+    return meant(word, near) if near else None
+
+
+def meant(word: str, other: str) -> Note:
+    """The note that asks whether another word was meant."""
+    return Note(f"did you mean {other}?", fixes=(Fix(word, other),))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, fault, nearest
 from shardwright.ir.syntax import Static
 from shardwright.ir.types import ON_DEVICE, Dim, DType, Placement, Reduction, Shape, State
 
@@ -88,16 +88,12 @@ class Context:
     def dim(self, name: str) -> Dim:
         """The dimension with its declared size."""
         if name not in self.sizes:
-            near = did_you_mean(name, list(self.sizes))
-            raise misuse(
-                "unknown-dimension",
-                f"dimension {name} is not declared",
-                f"did you mean {near}?" if near else f"give its size: dim {name}=...",
-            )
+            way_out = nearest(name, list(self.sizes)) or f"give its size: dim {name}=..."
+            raise misuse("unknown-dimension", f"dimension {name} is not declared", way_out)
         return Dim(name, self.sizes[name])
 
 
-def misuse(code: str, message: str, *notes: str) -> DiagnosticError:
+def misuse(code: str, message: str, *notes: str | Note) -> DiagnosticError:
     """A fault whose place the caller of the operation fills in (`ir.elaborate` knows the statement)."""
     return fault(code, message, NOWHERE, *notes)
 

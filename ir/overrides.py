@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from shardwright.ir import syntax
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 
 
 def check_overrides(module: syntax.Module, mesh: Mapping[str, int], dims: Mapping[str, int]) -> None:
@@ -31,13 +31,12 @@ def check_overrides(module: syntax.Module, mesh: Mapping[str, int], dims: Mappin
 def _require(what: str, plural: str, given: Mapping[str, int], known: list[str], way_out: str) -> None:
     for name, size in given.items():
         if name not in known:
-            near = did_you_mean(name, known)
             listed = f"its {plural} are {', '.join(known)}; {way_out}" if known else f"it has none; {way_out}"
             raise fault(
                 f"unknown-{what}",
                 f"the file has no {what} {name}, for which {name}={size} is given",
                 NOWHERE,
-                f"did you mean {near}?" if near else listed,
+                nearest(name, known) or listed,
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.ir import syntax
-from shardwright.ir.diagnostics import Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Note, Span, fault, meant, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Axes, DType, Tier, axis_set, is_short_axis
 
@@ -26,7 +26,7 @@ class Statics:
         self.at = call.span
         """The place of the dimensions last read."""
 
-    def wrong(self, message: str, span: Span | None = None, *notes: str) -> Exception:
+    def wrong(self, message: str, span: Span | None = None, *notes: str | Note) -> Exception:
         return fault("bad-static", f"{self.keyword}: {message}", span or self.span, *notes)
 
     def _option(self, name: str) -> syntax.OptionStatic | None:
@@ -123,17 +123,9 @@ class Statics:
             words = _letters(words[0])
         for word in words:
             if word not in self.mesh:
-                near = did_you_mean(word, self.mesh.axes)
-                raise fault(
-                    "unknown-axis",
-                    f"{self.keyword}: the mesh has no axis {word}",
-                    static.span,
-                    f"did you mean {near}?"
-                    if near
-                    else f"the mesh is {self.mesh}"
-                    if len(self.mesh)
-                    else "add a mesh line",
-                )
+                there = f"the mesh is {self.mesh}" if len(self.mesh) else "add a mesh line"
+                way_out = nearest(word, self.mesh.axes) or there
+                raise fault("unknown-axis", f"{self.keyword}: the mesh has no axis {word}", static.span, way_out)
         if len(set(words)) != len(words):
             raise self.twice(words, static.span)
         return tuple(words)
@@ -269,12 +261,10 @@ class Statics:
             static = self.left[0]
             span = static.span if static.span.line else None
             if isinstance(static, syntax.OptionStatic):
-                near = did_you_mean(static.name, self.options)
-                if near is None and static.name[:3] in {name[:3] for name in self.options}:
-                    near = next(name for name in self.options if name[:3] == static.name[:3])
+                alike = [name for name in self.options if name[:3] == static.name[:3]]
+                near = nearest(static.name, self.options) or (meant(static.name, alike[0]) if alike else None)
                 listed = f"its options are {', '.join(self.options)}" if self.options else "it has none"
-                way_out = f"did you mean {near}?" if near else listed
-                raise self.wrong(f"there is no option {static.name}", span, way_out)
+                raise self.wrong(f"there is no option {static.name}", span, near or listed)
             names = _dim_names(static)
             what = f"`{''.join(names)}`" if names else "this"
             raise self.wrong(f"{what} does not belong between its brackets", span)

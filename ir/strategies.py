@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import DiagnosticError, Fix, Note
 from shardwright.ir.digits import Order, chip_digits, fitting_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
@@ -139,7 +139,7 @@ def check_strategy(
                 message = f"{operation.keyword} gives what is {gives}, and the declared type {results[at]} is {wanted}"
                 text = "..."
             hint = movement_between(axis, fitting[0].results[at], made[at], text)
-            raise misuse("no-strategy", message, f"in an explicit program movement is a statement: {hint}")
+            raise misuse("no-strategy", message, written_movement(hint))
 
 
 def arguments(operands: Sequence[Operand], kinds: Sequence[TensorType | None]) -> list[Arg]:
@@ -196,6 +196,12 @@ def movements_between(before: TensorType, after: TensorType, text: str) -> str:
     return ", then ".join(steps)
 
 
+def written_movement(steps: str) -> Note:
+    """The note that a movement has to be written; `steps` is it, with `...` for what stands there."""
+    fixes = () if ", then " in steps or not steps else (Fix("", steps),)
+    return Note(f"in an explicit program movement is a statement: {steps}", fixes=fixes)
+
+
 def relayout_text(before: TensorType, after: TensorType, text: str) -> str:
     """The permute that takes a whole value from one type to another, as it is written."""
     changes: list[str] = []
@@ -206,7 +212,7 @@ def relayout_text(before: TensorType, after: TensorType, text: str) -> str:
     return f"permute[{', '.join(changes)}]({text})"
 
 
-def _reduce_hint(text: str, kind: TensorType, axis: str, mesh: Mesh) -> str:
+def _reduce_hint(text: str, kind: TensorType, axis: str, mesh: Mesh) -> Note:
     """How a partial value is made whole, or split over a dimension that has room for it."""
     scattered = [
         dim.name
@@ -214,9 +220,8 @@ def _reduce_hint(text: str, kind: TensorType, axis: str, mesh: Mesh) -> str:
         if dim.size % (mesh.product(axes) * mesh[axis]) == 0
     ]
     whole = movement_between(axis, Reduction.SUM, None, text)
-    if not scattered:
-        return f"reduce it first: {whole}"
-    return f"reduce it first: {whole} or {movement_between(axis, Reduction.SUM, scattered[-1], text)}"
+    split = [movement_between(axis, Reduction.SUM, scattered[-1], text)] if scattered else []
+    return _proposal("reduce it first", text, whole, *split)
 
 
 def _no_row(
@@ -267,8 +272,13 @@ def _partial_operand(
         message = f"{name}: {text}: {kind} is {_state_text(state, axis)}, and {listed}"
         if any(all(s is state for s in row.operands) for row in table) and state is Reduction.SUM:
             whole = next(t for t, k in others if k.state(axis) != state)
-            notes.append(f"or make both partial: as_partial[{axis}]({whole})")
+            notes.append(_proposal("or make both partial", whole, movement_between(axis, None, Reduction.SUM, whole)))
     return misuse("partial-operand", message, *notes)
+
+
+def _proposal(lead: str, operand: str, *instead: str) -> Note:
+    """`lead: all_gather[x](h) or ...`, which may stand in place of the operand."""
+    return Note(f"{lead}: {' or '.join(instead)}", fixes=tuple(Fix(operand, new) for new in instead))
 
 
 def _disagreement(
@@ -282,7 +292,7 @@ def _disagreement(
             return misuse(
                 "split-operand",
                 f"{name} needs {state} whole, and {text}: {kind} splits it over {axis}",
-                f"gather it first: all_gather[{axis}]({text})",
+                _proposal("gather it first", text, movement_between(axis, state, None, text)),
             )
     i, text, kind, state = splits[0]
     assert state is not None
@@ -293,17 +303,21 @@ def _disagreement(
         if fits:
             continue
         there = theirs.state(axis)
+        gathered = Fix(text, movement_between(axis, state, None, text))
         if there is not None:
+            others = Fix(other, movement_between(axis, there, None, other))
+            moved = movement_between(axis, there, state, other)
             return misuse(
                 "conflict",
                 f"{name}: {text}: {kind} splits {state} over {axis}, and {other}: {theirs} splits {there} over it",
-                f"gather one of them: all_gather[{axis}]({text}) or all_gather[{axis}]({other})",
-                *([f"or move one: all_to_all[{axis}: {there} -> {state}]({other})"] if state in theirs.names else []),
+                Note(f"gather one of them: {gathered.new} or {others.new}", fixes=(gathered, others)),
+                *([_proposal("or move one", other, moved)] if state in theirs.names else []),
             )
+        sliced = Fix(other, movement_between(axis, None, state, other))
         return misuse(
             "conflict",
             f"{name}: {text}: {kind} splits {state} over {axis}, and {other}: {theirs} does not",
-            f"gather it: all_gather[{axis}]({text}), or slice the other: slice[{axis} -> {state}]({other})",
+            Note(f"gather it: {gathered.new}, or slice the other: {sliced.new}", fixes=(gathered, sliced)),
         )
     listed = ", ".join(f"{t}: {k}" for _, t, k in described)
     return misuse("conflict", f"{name}: the operands disagree over {axis}: {listed}", f"gather {axis} first")
@@ -322,7 +336,8 @@ def _misapplied(operation: Movement, text: str, kind: TensorType, axis: str) -> 
                 f"permute says that {text} is {change} over {axis}, and {text}: {kind} is {_state_text(state, axis)}",
                 "name for each dimension the axes that cease to split it, then those that come to",
             )
-    hint = f"leave {axis} out" if state == wanted else f"write {movement_between(axis, state, wanted, text)}"
+    instead = movement_between(axis, state, wanted, text)
+    hint = Note(f"leave {axis} out") if state == wanted else Note(f"write {instead}", fixes=(Fix("", instead),))
     what = operation.does
     if isinstance(operation, AllToAll):
         what = f"moves a split from {operation.before(axis, kind.names)[0]}"

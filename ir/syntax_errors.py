@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault, meant
 from shardwright.ir.names import DTYPES, KEYWORDS, PARTIALS, clip, nearest_dtype, reserved
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _wrong_type(token: Token, before: Token | None, rest: str, accepts: Accepts)
         near = nearest_dtype(str(token))
         layout_follows = re.match(r"\s*[A-Z\[]", rest) is not None
         if near or layout_follows:
-            notes = [f"did you mean `{near}`?"] if near else []
+            notes = [meant(str(token), near)] if near else []
             formats = f"number formats are {', '.join(DTYPES)}"
             return fault("bad-type", f"`{token}` is not a number format", _span(token), *notes, formats)
         note = f"a layout is written in capital letters, `BLE_xyz`, or in square brackets, `[{token}]`"

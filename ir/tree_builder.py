@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardwright.ir import syntax as ast
-from shardwright.ir.diagnostics import Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Span, fault, nearest
 from shardwright.ir.names import TIERS, check_name, clip
 
 Children = list[Any]
@@ -276,10 +276,9 @@ class TreeBuilder:
         tiers = _tokens(children[:along], "NAME")
         for tier in tiers:
             if str(tier) not in TIERS:
-                near = did_you_mean(str(tier), TIERS)
-                meant = [f"did you mean `{near}`?"] if near else []
-                message = f"`{clip(tier)}` is not a memory"
-                raise fault("bad-placement", message, span_of(tier), *meant, "memories are `device`, `host` and `disk`")
+                near = nearest(str(tier), TIERS)
+                notes = [*([near] if near else []), "memories are `device`, `host` and `disk`"]
+                raise fault("bad-placement", f"`{clip(tier)}` is not a memory", span_of(tier), *notes)
         percents = _tokens(children, "PERCENT")
         shares = [float(p[:-1]) for p in percents] if percents else [100.0]
         dim = _plain_dim(children[along + 1]) if along < len(children) else None

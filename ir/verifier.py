@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, placed
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Note, Span, fault, placed
 from shardwright.ir.digit_orders import SplittingAxes, Use, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, common_order, fitting_order
 from shardwright.ir.elaboration.demands import check_divides
@@ -14,7 +14,13 @@ from shardwright.ir.lifetimes import check_lifetimes
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import Alias, Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
-from shardwright.ir.strategies import check_strategy, differing_digits, movements_between, relayout_text
+from shardwright.ir.strategies import (
+    check_strategy,
+    differing_digits,
+    movements_between,
+    relayout_text,
+    written_movement,
+)
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
 from shardwright.ir.walk import reads
 
@@ -157,7 +163,7 @@ class _Checker:
             "movement-missing",
             f"{what}: {found}, where {wanted} is needed",
             span,
-            f"in an explicit program movement is a statement: {steps}",
+            written_movement(steps),
         )
 
     def let(self, statement: Let, scope: Scope) -> None:
@@ -195,9 +201,10 @@ class _Checker:
             wanted = taken if i < indices else ON_DEVICE
             if kind.placement != wanted:
                 there = "on the device" if wanted == ON_DEVICE else f"on {wanted}, as {statement.operands[0]} is"
-                way = (
-                    f"fetch it first: fetch({operand})" if wanted == ON_DEVICE else "move it there, or fetch the other"
-                )
+                fetched = Fix(str(operand), f"fetch({operand})")
+                way = Note("move it there, or fetch the other")
+                if wanted == ON_DEVICE:
+                    way = Note(f"fetch it first: {fetched.new}", fixes=(fetched,))
                 raise misuse("movement-missing", f"{what} takes {operand} {there}, and it is {kind}", way)
         for value, kind in zip(statement.results, results, strict=True):
             shared = (
@@ -210,7 +217,7 @@ class _Checker:
                 raise misuse(
                     "movement-missing",
                     f"{what} leaves its result {there}, and {value.name} is {kind}",
-                    f"in an explicit program movement is a statement: {way}",
+                    written_movement(way),
                 )
 
     def shapes(self, statement: Let, scope: Scope) -> None:

@@ -269,7 +269,7 @@ def test_a_line_that_names_no_chip(command: list[str], capsys: pytest.CaptureFix
     file.write_text(f"\nchip h10\n{file.read_text()}")
     assert main([command[0], str(file), *command[1:]]) == 1
     said = f"{file}:2:1: error: there is no chip `h10` [unknown-chip]\n  chip h10\n  ^^^^^^^^\n"
-    assert capsys.readouterr().err.startswith(f"{said}note: did you mean `h100`?\n")
+    assert capsys.readouterr().err.startswith(f"{said}note: did you mean h100?\n")
     assert main([command[0], str(file), *command[1:], "--chip", "h100"]) == 0
 
 

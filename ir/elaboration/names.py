@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from shardwright.ir import syntax
 from shardwright.ir.declarations import Declarations
-from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, nearest
 from shardwright.ir.program import Scope
 from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ValueType
@@ -113,8 +113,8 @@ class Names:
                     span,
                     "functions share weights and state; hand it over as a parameter, or declare it as state",
                 )
-            near = did_you_mean(name, [n for n in scope.values if n not in self.poisoned])
-            raise fault("undeclared", f"{name} is not defined", span, *([f"did you mean {near}?"] if near else []))
+            near = nearest(name, [n for n in scope.values if n not in self.poisoned])
+            raise fault("undeclared", f"{name} is not defined", span, *([near] if near else []))
         if name in self.aliases:
             state, version = self.aliases[name]
             if self.versions.get(state, 0) != version:

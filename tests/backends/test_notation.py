@@ -93,7 +93,7 @@ EXAMPLE = "note: as in `all_gather[x] 1024`, or `2x all_gather[x] 1024 * 12`: tw
             "text:1:1: error: there is no collective all-gather [unknown-collective]\n"
             "  all-gather[x] 12\n"
             "  ^^^^^^^^^^\n"
-            "note: did you mean `all_gather`?",
+            "note: did you mean all_gather?",
         ),
         (
             "psum[x] 12",
@@ -107,7 +107,7 @@ EXAMPLE = "note: as in `all_gather[x] 1024`, or `2x all_gather[x] 1024 * 12`: tw
             "text:1:12: error: the mesh has no axis modle [unknown-axis]\n"
             "  all_gather[modle] 12\n"
             "             ^^^^^\n"
-            "note: did you mean `model`?",
+            "note: did you mean model?",
         ),
         (
             "all_gather[xz] 12",

@@ -199,7 +199,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:4:1: error: unknown key `memmory` [unknown-key]\n"
             "  memmory = 3\n"
             "  ^^^^^^^\n"
-            "note: did you mean `memory`?",
+            "note: did you mean memory?",
         ),
         (
             "memory_bytes_per_s = 1e9",
@@ -207,7 +207,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:3:1: error: unknown key `memory_byte_per_s` [unknown-key]\n"
             "  memory_byte_per_s = 1e9\n"
             "  ^^^^^^^^^^^^^^^^^\n"
-            "note: did you mean `memory_bytes_per_s`?",
+            "note: did you mean memory_bytes_per_s?",
         ),
         (
             "hop_latency_s = 1e-6",
@@ -222,7 +222,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:13:1: error: unknown key `wrap` in [interconnect] [unknown-key]\n"
             "  wrap = true\n"
             "  ^^^^\n"
-            "note: did you mean `wrap_multiple_of`?",
+            "note: did you mean wrap_multiple_of?",
         ),
         (
             '"1 GiB"',
@@ -248,7 +248,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:6:1: error: unknown key `bfloat16` in [flops_per_s] [unknown-key]\n"
             "  bfloat16 = 1e12\n"
             "  ^^^^^^^^\n"
-            "note: did you mean `bf16`?",
+            "note: did you mean bf16?",
         ),
         (
             "bf16 = 1e12\n",
@@ -263,7 +263,7 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "mine.toml:9:1: error: `kind` must be one of torus, switched [bad-value]\n"
             '  kind = "tours"\n'
             "  ^^^^\n"
-            "note: did you mean `torus`?",
+            "note: did you mean torus?",
         ),
         (
             "[[1, 1], [4, 4]]",
@@ -342,7 +342,7 @@ def test_malformed_levels(chip_file: Path) -> None:
         "mine.toml:22:1: error: `messages` must be one of direct, tree, ring [bad-value]\n"
         '  messages = "trees"\n'
         "  ^^^^^^^^\n"
-        "note: did you mean `tree`?"
+        "note: did you mean tree?"
     )
     chip_file.write_text(head + LEVELS.replace("units = 8\n", ""))
     assert message("mine.toml") == (

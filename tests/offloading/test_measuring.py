@@ -86,7 +86,7 @@ def test_a_chip_in_a_machine_file_and_what_was_measured_of_a_runtime(tmp_path: P
         load_machine(str(path))
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.message == "unknown key `matmull` in [runtimes.ours]"
-    assert diagnostic.notes[0].message == "did you mean `matmul`?"
+    assert diagnostic.notes[0].message == "did you mean matmul?"
     path.write_text(FILE.replace('memory = "1 GB"', 'memory = "1 GB"\nmemry = 3'))
     with pytest.raises(DiagnosticError, match="memry"):
         load_machine(str(path))
