@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from shardwright.cost.constants import DATASHEET, NAMES, Constants
 from shardwright.cost.toml_files import Table, read_toml
-from shardwright.ir.diagnostics import NOWHERE, Span, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Span, fault, located, nearest
 from shardwright.ir.types import DType
 
 _HERE = Path(__file__).parent
@@ -278,8 +278,8 @@ def _is_path(name: str) -> bool:
 def _own_file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) -> Path:
     if _is_path(name):
         return Path(name)
-    near = did_you_mean(name, known)
-    notes = [f"did you mean `{near}`?"] if near else []
+    near = nearest(name, known)
+    notes = [near] if near else []
     listed = f"{what}s: {', '.join(known)}; or the path of a {what} file, NAME.toml"
     raise fault(f"unknown-{what}", f"there is no {what} `{name}`", span, *notes, listed)
 

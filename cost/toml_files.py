@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, did_you_mean, fault, located
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, did_you_mean, fault, located, nearest
 
 _UNITS = {
     "B": 1,
@@ -77,8 +77,8 @@ class Table:
     def choice(self, key: str, choices: Sequence[str]) -> str:
         value = self.text(key)
         if value not in choices:
-            near = did_you_mean(value, choices)
-            raise self.bad(key, f"must be one of {', '.join(choices)}", *([f"did you mean `{near}`?"] if near else []))
+            near = nearest(value, choices)
+            raise self.bad(key, f"must be one of {', '.join(choices)}", *([near] if near else []))
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -173,8 +173,8 @@ class Table:
                 raise self.unknown(key, self._taken)
 
     def unknown(self, key: str, known: Sequence[str]) -> DiagnosticError:
-        near = did_you_mean(key, known)
-        way_out = f"did you mean `{near}`?" if near else f"keys here: {', '.join(known)}"
+        near = nearest(key, known)
+        way_out = near or f"keys here: {', '.join(known)}"
         where = f" in [{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else ""
         return fault("unknown-key", f"unknown key `{key}`{where}", self.span(key), way_out)
 

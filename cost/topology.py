@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from shardwright.cost.chips import Chip, Level, Switched, Torus
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ def check_axes(topology: Topology, axes: Sequence[str]) -> None:
     names = [name for name, _ in topology.mesh]
     for axis in axes:
         if axis not in names:
-            near = did_you_mean(axis, names)
-            notes = (f"did you mean `{near}`?",) if near else ()
+            near = nearest(axis, names)
+            notes = (near,) if near else ()
             listed = ", ".join(names) or "none"
             raise fault("unknown-axis", f"the mesh has no axis `{axis}`", NOWHERE, *notes, f"its axes: {listed}")
     if len(set(axes)) != len(axes):

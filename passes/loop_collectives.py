@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardwright.cost.chips import load_chip
 from shardwright.cost.program_cost import cost_of
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
@@ -120,12 +120,12 @@ class LoopCollectives(Pass):
         known = _collectives(program.funcs)
         for name in () if self.values == "all" else self.values.split("+"):
             if name not in known:
-                near = did_you_mean(name, known)
+                near = nearest(name, known)
                 raise fault(
                     "bad-option",
                     f"loop-collectives: {name} is no result of an all_gather or a reduce_scatter",
                     NOWHERE,
-                    f"did you mean {near}?" if near else f"these are {', '.join(known) or 'none'}",
+                    near or f"these are {', '.join(known) or 'none'}",
                 )
 
     def priced(self, program: Program, func: Func) -> LoopCollectives:

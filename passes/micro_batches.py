@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
@@ -97,10 +97,10 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
     """
     names = [dim.name for dim in program.dims]
     if batch not in names:
-        near = did_you_mean(batch, names)
+        near = nearest(batch, names)
         raise fault(
             "bad-option", f"schedule-blocks: batch: the program has no dimension {batch}", NOWHERE,
-            f"did you mean {near}?" if near else "name the one that is divided into batches, as in batch=B",
+            near or "name the one that is divided into batches, as in batch=B",
         )  # fmt: skip
     whole = program.dim(batch)
     if whole.size % count:

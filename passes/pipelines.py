@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from shardwright.ir.completion import complete
-from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, fault, nearest
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.verifier import Level, has_holes, verify
@@ -273,12 +273,12 @@ def _made(name: str, options: Mapping[str, str]) -> Pass:
     from shardwright.passes.every_pass import PASSES
 
     if name not in PASSES:
-        near = did_you_mean(name, list(PASSES))
+        near = nearest(name, list(PASSES))
         raise fault(
             "unknown-pass",
             f"there is no pass {name}",
             NOWHERE,
-            f"did you mean {near}?" if near else f"the passes are {', '.join(PASSES)}",
+            near or f"the passes are {', '.join(PASSES)}",
         )
     made = PASSES[name]
     known = {field.name.replace("_", "-"): field for field in fields(made)}
@@ -286,8 +286,8 @@ def _made(name: str, options: Mapping[str, str]) -> Pass:
     for key, text in options.items():
         field = known.get(key.replace("_", "-"))
         if field is None:
-            near = did_you_mean(key.replace("_", "-"), list(known))
-            listed = f"did you mean {near}?" if near else f"it takes {', '.join(known) or 'none'}"
+            near = nearest(key.replace("_", "-"), list(known))
+            listed = near or f"it takes {', '.join(known) or 'none'}"
             raise fault("unknown-option", f"{name} has no option {key}", NOWHERE, listed)
         values[field.name] = _value(name, key, text, field.default)
     return made(**values)

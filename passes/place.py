@@ -16,7 +16,7 @@ from shardwright.cost.limited_placement import MOST_ENTRIES, LimitedPlacement, P
 from shardwright.cost.objective import SOLVERS, Objective
 from shardwright.cost.placement import Effort, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, Value
@@ -133,8 +133,8 @@ class Place(Pass):
             name, _, count = item.partition(":")
             known = [func.name for func in program.funcs]
             if name not in known:
-                near = did_you_mean(name, known)
-                hint = f"did you mean {near}?" if near else f"the functions are {', '.join(known)}"
+                near = nearest(name, known)
+                hint = near or f"the functions are {', '.join(known)}"
                 raise fault("unknown-function", f"calls: there is no function {name}", NOWHERE, hint)
             try:
                 made[name] = float(count)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import (
@@ -320,12 +320,12 @@ def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
     names = text.split("+") if "+" in text or text in mesh else re.findall(r"[a-z][0-9]*|.", text)
     for name in names:
         if name not in mesh:
-            near = did_you_mean(name, list(mesh))
+            near = nearest(name, list(mesh))
             raise fault(
                 "bad-option",
                 f"{option}: the mesh {mesh} has no axis {name}",
                 NOWHERE,
-                f"did you mean {near}?" if near else "write axes as in xy, data+model where names are longer, or all",
+                near or "write axes as in xy, data+model where names are longer, or all",
             )
     return mesh.sorted(names)
 

@@ -81,19 +81,19 @@ def _type(text: Source, written: TypeExpr, dtype: str | None, mesh: Mesh, sizes:
     from dataclasses import replace
 
     from shardwright.ir.declarations import Declarations
-    from shardwright.ir.diagnostics import did_you_mean, fault, located
+    from shardwright.ir.diagnostics import fault, located, nearest
     from shardwright.ir.program import DimInfo
     from shardwright.ir.types import TensorType
 
     with located(text):
         for dim in written.row.dims if written.row else ():
             if dim.name not in sizes:
-                near = did_you_mean(dim.name, list(sizes))
+                near = nearest(dim.name, list(sizes))
                 raise fault(
                     "unknown-dimension",
                     f"--dim gives no size for {dim.name}",
                     dim.span,
-                    f"did you mean {near}?" if near else f"add it: --dim {dim.name}=...",
+                    near or f"add it: --dim {dim.name}=...",
                 )
         declared = Declarations(mesh, tuple(DimInfo(name, size) for name, size in sizes.items()), (), ())
         kind = declared.type(replace(written, dtype=written.dtype or dtype), sizes)

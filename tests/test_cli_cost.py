@@ -128,7 +128,7 @@ def test_bad_input(shardwright: Callable, tmp_path: Path) -> None:
     unknown = shardwright("cost", file, "--chip", "tpu-v44")
     assert (unknown.status, unknown.out) == (1, "")
     assert "there is no chip `tpu-v44` [unknown-chip]" in unknown.err
-    assert "did you mean `tpu-v4`?" in unknown.err
+    assert "did you mean tpu-v4?" in unknown.err
     mesh = shardwright("cost", file, "--chip", "tpu-v4", "--mesh", "x=3,y=1", "--dim", "E=513")
     assert mesh.status == 1
     assert "the mesh x=3 y=1 is 3 chips, and no slice of tpu-v4 is [mesh-fit]" in mesh.err

@@ -11,7 +11,7 @@ from shardwright.backends.graph.functions import FunctionDrawer, Picture, tip
 from shardwright.backends.graph.labels import escaped, font
 from shardwright.backends.graph.legend import head_label
 from shardwright.backends.graph.palette import FONT, INK, LINE
-from shardwright.ir.diagnostics import NOWHERE, Source, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, nearest
 from shardwright.ir.program import Func, Program
 
 _LONG = 150
@@ -70,8 +70,8 @@ def to_dot(
 def _chosen(program: Program, name: str) -> Func:
     names = [func.name for func in program.funcs]
     if name not in names:
-        near = did_you_mean(name, names)
-        hint = f"did you mean {near}?" if near else f"it has {', '.join(names)}"
+        near = nearest(name, names)
+        hint = near or f"it has {', '.join(names)}"
         raise fault("unknown-function", f"the program has no function {name}", NOWHERE, hint)
     return program.func(name)
 

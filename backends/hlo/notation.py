@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.mesh_axes import IRREGULAR
-from shardwright.ir.diagnostics import Source, Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Source, Span, fault, nearest
 from shardwright.ir.types import is_short_axis
 
 NONE = "none"
@@ -91,8 +91,8 @@ def _entry(text: str, mesh: Mapping[str, int], line: int, column: int) -> tuple[
         at = match.end()
     op, trips = fields["op"] or "", fields["trips"] or "1"
     if op not in _OPS:
-        near = did_you_mean(op.replace("-", "_"), _OPS)
-        hints = (f"did you mean `{near}`?",) if near else (f"there are {', '.join(_OPS)}",)
+        near = nearest(op.replace("-", "_"), _OPS)
+        hints = (near,) if near else (f"there are {', '.join(_OPS)}",)
         raise fault("unknown-collective", f"there is no collective {op}", places["op"], *hints)
     axes = _axes(fields["axes"] or "", mesh, places["axes"])
     entry = Entry(op, axes, int(fields["bytes"] or 0), None if trips == "?" else int(trips))
@@ -112,9 +112,9 @@ def _axes(text: str, mesh: Mapping[str, int], span: Span) -> tuple[str, ...]:
         part = _PART.fullmatch(word)
         axis, before, size = (part[1], int(part[2]), int(part[3])) if part else (word, 1, mesh.get(word, 1))
         if axis not in mesh:
-            near = did_you_mean(axis, tuple(mesh))
+            near = nearest(axis, tuple(mesh))
             there = " ".join(f"{name}={chips}" for name, chips in mesh.items())
-            hint = f"did you mean `{near}`?" if near else f"the mesh is {there}"
+            hint = near or f"the mesh is {there}"
             raise fault("unknown-axis", f"the mesh has no axis {axis}" if axis else "an axis is missing", span, hint)
         if part and (mesh[axis] % (before * size) or size in {1, mesh[axis]}):
             wrong = f"the {mesh[axis]} chips of {axis} have no part ({before}){size}"

@@ -17,7 +17,7 @@ from shardwright.backends.targets.estimates import Rates
 from shardwright.backends.targets.gpus import gpu_names
 from shardwright.cost.chips import Chip, Switched, Torus, load_chip
 from shardwright.cost.topology import SwitchedTopology, TorusTopology, topology_of
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault, nearest
 
 _SHAPE = re.compile(r"[1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){0,3}")
 
@@ -180,8 +180,8 @@ def parse_target(name: str) -> Target:
     chip, colon, shape = name.partition(":")
     known = (*chip_names(), *_ALIASES)
     if chip not in known:
-        near = did_you_mean(chip, (*known, "cpu"))
-        hints = (f"did you mean `{near}`?",) if near else ()
+        near = nearest(chip, (*known, "cpu"))
+        hints = (near,) if near else ()
         listed = f"targets are CHIP:SHAPE or cpu, with the chips {', '.join(chip_names())}"
         raise _refused("unknown-target", f"there is no target {name!r}", *hints, listed)
     if not colon or not _SHAPE.fullmatch(shape):
@@ -219,7 +219,7 @@ def _check_node_shape(name: str, sizes: tuple[int, ...], switched: Switched) -> 
         )
 
 
-def _refused(code: str, message: str, *notes: str) -> DiagnosticError:
+def _refused(code: str, message: str, *notes: str | Note) -> DiagnosticError:
     refused = fault(code, message, NOWHERE, *notes)
     refused.source = Source("--target", "")
     return refused

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardwright.cost.chips import Machine
 from shardwright.cost.toml_files import Table, read_toml
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, fault, located, nearest
 
 _FOLDER = Path(__file__).parent / "runtimes"
 
@@ -138,12 +138,12 @@ def runtime_names() -> tuple[str, ...]:
 def load_runtime(name: str) -> Runtime:
     """The description of this name. Raises where there is none."""
     if name not in runtime_names():
-        near = did_you_mean(name, runtime_names())
+        near = nearest(name, runtime_names())
         raise fault(
             "unknown-runtime",
             f"there is no runtime {name}",
             NOWHERE,
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
             f"the runtimes are {', '.join(runtime_names())}",
         )
     table = read_toml(_FOLDER / f"{name}.toml", f"{name}.toml")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
 from shardwright.models.config import Config, shown
 from shardwright.models.description import Experts, Feedforward, Learned, Model, Norm, Rotary
@@ -296,12 +296,12 @@ def describe(config: Config) -> Model:
         raise fault("bad-config", "the config names no architecture: it has neither architectures nor model_type")
     known = ", ".join(ARCHITECTURES)
     if name not in ARCHITECTURES:
-        near = did_you_mean(name, list(ARCHITECTURES))
+        near = nearest(name, list(ARCHITECTURES))
         raise fault(
             "unknown-architecture",
             f"the architecture {shown(name)[1:-1]} is not known; known are {known}",
             NOWHERE,
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
         )
     if config.keys.get("quantization_config") is not None:
         raise fault(

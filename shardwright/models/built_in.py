@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models.description import Attention, Feedforward, Learned, Model, Norm, Rotary
 
 _FOLDER = Path(__file__).parent / "builtin"
@@ -38,12 +38,12 @@ def built_in(name: str) -> BuiltIn:
     """The model of this name. Raises where there is none."""
     tables = _tables()
     if name not in tables:
-        near = did_you_mean(name, list(tables))
+        near = nearest(name, list(tables))
         raise fault(
             "unknown-model",
             f"there is no model {name}",
             NOWHERE,
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
             f"the models are {', '.join(built_in_names())}; or the path of a config.json",
         )
     return _built(name)

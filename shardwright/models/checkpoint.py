@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Note, Source, fault, nearest
 from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange, read_whole
@@ -224,13 +224,13 @@ def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) ->
     }
     missing = [tensor for tensor in wanted if tensor not in files]
     if missing:
-        near = did_you_mean(missing[0], list(files))
+        near = nearest(missing[0], list(files))
         places = _named({file.path.name for file in files.values()})
         raise _all(
             folder,
             "missing-tensor",
             [f"tensor {tensor}, for {wanted[tensor][0]}, is not in {places}" for tensor in missing],
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
         )
     superfluous = [
         tensor
@@ -264,7 +264,7 @@ def _named(names: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{len(listed)} files, {listed[0]} and on" if listed else "any file"
 
 
-def _all(folder: Path, code: str, problems: Sequence[str], *notes: str) -> DiagnosticError:
+def _all(folder: Path, code: str, problems: Sequence[str], *notes: str | Note) -> DiagnosticError:
     """One diagnostic for each of the first few problems."""
     shown_ones = list(problems[:_SHOWN])
     if len(problems) > _SHOWN:

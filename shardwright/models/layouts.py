@@ -22,7 +22,7 @@ from enum import Enum
 from itertools import product
 from typing import Literal
 
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.models.token_groups import TokenGroups
 
@@ -142,12 +142,12 @@ def preset(name: str) -> Preset:
     if name == OPEN:
         return _OPEN
     if name not in PRESETS:
-        near = did_you_mean(name, [*PRESETS, OPEN])
+        near = nearest(name, [*PRESETS, OPEN])
         raise fault(
             "unknown-layout",
             f"there is no layout {name}; there are {', '.join(PRESETS)}, and {OPEN}",
             NOWHERE,
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
         )
     return PRESETS[name]
 

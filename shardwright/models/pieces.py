@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shardwright.ir.diagnostics import NOWHERE, did_you_mean, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models.config import Config, shown
 from shardwright.models.description import Attention, LinearScaling, Llama3Scaling, Norm, Rotary
 
@@ -24,12 +24,12 @@ def activation(config: Config, default: str, key: str = "hidden_act") -> str:
     """The activation as an operation of the language."""
     name = config.word(key, default)
     if name not in ACTIVATIONS:
-        near = did_you_mean(name, list(ACTIVATIONS))
+        near = nearest(name, list(ACTIVATIONS))
         raise fault(
             "unsupported-config",
             f"{key} {shown(name)} is not known; known are {', '.join(ACTIVATIONS)}",
             NOWHERE,
-            *([f"did you mean {near}?"] if near else []),
+            *([near] if near else []),
         )
     return ACTIVATIONS[name]
 

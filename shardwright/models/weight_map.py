@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
 from shardwright.models.config import shown
@@ -250,12 +250,12 @@ def check_map(
             shape = weight.shape
             wholes = [(weight.name, shape.names, [shape.size(dim) for dim in shape.names])]
         else:
-            near = did_you_mean(weight.name, list(mapping.entries))
+            near = nearest(weight.name, list(mapping.entries))
             raise fault(
                 "weight-map",
                 f"the checkpoint's mapping has no weight {weight.name}",
                 weight.span,
-                f"did you mean {near}?" if near else f"it has {_listed(list(mapping.entries))}",
+                near or f"it has {_listed(list(mapping.entries))}",
             )
         for name, dims, extents_here in wholes:
             found = " ".join(f"{dim}={mapping.sizes[dim]}" for dim in mapping.entries[name].dims)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
 
-from shardwright.ir.diagnostics import Span, did_you_mean, fault
+from shardwright.ir.diagnostics import Span, fault, nearest
 
 REMARKS = ("note", "source")
 """Columns for people: nothing is computed from them."""
@@ -39,12 +39,12 @@ def read_columns(
             )
         seen.add(column)
         if column not in everything and column not in REMARKS:
-            near = did_you_mean(word, everything)
+            near = nearest(word, everything)
             raise fault(
                 "unknown-column",
                 f"there is no column {word}, and nothing would be made of it",
                 span,
-                *([f"did you mean {near}?"] if near else []),
+                *([near] if near else []),
                 f"the columns are {', '.join(everything)}; for remarks {' and '.join(REMARKS)}",
             )
     return own

@@ -12,7 +12,7 @@ from shardwright.cost.chips import chip_names, load_chip, machine_names
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.runtimes import load_runtime, runtime_names
 from shardwright.cost.offloading.swarm import Network, petals, swarm_tokens_per_s
-from shardwright.ir.diagnostics import DiagnosticError, Source, Span, did_you_mean, fault, located
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault, located, nearest
 from shardwright.prediction.checks import Check
 from shardwright.prediction.csv_columns import read_columns
 from shardwright.prediction.models import model_of
@@ -128,8 +128,8 @@ def _policy_row(line: _Line, table: str) -> Check:
 
 def _unknown_system(system: str, line: _Line) -> DiagnosticError:
     known: Sequence[str] = (*runtime_names(), "flexgen-4bit", "ours-4bit")
-    near = did_you_mean(system, known)
-    notes = [f"did you mean {near}?"] if near else []
+    near = nearest(system, known)
+    notes: list[str | Note] = [near] if near else []
     if system == "petals":
         notes.append(f"petals has no policy; its columns are {', '.join(SWARM_COLUMNS)}")
     return fault(

@@ -11,7 +11,7 @@ from statistics import median
 
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
 from shardwright.prediction import offload_figures, offload_files, offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
@@ -168,8 +168,8 @@ def reproduce(name: str, progress: Progress | None = None) -> list[Reproduced]:
         return [Reproduced(name, tuple(_compare_file(name, progress or _silent)))]
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
     if name != "all" and key not in (*names, *FIGURES):
-        near = did_you_mean(name, (*names, *FIGURES))
-        notes = [f"did you mean {near}?"] if near else []
+        near = nearest(name, (*names, *FIGURES))
+        notes = [near] if near else []
         with located(Source(name, "")):
             listed = f"the tables are {', '.join((*names, *FIGURES))}; or the path of a .csv file"
             raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)

@@ -113,7 +113,7 @@ def message(name: str) -> str:
 def test_unknown_names() -> None:
     assert message("tpu-v4p") == (
         "<program>: error: there is no chip `tpu-v4p` [unknown-chip]\n"
-        "note: did you mean `tpu-v4`?\n"
+        "note: did you mean tpu-v4?\n"
         "note: chips: a100-40g, a100-80g, b200, h100, h200, rtx-3090, t4, tpu-v3, tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e; "
         "or the path of a chip file, NAME.toml"
     )

@@ -341,7 +341,7 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
     assert lines[:2] == ["opt-31b: error: there is no model opt-31b [unknown-model]", "note: did you mean opt-30b?"]
     got = shardwright("offload", "opt-30b", "--machine", "rtx3090", "--plan-only")
     assert got.err == (
-        "offload: error: there is no machine `rtx3090` [unknown-machine]\nnote: did you mean `rtx-3090`?\n"
+        "offload: error: there is no machine `rtx3090` [unknown-machine]\nnote: did you mean rtx-3090?\n"
         "note: machines: rtx-3090, t4; or the path of a machine file, NAME.toml\n"
     )
 
