@@ -14,7 +14,7 @@ from shardwright.ir.brackets import Nesting, check_brackets
 from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, located
 
 if TYPE_CHECKING:
-    from lark import Lark, Token
+    from lark import Token
 
 
 def read_source(path: str | Path) -> Source:
@@ -106,7 +106,8 @@ class _Newlines:
 
 
 @cache
-def _grammar() -> Lark:
+def grammar() -> Any:
+    """The language's parser, a `Lark`, which reads token by token where it is asked to."""
     from shardwright.ir.grammar_tables import parser
     from shardwright.ir.tree_builder import TreeBuilder
 
@@ -121,8 +122,7 @@ def _run(source: Source, start: str) -> Any:
 
     from shardwright.ir.syntax_errors import unexpected_character, unexpected_token
 
-    grammar: Any = _grammar()
-    parser: Any = grammar.parse_interactive(source.text, start=start)
+    parser: Any = grammar().parse_interactive(source.text, start=start)
     tokens: list[Token] = []
     nesting = Nesting()
     stream: Iterator[Token] = parser.lexer_thread.lex(parser.parser_state)

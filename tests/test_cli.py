@@ -23,7 +23,8 @@ from shardwright.cli.output import write_output
 from shardwright.ir.diagnostics import Source, Span, fault
 
 COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "targets", "explain", "trace", "export", "cost",
-            "search", "plan", "fit", "pareto", "calibrate", "reproduce", "import", "generate", "offload"]  # fmt: skip
+            "search", "plan", "fit", "pareto", "calibrate", "reproduce", "import", "generate",
+            "offload", "lsp"]  # fmt: skip
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 

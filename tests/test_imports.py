@@ -15,6 +15,8 @@ HEAVY = {
 ON_USE = (
     "shardwright.backends.torch.executor",  # whose text, and that of the next, emitted modules have
     "shardwright.backends.torch.functions",
+    "shardwright.workbench.highlighting",  # which Pygments imports
+    "shardwright.workbench.language_server",  # which `lsp` imports
     "shardwright.tracing.aten",  # which `trace` imports for a module of PyTorch
 )
 

@@ -48,6 +48,7 @@ COMMANDS = {
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
     "generate": Entry("generate", "text from a Hugging Face checkpoint"),
     "offload": Entry("offload", "a policy of placement over device, host and disk"),
+    "lsp": Entry("lsp", "a language server, for editors"),
 }
 
 # Which extra brings a library that the bare install lacks.
@@ -62,6 +63,9 @@ EXTRAS = {
     "safetensors": "hf",
     "rich": "hf",
     "matplotlib": "plot",
+    "pygls": "editor",
+    "lsprotocol": "editor",
+    "pebble": "editor",
 }
 
 OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141

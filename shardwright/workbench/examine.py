@@ -1,0 +1,218 @@
+"""A text looked at: at once for its faults, and in depth for its layouts and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source, Span, fault, located
+from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
+from shardwright.ir.types import TensorType
+from shardwright.ir.walk import defined, reads, statements, values_in
+
+if TYPE_CHECKING:
+    from shardwright.cost.program_cost import Cost
+    from shardwright.ir import syntax
+    from shardwright.passes.base import Proof
+
+Level = Literal["surface", "explicit"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a text is looked at. `chip` "" is the program's own, else the reference chip. Unless `own_chips`, a chip is
+    one that comes with the package, and no file is read."""
+
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    chip: str = ""
+    objective: str = "time"
+    level: Level = "surface"
+    own_chips: bool = True
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What is known of a text at once: its tree, its program, and the faults where it has none."""
+
+    source: Source
+    module: syntax.Module | None = None
+    program: Program | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+@dataclass(frozen=True)
+class ValueFacts:
+    """A value that the author named: its type, and what a chip holds of it. `place` is its name in the text."""
+
+    func: str
+    name: str
+    place: Span
+    type: str
+    found: bool
+    op: str
+    chip_shape: tuple[int, ...]
+    chip_bytes: int
+
+
+@dataclass(frozen=True)
+class LineCost:
+    """What the kernels and movements of one line take of a call of its function."""
+
+    func: str
+    line: int
+    seconds: float
+    share: float
+    received: int
+    """Bytes that a chip receives from others."""
+    bounds: tuple[str, ...]
+    movements: tuple[str, ...]
+    """Those that were inserted or written there, as operations."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a look in depth found: types, the explicit program and its costs; or faults alone."""
+
+    diagnostics: tuple[Diagnostic, ...] = ()
+    values: tuple[ValueFacts, ...] = ()
+    explicit: Program | None = None
+    text: str = ""
+    """The explicit program as it is printed."""
+    proof: Proof | None = None
+    costs: tuple[Cost, ...] = ()
+    lines: tuple[LineCost, ...] = ()
+    chip: str = ""
+
+
+def glance(source: Source, settings: Settings | None = None) -> Glance:
+    """The faults of a text that need no choice of layouts; takes milliseconds. Raises nothing."""
+    from shardwright.compiling import load
+    from shardwright.ir.parser import parse
+
+    settings = settings or Settings()
+    module: syntax.Module | None = None
+    try:
+        module = parse(source)
+        program = load(source, settings.mesh, settings.dims)
+        with located(source):
+            _check_chip(program, settings)
+    except DiagnosticError as error:
+        return Glance(source, module, None, error.diagnostics)
+    return Glance(source, module, program)
+
+
+def examine(source: Source, settings: Settings | None = None) -> Examined:
+    """The layouts of a text and what they cost. Faults of the text are in the answer, not raised."""
+    settings = settings or Settings()
+    seen = glance(source, settings)
+    if seen.program is None:
+        return Examined(seen.diagnostics)
+    try:
+        with located(source):
+            return _examined(seen.program, settings)
+    except DiagnosticError as error:
+        return Examined(error.diagnostics)
+
+
+def _examined(program: Program, settings: Settings) -> Examined:
+    from shardwright.compiling import print_program
+    from shardwright.cost.chips import REFERENCE, load_chip
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.ir.completion import complete
+    from shardwright.ir.verifier import Level as Strictness
+    from shardwright.ir.verifier import verify
+    from shardwright.passes.pipelines import Trace, explicit, proof_of
+    from shardwright.passes.place import Place
+
+    traces: list[Trace] = []
+    chip = settings.chip or program.chip
+    if settings.level == "explicit":
+        typed = made = complete(program)
+        verify(typed, Strictness.EXPLICIT)
+    else:
+        made = explicit(program, traces.append, place=Place.of(settings.objective, chip))
+        typed = next((trace.program for trace in traces if isinstance(trace.applied, Place)), made)
+    values = (*_edges(program, typed), *(facts for func in program.funcs for facts in _values(program, typed, func)))
+    priced = chip or REFERENCE.name
+    costs = tuple(cost_of(made, func, load_chip(priced)) for func in made.funcs)
+    lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
+    return Examined((), values, made, print_program(made), proof_of(traces), costs, lines, priced)
+
+
+def _check_chip(program: Program, settings: Settings) -> None:
+    """Raises where a chip is unknown, or a file where no file may be read."""
+    from shardwright.cost.chips import chip_names, load_chip
+
+    for name in filter(None, (settings.chip, program.chip)):
+        if not settings.own_chips and name not in chip_names():
+            listed = f"those that come with the package are {', '.join(chip_names())}"
+            raise fault("unknown-chip", f"there is no chip {name} here", program.chip_span, listed)
+        load_chip(name)
+
+
+def _edges(program: Program, typed: Program) -> Iterator[ValueFacts]:
+    """Weights and state."""
+    for op, values in (("weight", program.weights), ("state", program.state)):
+        for value in values:
+            yield from _facts(program, "", value, typed.globals[value.name], op)
+
+
+def _values(program: Program, typed: Program, func: Func) -> Iterator[ValueFacts]:
+    done = typed.func(func.name)
+    types: dict[str, Value] = {value.name: value for value in (*done.params, *values_in(done.body))}
+    for value in func.params:
+        yield from _facts(program, func.name, value, types[value.name], "parameter")
+    for statement in statements(func.body):
+        op = (statement.operation.keyword or "alias") if isinstance(statement, Let) else "loop"
+        for value in defined(statement):
+            yield from _facts(program, func.name, value, types.get(value.name, value), op)
+
+
+def _facts(program: Program, func: str, value: Value, typed: Value, op: str) -> Iterator[ValueFacts]:
+    kind, start = typed.type, value.span
+    if isinstance(kind, TensorType) and start.line:
+        place = Span(start.line, start.column, start.line, start.column + len(value.name))
+        found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
+        shape, held = kind.local_shape(program.mesh), kind.local_bytes(program.mesh)
+        yield ValueFacts(func, value.name, place, str(kind), found, op, shape, held)
+
+
+def _lines(func: Func, cost: Cost) -> list[LineCost]:
+    """What the kernels of each line take, those that passes wrote among them at the line that they are for."""
+    readers: dict[str, list[Statement]] = {}
+    for statement in statements(func.body):
+        for name in reads(statement):
+            readers.setdefault(name, []).append(statement)
+    by_line: dict[int, LineCost] = {}
+    for kernel in cost.kernels:
+        work = kernel.work
+        line = _line_of(work.statement, readers)
+        was = by_line.get(line, LineCost(cost.func, line, 0.0, 0.0, 0, (), ()))
+        moved = (work.operation,) if work.collective is not None else ()
+        by_line[line] = LineCost(
+            cost.func,
+            line,
+            was.seconds + kernel.total_s,
+            was.share + (kernel.total_s * cost.rounds / cost.time_s if cost.time_s else 0.0),
+            was.received + (work.collective.received * work.trips if work.collective else 0),
+            tuple(dict.fromkeys((*was.bounds, kernel.times.bound))),
+            (*was.movements, *moved),
+        )
+    return [by_line[line] for line in sorted(by_line) if line]
+
+
+def _line_of(statement: Statement, readers: Mapping[str, list[Statement]]) -> int:
+    """The line of a statement, or of the first that reads what it makes where a pass wrote it; 0 where none does."""
+    ahead, seen = [statement], set[int]()
+    while ahead:
+        first = ahead.pop(0)
+        if first.span.line:
+            return first.span.line
+        for value in defined(first):
+            for reader in readers.get(value.name, ()):
+                if id(reader) not in seen:
+                    seen.add(id(reader))
+                    ahead.append(reader)
+    return 0

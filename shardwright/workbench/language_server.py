@@ -1,0 +1,466 @@
+"""The language server: diagnostics, hover, hints, completion, definitions, formatting and quick fixes over LSP.
+
+What needs no choice of layouts is answered at once; layouts are chosen in another process (`worker`), from the last
+version of the text that has no fault, a moment after the last change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.lsp.server import LanguageServer
+
+from shardwright.ir import syntax
+from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Source, Span
+from shardwright.ir.diagnostics import Severity as Grade
+from shardwright.workbench.examine import Examined, Glance, LineCost, Settings, ValueFacts, examine, glance
+from shardwright.workbench.suggestions import SuggestionKind, operation_help, suggestions
+from shardwright.workbench.symbols import Kind, Symbols, contains, head_of, nodes
+from shardwright.workbench.worker import SupersededError, Worker
+
+PAUSE = 0.2
+"""Seconds without a change before layouts are chosen."""
+
+_SIGNS = {
+    SuggestionKind.OPERATION: lsp.CompletionItemKind.Function,
+    SuggestionKind.VALUE: lsp.CompletionItemKind.Variable,
+    SuggestionKind.DIMENSION: lsp.CompletionItemKind.TypeParameter,
+    SuggestionKind.AXIS: lsp.CompletionItemKind.Unit,
+    SuggestionKind.FORMAT: lsp.CompletionItemKind.Class,
+    SuggestionKind.WORD: lsp.CompletionItemKind.Keyword,
+    SuggestionKind.CHIP: lsp.CompletionItemKind.Constant,
+}
+
+
+@dataclass
+class Opened:
+    """A text that is open in the editor: what is known of this version, and the last layouts found."""
+
+    seen: Glance
+    worker: Worker = field(default_factory=Worker)
+    examined: Examined | None = None
+    """Of this version; None until it is there."""
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def symbols(self) -> Symbols | None:
+        return Symbols(self.seen.module) if self.seen.module is not None else None
+
+
+class Server(LanguageServer):
+    """The server with the texts that are open and how they are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__("shardwright", version("shardwright"))  # pyright: ignore[reportUnknownMemberType]
+        self.settings = Settings()
+        self.texts: dict[str, Opened] = {}
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the client asks for hints anew where it is told to."""
+        workspace = self.client_capabilities.workspace
+        hints = workspace.inlay_hint if workspace is not None else None
+        return bool(hints is not None and hints.refresh_support)
+
+    def opened(self, uri: str) -> Opened | None:
+        """What is known of a text, None where it is not open."""
+        return self.texts.get(uri)
+
+    def look(self, uri: str) -> None:
+        """Say what is wrong with a text as it is now, and look at its layouts in a moment."""
+        document = self.workspace.get_text_document(uri)
+        seen = glance(Source(document.filename or uri, document.source.replace("\r\n", "\n")), self.settings)
+        known = self.texts.setdefault(uri, Opened(seen))
+        known.seen, known.examined = seen, None
+        if known.task is not None:
+            known.task.cancel()
+            known.task = None
+        self.report(uri, seen.diagnostics)
+        if seen.program is not None:
+            known.task = asyncio.get_running_loop().create_task(self.examine_later(uri, known))
+
+    async def examine_later(self, uri: str, known: Opened) -> None:
+        """Choose the layouts of a text unless it changes first, and say what came of it."""
+        await asyncio.sleep(PAUSE)
+        seen = known.seen
+        try:
+            found = await known.worker.ask(examine, seen.source, self.settings)
+        except SupersededError:
+            return
+        except DiagnosticError as error:
+            found = Examined(error.diagnostics)
+        if known.seen is seen:
+            known.examined = found
+            self.report(uri, found.diagnostics)
+            if self.refreshes:
+                self.workspace_inlay_hint_refresh(None)
+
+    def report(self, uri: str, diagnostics: Sequence[Diagnostic]) -> None:
+        made = [self.diagnostic(uri, diagnostic) for diagnostic in diagnostics]
+        version = self.workspace.get_text_document(uri).version
+        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, made, version))
+
+    def range(self, uri: str, span: Span) -> lsp.Range:
+        """A place as the client counts."""
+        document = self.workspace.get_text_document(uri)
+        start = lsp.Position(max(span.line - 1, 0), max(span.column - 1, 0))
+        end = lsp.Position(max(span.end_line - 1, 0), max(span.end_column - 1, 0))
+        return document.position_codec.range_to_client_units(document.lines, lsp.Range(start, end))
+
+    def place(self, uri: str, position: lsp.Position) -> tuple[int, int]:
+        """The line and column, from 1, of a position of the client's."""
+        document = self.workspace.get_text_document(uri)
+        here = document.position_codec.position_from_client_units(document.lines, position)
+        return here.line + 1, here.character + 1
+
+    def diagnostic(self, uri: str, made: Diagnostic) -> lsp.Diagnostic:
+        """A fault with its notes, and the changes that would mend it as data for the quick fixes."""
+        plain = "".join(f"\n{note.message}" for note in made.notes if note.span is None)
+        related = [
+            lsp.DiagnosticRelatedInformation(lsp.Location(uri, self.range(uri, note.span)), note.message)
+            for note in made.notes
+            if note.span is not None and note.span.line
+        ]
+        source = self.texts[uri].seen.source
+        fixes = [edit for note in made.notes for fix in note.fixes if (edit := _edit(source, made.span, fix))]
+        grade = lsp.DiagnosticSeverity.Error if made.severity is Grade.ERROR else lsp.DiagnosticSeverity.Warning
+        return lsp.Diagnostic(
+            range=self.range(uri, made.span),
+            message=f"{made.message}{plain}",
+            severity=grade,
+            code=made.code,
+            source="shardwright",
+            related_information=related or None,
+            data=[{"place": _numbers(place), "text": text} for place, text in fixes],
+        )
+
+
+def _numbers(span: Span) -> list[int]:
+    return [span.line, span.column, span.end_line, span.end_column]
+
+
+def _edit(source: Source, span: Span, fix: Fix) -> tuple[Span, str] | None:
+    """Where a fix changes the text, and to what; None where its word is not there once."""
+    if not span.line or span.line != span.end_line:
+        return None
+    line = source.line(span.line)
+    there = line[span.column - 1 : span.end_column - 1]
+    if not fix.old:
+        return span, fix.new.replace("...", there)
+    found = list(re.finditer(rf"(?<![A-Za-z0-9_]){re.escape(fix.old)}(?![A-Za-z0-9])", there))
+    if len(found) != 1:
+        inside = list(re.finditer(re.escape(fix.old), there))  # an axis in `E_xyz`
+        if found or len(inside) != 1:
+            return None
+        found = inside
+    start = span.column + found[0].start()
+    return Span(span.line, start, span.line, start + len(fix.old)), fix.new
+
+
+def start() -> None:
+    """Serve on standard input and output until the client ends it."""
+    server = make_server()
+    asked, answered = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything else prints is not part of the protocol
+    try:
+        server.start_io(asked, answered)
+    finally:
+        for known in server.texts.values():
+            known.worker.close()
+
+
+def make_server() -> Server:
+    """The server with everything it can do."""
+    server = Server()
+    feature: Any = server.feature
+
+    @feature(lsp.INITIALIZE)
+    def begin(params: lsp.InitializeParams) -> None:
+        options: Any = params.initialization_options
+        if isinstance(options, dict):
+            server.settings = _settings(options)  # pyright: ignore[reportUnknownArgumentType]
+
+    @feature(lsp.TEXT_DOCUMENT_DID_OPEN)
+    def opened(params: lsp.DidOpenTextDocumentParams) -> None:
+        server.look(params.text_document.uri)
+
+    @feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
+    def changed(params: lsp.DidChangeTextDocumentParams) -> None:
+        server.look(params.text_document.uri)
+
+    @feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
+    def closed(params: lsp.DidCloseTextDocumentParams) -> None:
+        known = server.texts.pop(params.text_document.uri, None)
+        if known is not None:
+            if known.task is not None:
+                known.task.cancel()
+            known.worker.close()
+        server.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(params.text_document.uri, []))
+
+    @feature(lsp.TEXT_DOCUMENT_HOVER)
+    def hover(params: lsp.HoverParams) -> lsp.Hover | None:
+        return _hover(server, params.text_document.uri, params.position)
+
+    @feature(lsp.TEXT_DOCUMENT_DEFINITION)
+    def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
+        uri = params.text_document.uri
+        found = _symbol_at(server, uri, params.position)
+        place = found[0].place if found else None
+        return lsp.Location(uri, server.range(uri, place)) if place else None
+
+    @feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
+    def hints(params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+        return list(_hints(server, params.text_document.uri, params.range))
+
+    @feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["_", "[", " ", "-"]))
+    def completion(params: lsp.CompletionParams) -> lsp.CompletionList:
+        known = server.opened(params.text_document.uri)
+        if known is None:
+            return lsp.CompletionList(False, [])
+        made = [
+            lsp.CompletionItem(
+                suggestion.text,
+                kind=_SIGNS[suggestion.kind],
+                detail=suggestion.detail or None,
+                documentation=lsp.MarkupContent(lsp.MarkupKind.Markdown, suggestion.documentation)
+                if suggestion.documentation
+                else None,
+            )
+            for suggestion in suggestions(known.seen.source, *server.place(params.text_document.uri, params.position))
+        ]
+        return lsp.CompletionList(False, made)
+
+    @feature(lsp.TEXT_DOCUMENT_FORMATTING)
+    def formatting(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+        return _formatted(server, params.text_document.uri)
+
+    @feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
+    def actions(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+        return list(_actions(server, params))
+
+    @feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def outline(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+        return list(_outline(server, params.text_document.uri))
+
+    return server
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    """What the client was told: `chip`, `objective` and `level`; what is of another kind is left out."""
+    chip, objective, level = (options.get(key) for key in ("chip", "objective", "level"))
+    return Settings(
+        chip=chip if isinstance(chip, str) else "",
+        objective="bytes" if objective == "bytes" else "time",
+        level="explicit" if level == "explicit" else "surface",
+    )
+
+
+def _symbol_at(server: Server, uri: str, position: lsp.Position) -> tuple[Any, Span] | None:
+    known = server.opened(uri)
+    symbols = known.symbols if known is not None else None
+    if known is None or symbols is None:
+        return None
+    line, column = server.place(uri, position)
+    return symbols.at(known.seen.source.line(line), line, column)
+
+
+# ---------------------------------------------------------------- hover
+
+
+def _hover(server: Server, uri: str, position: lsp.Position) -> lsp.Hover | None:
+    known, found = server.opened(uri), _symbol_at(server, uri, position)
+    if known is None or found is None:
+        return None
+    symbol, here = found
+    program = known.seen.program
+    match symbol.kind:
+        case Kind.OPERATION:
+            _, text = operation_help().get(symbol.name, (symbol.name, ""))
+            text = "\n\n".join(filter(None, [text, *_cost_lines(known.examined, here.line)]))
+        case Kind.AXIS:
+            size = program.mesh.get(symbol.name) if program else None
+            text = f"mesh axis `{symbol.name}`" + (f": {size} chips along it" if size else "")
+        case Kind.DIMENSION:
+            text = _dimension_text(known, symbol.name, here)
+        case Kind.CHIP:
+            text = _chip_text(symbol.name)
+        case Kind.FUNCTION:
+            text = "\n\n".join([f"function `{symbol.name}`", *_function_lines(known.examined, symbol.name)])
+        case _:
+            text = "\n\n".join([*_value_lines(known.examined, symbol), *_cost_lines(known.examined, here.line)])
+            text = text or f"{symbol.kind} `{symbol.name}`: its layout is being chosen"
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), server.range(uri, here))
+
+
+def _dimension_text(known: Opened, name: str, here: Span) -> str:
+    program = known.seen.program
+    if program is None:
+        return f"dimension `{name}`"
+    inside = Symbols(known.seen.module).func_at(here.line, here.column) if known.seen.module else ""
+    func = next((func for func in program.funcs if func.name == inside), None)
+    info, size = program.dim(name), program.sizes(func)[name]
+    order = f", its order of digits `{' '.join(map(str, info.order))}`" if info.order else ""
+    return f"dimension `{name}` of size {size}{order}"
+
+
+def _chip_text(name: str) -> str:
+    from shardwright.cost.chips import load_chip
+    from shardwright.workbench.texts import bytes_text
+
+    try:
+        chip = load_chip(name)
+    except DiagnosticError:
+        return f"chip `{name}`"
+    rates = ", ".join(f"{rate / 1e12:g} Tflop/s in {kind}" for kind, rate in chip.flops_per_s.items())
+    memory = f"{bytes_text(chip.memory_bytes)} of memory at {bytes_text(chip.memory_bytes_per_s)}/s"
+    return f"chip `{name}`: {memory}; {rates}"
+
+
+def _value_lines(examined: Examined | None, symbol: Any) -> Iterator[str]:
+    from shardwright.workbench.texts import held_text
+
+    for facts in examined.values if examined else ():
+        if facts.place == symbol.place:
+            yield f"```shard\n{facts.name}{' :~' if facts.found else ':'} {facts.type}\n```"
+            yield f"{held_text(facts)}; {'found by the compiler' if facts.found else 'as demanded'}"
+            return
+
+
+def _cost_lines(examined: Examined | None, line: int) -> Iterator[str]:
+    from shardwright.workbench.texts import cost_text
+
+    for cost in examined.lines if examined else ():
+        if cost.line == line:
+            yield f"this line: {cost_text(cost)} on {examined.chip if examined else ''}"
+
+
+def _function_lines(examined: Examined | None, name: str) -> Iterator[str]:
+    from shardwright.workbench.texts import function_text
+
+    for cost in examined.costs if examined else ():
+        if cost.func == name:
+            yield function_text(cost)
+
+
+# ---------------------------------------------------------------- hints
+
+
+def _hints(server: Server, uri: str, within: lsp.Range) -> Iterator[lsp.InlayHint]:
+    known = server.opened(uri)
+    if known is None or known.examined is None or known.seen.module is None:
+        return
+    first, last = within.start.line + 1, within.end.line + 1
+    for place, facts, typed in _found(known):
+        if first <= place.line <= last:
+            where = server.range(uri, place).end
+            label = f" :~ {facts.type}" if typed is None else f" = {facts.type}"
+            edits = _written(server, uri, place, facts, typed)
+            yield lsp.InlayHint(
+                where, label, kind=lsp.InlayHintKind.Type, text_edits=edits, tooltip=_tooltip(known, facts)
+            )
+
+
+def _tooltip(known: Opened, facts: ValueFacts) -> str:
+    from shardwright.workbench.texts import cost_text, held_text
+
+    lines: Sequence[LineCost] = known.examined.lines if known.examined else ()
+    costs = [f"; this line: {cost_text(cost)}" for cost in lines if cost.line == facts.place.line]
+    return held_text(facts) + "".join(costs[:1])
+
+
+def _found(known: Opened) -> Iterator[tuple[Span, ValueFacts, Span | None]]:
+    """What the author left open: the place where its type is shown, what was found, and the type with holes if one is
+    written."""
+    assert known.examined is not None
+    facts_at = {(facts.place.line, facts.place.column): facts for facts in known.examined.values}
+    for node in nodes(known.seen.module):
+        if isinstance(node, syntax.Target | syntax.Decl):
+            facts = facts_at.get((node.span.line, node.span.column))
+            if facts is None or not facts.found or facts.name != node.name:
+                continue
+            if node.type is None:
+                yield head_of(node, node.name), facts, None
+            elif not (isinstance(node, syntax.Target) and node.found):
+                yield node.type.span, facts, node.type.span
+
+
+def _written(server: Server, uri: str, place: Span, facts: ValueFacts, typed: Span | None) -> list[lsp.TextEdit]:
+    """The type as the text has it where the author takes it over."""
+    if typed is not None:
+        return [lsp.TextEdit(server.range(uri, typed), facts.type)]
+    where = server.range(uri, place).end
+    return [lsp.TextEdit(lsp.Range(where, where), f": {facts.type}")]
+
+
+# ---------------------------------------------------------------- changes
+
+
+def _formatted(server: Server, uri: str) -> list[lsp.TextEdit] | None:
+    from shardwright.ir.format import format_module
+    from shardwright.ir.parser import parse
+
+    known = server.opened(uri)
+    if known is None:
+        return None
+    try:
+        text = format_module(parse(known.seen.source))
+    except DiagnosticError:
+        return None
+    lines = known.seen.source.lines
+    whole = Span(1, 1, len(lines), len(lines[-1]) + 1)
+    return [lsp.TextEdit(server.range(uri, whole), text)] if text != known.seen.source.text else []
+
+
+def _actions(server: Server, params: lsp.CodeActionParams) -> Iterator[lsp.CodeAction]:
+    uri = params.text_document.uri
+    known = server.opened(uri)
+    if known is None:
+        return
+    for diagnostic in params.context.diagnostics:
+        fixes: Any = diagnostic.data  # what this server made, given back
+        for fix in fixes or ():
+            where = server.range(uri, Span(*fix["place"]))
+            yield lsp.CodeAction(
+                f"Write {fix['text']}",
+                kind=lsp.CodeActionKind.QuickFix,
+                diagnostics=[diagnostic],
+                edit=lsp.WorkspaceEdit({uri: [lsp.TextEdit(where, fix["text"])]}),
+            )
+    if known.examined is None or known.seen.module is None:
+        return
+    line, column = server.place(uri, params.range.start)
+    for place, facts, typed in _found(known):
+        if contains(Span(place.line, facts.place.column, place.end_line, place.end_column), line, column):
+            edits = _written(server, uri, place, facts, typed)
+            what = "Fill this hole" if typed else "Write the type found"
+            yield lsp.CodeAction(
+                f"{what}: {facts.type}", kind=lsp.CodeActionKind.QuickFix, edit=lsp.WorkspaceEdit({uri: edits})
+            )
+
+
+def _outline(server: Server, uri: str) -> Iterator[lsp.DocumentSymbol]:
+    known = server.opened(uri)
+    if known is None or known.seen.module is None:
+        return
+
+    def entry(node: syntax.Node, name: str, kind: lsp.SymbolKind, inside: Sequence[syntax.Decl]) -> lsp.DocumentSymbol:
+        whole = server.range(uri, node.span)
+        children = [entry(decl, decl.name, lsp.SymbolKind.Variable, ()) for decl in inside]
+        return lsp.DocumentSymbol(name, kind, whole, whole, children=children)
+
+    for item in known.seen.module.items:
+        match item:
+            case syntax.FuncItem():
+                yield entry(item, item.name, lsp.SymbolKind.Function, item.params)
+            case syntax.WeightsItem(decls) | syntax.StateItem(decls):
+                name = "weights" if isinstance(item, syntax.WeightsItem) else "state"
+                yield entry(item, name, lsp.SymbolKind.Namespace, decls)
+            case _:
+                pass

@@ -1,0 +1,35 @@
+"""What is known of a value, a line or a function, as a person reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.backends.graph.labels import bytes_text
+from shardwright.cost.movements import duration_text
+
+if TYPE_CHECKING:
+    from shardwright.cost.program_cost import Cost
+    from shardwright.workbench.examine import LineCost, ValueFacts
+
+__all__ = ["bytes_text", "cost_text", "duration_text", "function_text", "held_text"]
+
+
+def held_text(facts: ValueFacts) -> str:
+    """What one chip holds of a value."""
+    shape = " × ".join(map(str, facts.chip_shape)) or "a number"
+    return f"on each chip: {shape}, {bytes_text(facts.chip_bytes)}"
+
+
+def cost_text(cost: LineCost) -> str:
+    """What a line takes."""
+    moved = f", {bytes_text(cost.received)} received" if cost.received else ""
+    bound = f"bound by {' and '.join(cost.bounds)}"
+    return f"{duration_text(cost.seconds)}, {100 * cost.share:.1f} % of {cost.func}, {bound}{moved}"
+
+
+def function_text(cost: Cost) -> str:
+    """What a call of a function takes."""
+    return (
+        f"{duration_text(cost.time_s)} on {cost.n_chips} {cost.chip.name},"
+        f" {bytes_text(cost.bytes_received_per_chip)} received and {bytes_text(cost.memory.peak)} held at most a chip"
+    )
