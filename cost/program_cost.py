@@ -9,7 +9,7 @@ from shardwright.cost.chips import Chip
 from shardwright.cost.constants import Constants, Demand, Times, times_of
 from shardwright.cost.demand import demand_of
 from shardwright.cost.memory import Memory, memory_of
-from shardwright.cost.schedule import added_seconds
+from shardwright.cost.schedule import Happening, added_seconds, happenings
 from shardwright.cost.topology import TorusTopology, topology_of
 from shardwright.cost.work import Work, steps_of, works_in
 from shardwright.ir.program import Func, Program
@@ -104,14 +104,19 @@ def kernel_costs(
     program: Program, func: Func, chip: Chip, constants: Constants | None = None
 ) -> tuple[KernelCost, ...]:
     """The kernels of `cost_of`, whose `total_s` add up to its `time_s`. Raises as it does."""
-    topology = topology_of(chip, program.mesh)
-    chosen = constants or chip.constants
-    steps = steps_of(program, func)
+    steps, topology = steps_of(program, func), topology_of(chip, program.mesh)
     works = list(works_in(steps))
     made = [demand_of(work, topology) for work in works]
-    times = [times_of(demand, chosen) for demand in made]
+    times = [times_of(demand, constants or chip.constants) for demand in made]
     added = added_seconds(steps, [each.total for each in times], axes_apart=isinstance(topology, TorusTopology))
     return tuple(map(KernelCost, works, made, times, added))
+
+
+def course_of_call(program: Program, func: Func, cost: Cost) -> list[Happening]:
+    """When the kernels of a function's cost are executed, by their place in `cost.kernels`."""
+    apart = isinstance(topology_of(cost.chip, program.mesh), TorusTopology)
+    seconds = [kernel.times.total for kernel in cost.kernels]
+    return happenings(steps_of(program, func), seconds, axes_apart=apart)
 
 
 def model_size(program: Program, func: Func) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardwright.cost.work import Repeat, Steps, Work, works_in
 
@@ -28,14 +29,38 @@ def added_seconds(steps: Steps, seconds: Sequence[float], *, axes_apart: bool = 
     return course.added
 
 
+class Happening(NamedTuple):
+    """When a kernel or transfer is executed, by its number in `works_in`; -1 stands for trips that are all like the one
+    before, `trips` of them."""
+
+    number: int
+    start: float
+    end: float
+    trips: int = 1
+
+
+def happenings(
+    steps: Steps, seconds: Sequence[float], *, axes_apart: bool = False, most: int = 20_000
+) -> list[Happening]:
+    """When each kernel and transfer of `added_seconds` is executed in one call, every trip of the loops by itself; from
+    `most` on, trips that are alike are not told apart."""
+    course = _Course(list(seconds), [0.0] * len(seconds), axes_apart, [], most)
+    course.run(steps, 0)
+    assert course.seen is not None
+    return sorted(course.seen, key=lambda happening: happening.start)
+
+
 @dataclass
 class _Course:
     """A simulation. `now` is when the steps so far have ended, `free` when the transfers so far have on each kind of
-    links, `landing` when each value in flight arrives, with the transfer that brings it."""
+    links, `landing` when each value in flight arrives, with the transfer that brings it. Where all is to be `seen`,
+    trips are skipped only after the first `most` executions."""
 
     seconds: list[float]
     added: list[float]
     axes_apart: bool
+    seen: list[Happening] | None = None
+    most: int = 0
     now: float = 0.0
     free: dict[str, float] = field(default_factory=dict[str, float])
     landing: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
@@ -57,7 +82,10 @@ class _Course:
                 self.wait(*self.landing[name])
         links = self.links(work)
         ended = max((self.free.get(link, 0.0) for link in links), default=0.0)
-        ended = max(self.now, ended) + self.seconds[number]
+        began = max(self.now, ended)
+        ended = began + self.seconds[number]
+        if self.seen is not None:
+            self.seen.append(Happening(number, began, ended))
         self.free.update((link, ended) for link in links)
         if work.in_flight:
             self.landing[work.name] = ended, number
@@ -94,7 +122,10 @@ class _Course:
             after = self.ahead()
             self.hand_on([(carried.following, carried.value) for carried in loop.carried])
             taken = self.now - began
-            if before is not None and _alike(before, after, taken):
+            watched = self.seen is not None and len(self.seen) < self.most
+            if before is not None and not watched and _alike(before, after, taken):
+                if self.seen is not None and left:
+                    self.seen.append(Happening(-1, self.now, self.now + left * taken, left))
                 self.skip(left * taken)
                 for number, once in enumerate(added, first):
                     self.added[number] += left * (self.added[number] - once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,10 +99,20 @@ def test_what_is_not_a_timeline_is_refused(shardwright: Callable, tmp_path: Path
     [
         (["t.json", "-o", "a.dot"], "a timeline is drawn as .svg, .png, .pdf, .trace.json"),
         (["t.json", "-o", "a.svg", "--func", "f"], "--func is of programs; FILE is a timeline"),
+        (["a.shard", "-o", "a.svg", "--timeline"], "--timeline needs --chip"),
+        (
+            ["a.shard", "-o", "a.svg", "--timeline", "--chip", "h100", "--cost"],
+            "--cost colours the graph; --timeline is another picture",
+        ),
+        (
+            ["a.shard", "-o", "a.dot", "--timeline", "--chip", "h100"],
+            "a timeline is drawn as .svg, .png, .pdf, .trace.json",
+        ),
+        (["t.json", "-o", "a.svg", "--timeline", "--chip", "h100"], "--timeline is of programs; FILE is a timeline"),
         (["t.json", "-o", "a.svg", "--mesh", "x=2"], "--mesh is of programs; FILE is a timeline"),
         (["t.json", "-o", "a.trace.json", "--window", "0:1"], "--window is of pictures; a trace has everything"),
-        (["a.shard", "-o", "a.svg", "--window", "0:1"], "--window is of timelines; FILE is a program"),
-        (["a.shard", "-o", "a.trace.json"], ".trace.json is of timelines; FILE is a program"),
+        (["a.shard", "-o", "a.svg", "--window", "0:1"], "--window is of timelines: add --timeline"),
+        (["a.shard", "-o", "a.trace.json"], ".trace.json is of timelines: add --timeline"),
         (
             ["t.json", "-o", "a.svg", "--window", "3:1"],
             "argument --window: '3:1' is not BEGIN:END in seconds, as in 0.5:2",
@@ -133,3 +144,17 @@ def test_a_timeline_that_would_be_too_long_is_not_made(shardwright: Callable, tm
         "offload: error: the timeline has about 792000 events; one of more than 400000 is not made [long-timeline]\n"
         "note: with --gen-len 757 it has fewer\n"
     )
+
+
+def test_a_program_has_a_timeline(shardwright: Callable[..., Any], tmp_path: Path) -> None:
+    examples = Path(__file__).parents[1] / "examples"
+    file, out = examples / "10_palm_parallel_block.shard", tmp_path / "block.trace.json"
+    assert shardwright("draw", file, "--timeline", "--chip", "tpu-v4", "-o", out).status == 0
+    named = {event["args"]["name"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "M"}
+    assert {"predicted", "device", "links x", "links yz"} <= named
+    picture = tmp_path / "block.svg"
+    assert shardwright("draw", file, "--timeline", "--chip", "tpu-v4", "-o", picture).status == 0
+    assert "block on 64 tpu-v4" in picture.read_text()
+    whole = shardwright("draw", examples / "13_palm_model.shard", "--timeline", "--chip", "tpu-v4", "-o", picture)
+    assert whole.status == 1
+    assert "a timeline is of one function [which-function]\nnote: name it: --func, of prefill, decode" in whole.err

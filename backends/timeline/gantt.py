@@ -23,6 +23,7 @@ _COLOURS = {
     "tokens": "#c2417a",
     "copies": "#7b8794",
     "compute": "#3b82c4",
+    "collectives": "#e8891c",
     "wait": "#dbe1e8",
 }
 _NAMES = {"cache": "KV cache", "hidden": "hidden states", "compute": "computation", "wait": "waiting"}
@@ -272,10 +273,14 @@ def _kind(name: str, resource: str) -> str:
         return "wait"
     if resource in {"device", "host"}:
         return "compute"
+    if resource.startswith("links"):
+        return "collectives"
     return next((kind for kind in ("weights", "cache", "hidden", "tokens") if kind in name), "copies")
 
 
 def _bound_colour(resource: str) -> str:
+    if resource.startswith("links"):
+        return _COLOURS["collectives"]
     return _COLOURS["wait"] if resource.startswith("process ") else _BOUND.get(resource, _COLOURS["copies"])
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.backends.graph import Annotation
+    from shardwright.backends.timeline.record import Timeline
     from shardwright.cli.options import Subparsers
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
@@ -22,16 +23,20 @@ OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
 
 def add_parser(subparsers: Subparsers) -> None:
     """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost --chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim],
-    or TIMELINE.json -o OUT.{svg,png,pdf,trace.json} [--window BEGIN:END]."""
+    or FILE --timeline --chip NAME or TIMELINE.json -o OUT.{svg,png,pdf,trace.json} [--window BEGIN:END]."""
     parser = subparsers.add_parser(
         "draw",
-        description="Draw a program: its values with their layouts, its operations, and the collectives. Or, of a "
+        description="Draw a program: its values with their layouts, its operations, and the collectives; or with "
+        "--timeline when a call of it computes and communicates, and what hides what. Or, of a "
         ".json file that offload --timeline wrote: copies and computation per resource, predicted and measured, what "
         "bounds each step, and the memory of each tier; as .trace.json for Perfetto.",
     )
     add_file(parser)
     formats = (*FORMATS, "trace.json")
     add_output(parser, f"OUT.{{{','.join(formats)}}}", required=True, kind=one_of("picture", *formats))
+    parser.add_argument(
+        "--timeline", action="store_true", help="when a call computes and communicates on --chip, as predicted"
+    )
     parser.add_argument("--window", type=time_window, metavar="BEGIN:END", help="these seconds of a timeline")
     parser.add_argument("--func", metavar="NAME", help="draw this function alone")
     parser.add_argument(
@@ -45,19 +50,22 @@ def add_parser(subparsers: Subparsers) -> None:
     add_chip(parser, required=False)
     add_choice(parser, chip=False)
     parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
+    parser.check(lambda args: "--timeline needs --chip" if args.timeline and not args.chip else None)
     add_sizes(parser)
     parser.check(_fits_the_file)
 
 
 def _fits_the_file(args: argparse.Namespace) -> str | None:
     """What is asked for must be of a timeline or of a program, as FILE is."""
-    of_program = [f"--{name}" for name in ("func", "passes", "cost", "mesh", "dim") if getattr(args, name)]
-    if not args.file.endswith(".json"):
+    of_program = [f"--{name}" for name in ("func", "passes", "cost", "timeline", "mesh", "dim") if getattr(args, name)]
+    if not args.file.endswith(".json") and not args.timeline:
         if args.output.endswith(".trace.json"):
-            return ".trace.json is of timelines; FILE is a program"
-        return "--window is of timelines; FILE is a program" if args.window else None
-    if of_program:
+            return ".trace.json is of timelines: add --timeline"
+        return "--window is of timelines: add --timeline" if args.window else None
+    if args.file.endswith(".json") and of_program:
         return f"{of_program[0]} is of programs; FILE is a timeline"
+    if args.timeline and args.cost:
+        return "--cost colours the graph; --timeline is another picture"
     wanted = args.output.endswith(tuple(f".{suffix}" for suffix in OF_TIMELINES))
     if args.window and args.output.endswith(".trace.json"):
         return "--window is of pictures; a trace has everything"
@@ -74,9 +82,16 @@ def execute(args: argparse.Namespace) -> int:
 
     source = read_program(args.file)
     if args.file.endswith(".json"):
-        write_output(args.output, _timeline(args, source))
+        from shardwright.backends.timeline.record import read_timeline
+
+        write_output(args.output, _drawn(args, source, read_timeline(source)))
         return 0
     program = load_program(args, source)
+    if args.timeline:
+        with located(source):
+            timeline = _predicted(args, program)
+        write_output(args.output, _drawn(args, source, timeline))
+        return 0
     with located(source):
         annotations = _costs(args, program) if args.cost else None
         dot = to_dot(program, source=source, func=args.func, annotations=annotations)
@@ -84,13 +99,26 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _timeline(args: argparse.Namespace, source: Source) -> str | bytes:
+def _predicted(args: argparse.Namespace, program: Program) -> Timeline:
+    """Of the function that `--func` names, or of the only one."""
+    from shardwright.backends.timeline.predicted import predicted_timeline
+    from shardwright.cli.cost import chip_and_constants
+    from shardwright.cost.program_cost import cost_of
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    found = [func for func in program.funcs if args.func in (None, func.name)]
+    if len(found) != 1:
+        names = ", ".join(func.name for func in program.funcs)
+        raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
+    chip, constants = chip_and_constants(args)
+    return predicted_timeline(program, found[0], cost_of(program, found[0], chip, constants))
+
+
+def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str | bytes:
     from shardwright.backends.timeline.gantt import draw
     from shardwright.backends.timeline.perfetto import to_trace
-    from shardwright.backends.timeline.record import read_timeline
     from shardwright.ir.diagnostics import located
 
-    timeline = read_timeline(source)
     if args.output.endswith(".trace.json"):
         return to_trace(timeline)
     with located(source):
