@@ -12,12 +12,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-targets bench check fmt clean
+.PHONY: help demo test test-all test-browser test-targets bench check fmt clean
 
 help:
 	@echo 'make demo      compile the PaLM block for 8 virtual devices, run it, compare it, draw it'
 	@echo 'make test      lint, types, direction of imports, tests'
 	@echo 'make test-all  the same with the slow tests'
+	@echo 'make test-browser tests of the explorer in Chromium'
 	@echo 'make test-targets tests on the compilers of TPUs and GPUs, in $(TARGETS_VENV)'
 	@echo 'make bench     every measurement in bench/'
 	@echo 'make check     lint, types, direction of imports'
@@ -32,6 +33,13 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n auto
+
+# Chromium comes with the system, or is installed where this may be done.
+test-browser: $(STAMP)
+	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install -y chromium >/dev/null 2>&1 \
+	  || sudo -n apt-get install -y chromium >/dev/null 2>&1 \
+	  || { echo 'The tests of the explorer need Chromium: apt-get install chromium, or its like.' >&2; exit 1; }
+	SHARDWRIGHT_BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
 
 test-targets: $(TARGETS_STAMP)
 	$(TARGETS_VENV)/bin/python -m pytest tests/targets

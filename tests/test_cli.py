@@ -24,7 +24,7 @@ from shardwright.ir.diagnostics import Source, Span, fault
 
 COMMANDS = ["check", "fmt", "opt", "reshard", "compile", "run", "draw", "targets", "explain", "trace", "export", "cost",
             "search", "plan", "fit", "pareto", "calibrate", "reproduce", "import", "generate",
-            "offload", "lsp"]  # fmt: skip
+            "offload", "explore", "lsp"]  # fmt: skip
 
 UGLY = "mesh   x=2\ndim E=4   # width\nfunc f(x:BE_x)->BE_x{\n  return x\n}\n"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.cost.program_cost import Cost
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,19 @@ class Annotation:
 
 Annotations = Mapping[str, Annotation]
 """By the name of a value, `h`, or of a value in one function, `decode.h`, which goes first."""
+
+
+def of_costs(costs: Iterable[Cost]) -> dict[str, Annotation]:
+    """The predicted time of each kernel and its share of its function's, at the value that it makes."""
+    from shardwright.cost.movements import duration_text
+
+    made: dict[str, Annotation] = {}
+    for cost in costs:
+        for kernel in cost.kernels:
+            share = kernel.total_s / cost.time_s if cost.time_s else 0.0
+            text = f"{duration_text(kernel.total_s)}, {100 * share:.1f} %, {kernel.times.bound}"
+            made[f"{cost.func}.{kernel.work.name}"] = Annotation(text, min(1.0, share))
+    return made
 
 
 def annotation_of(annotations: Annotations, func: str, name: str) -> Annotation | None:

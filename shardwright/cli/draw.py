@@ -126,22 +126,13 @@ def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str 
 
 
 def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
-    """The predicted time of each kernel and its share of the function's, at the value that it makes."""
-    from shardwright.backends.graph import Annotation
+    from shardwright.backends.graph.annotations import of_costs
     from shardwright.cli.cost import chip_and_constants
-    from shardwright.cost.movements import duration_text
     from shardwright.cost.program_cost import cost_of
 
     chip, constants = chip_and_constants(args)
-    made: dict[str, Annotation] = {}
-    for func in program.funcs:
-        if args.func in (None, func.name):
-            cost = cost_of(program, func, chip, constants)
-            for kernel in cost.kernels:
-                share = kernel.total_s / cost.time_s if cost.time_s else 0.0
-                text = f"{duration_text(kernel.total_s)}, {100 * share:.1f} %, {kernel.times.bound}"
-                made[f"{func.name}.{kernel.work.name}"] = Annotation(text, min(1.0, share))
-    return made
+    funcs = [func for func in program.funcs if args.func in (None, func.name)]
+    return of_costs([cost_of(program, func, chip, constants) for func in funcs])
 
 
 def load_program(

@@ -48,6 +48,7 @@ COMMANDS = {
     "import": Entry("import_", "a program from a Hugging Face checkpoint"),
     "generate": Entry("generate", "text from a Hugging Face checkpoint"),
     "offload": Entry("offload", "a policy of placement over device, host and disk"),
+    "explore": Entry("explore", "a program in the browser, live"),
     "lsp": Entry("lsp", "a language server, for editors"),
 }
 
@@ -66,6 +67,7 @@ EXTRAS = {
     "pygls": "editor",
     "lsprotocol": "editor",
     "pebble": "editor",
+    "nicegui": "explore",
 }
 
 OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141

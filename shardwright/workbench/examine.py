@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -57,6 +57,20 @@ class ValueFacts:
 
 
 @dataclass(frozen=True)
+class Hint:
+    """A type that was found for a value, to be shown at the end of `place`; `written` is the type with holes that
+    stands there, None where none does."""
+
+    place: Span
+    facts: ValueFacts
+    written: Span | None
+
+    @property
+    def label(self) -> str:
+        return f" = {self.facts.type}" if self.written else f" :~ {self.facts.type}"
+
+
+@dataclass(frozen=True)
 class LineCost:
     """What the kernels and movements of one line take of a call of its function."""
 
@@ -67,8 +81,8 @@ class LineCost:
     received: int
     """Bytes that a chip receives from others."""
     bounds: tuple[str, ...]
-    movements: tuple[str, ...]
-    """Those that were inserted or written there, as operations."""
+    values: tuple[str, ...]
+    """What these kernels and movements make, by the names of the explicit program."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class Examined:
 
     diagnostics: tuple[Diagnostic, ...] = ()
     values: tuple[ValueFacts, ...] = ()
+    hints: tuple[Hint, ...] = ()
     explicit: Program | None = None
     text: str = ""
     """The explicit program as it is printed."""
@@ -109,14 +124,15 @@ def examine(source: Source, settings: Settings | None = None) -> Examined:
     seen = glance(source, settings)
     if seen.program is None:
         return Examined(seen.diagnostics)
+    assert seen.module is not None
     try:
         with located(source):
-            return _examined(seen.program, settings)
+            return _examined(seen.module, seen.program, settings)
     except DiagnosticError as error:
         return Examined(error.diagnostics)
 
 
-def _examined(program: Program, settings: Settings) -> Examined:
+def _examined(module: syntax.Module, program: Program, settings: Settings) -> Examined:
     from shardwright.compiling import print_program
     from shardwright.cost.chips import REFERENCE, load_chip
     from shardwright.cost.program_cost import cost_of
@@ -138,7 +154,25 @@ def _examined(program: Program, settings: Settings) -> Examined:
     priced = chip or REFERENCE.name
     costs = tuple(cost_of(made, func, load_chip(priced)) for func in made.funcs)
     lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
-    return Examined((), values, made, print_program(made), proof_of(traces), costs, lines, priced)
+    hints, text = tuple(_hints(module, values)), print_program(made)
+    return Examined((), values, hints, made, text, proof_of(traces), costs, lines, priced)
+
+
+def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:
+    """What the author left open."""
+    from shardwright.ir import syntax
+    from shardwright.workbench.symbols import head_of, nodes
+
+    facts_at = {(facts.place.line, facts.place.column): facts for facts in values}
+    for node in nodes(module):
+        if isinstance(node, syntax.Target | syntax.Decl):
+            facts = facts_at.get((node.span.line, node.span.column))
+            if facts is None or not facts.found or facts.name != node.name:
+                continue
+            if node.type is None:
+                yield Hint(head_of(node, node.name), facts, None)
+            elif not (isinstance(node, syntax.Target) and node.found):
+                yield Hint(node.type.span, facts, node.type.span)
 
 
 def _check_chip(program: Program, settings: Settings) -> None:
@@ -190,7 +224,6 @@ def _lines(func: Func, cost: Cost) -> list[LineCost]:
         work = kernel.work
         line = _line_of(work.statement, readers)
         was = by_line.get(line, LineCost(cost.func, line, 0.0, 0.0, 0, (), ()))
-        moved = (work.operation,) if work.collective is not None else ()
         by_line[line] = LineCost(
             cost.func,
             line,
@@ -198,7 +231,7 @@ def _lines(func: Func, cost: Cost) -> list[LineCost]:
             was.share + (kernel.total_s * cost.rounds / cost.time_s if cost.time_s else 0.0),
             was.received + (work.collective.received * work.trips if work.collective else 0),
             tuple(dict.fromkeys((*was.bounds, kernel.times.bound))),
-            (*was.movements, *moved),
+            (*was.values, work.name),
         )
     return [by_line[line] for line in sorted(by_line) if line]
 

@@ -20,9 +20,9 @@ from pygls.lsp.server import LanguageServer
 from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Source, Span
 from shardwright.ir.diagnostics import Severity as Grade
-from shardwright.workbench.examine import Examined, Glance, LineCost, Settings, ValueFacts, examine, glance
+from shardwright.workbench.examine import Examined, Glance, Hint, LineCost, Settings, ValueFacts, examine, glance
 from shardwright.workbench.suggestions import SuggestionKind, operation_help, suggestions
-from shardwright.workbench.symbols import Kind, Symbols, contains, head_of, nodes
+from shardwright.workbench.symbols import Kind, Symbols, contains
 from shardwright.workbench.worker import SupersededError, Worker
 
 PAUSE = 0.2
@@ -354,16 +354,15 @@ def _function_lines(examined: Examined | None, name: str) -> Iterator[str]:
 
 def _hints(server: Server, uri: str, within: lsp.Range) -> Iterator[lsp.InlayHint]:
     known = server.opened(uri)
-    if known is None or known.examined is None or known.seen.module is None:
-        return
     first, last = within.start.line + 1, within.end.line + 1
-    for place, facts, typed in _found(known):
-        if first <= place.line <= last:
-            where = server.range(uri, place).end
-            label = f" :~ {facts.type}" if typed is None else f" = {facts.type}"
-            edits = _written(server, uri, place, facts, typed)
+    for hint in known.examined.hints if known and known.examined else ():
+        if known and first <= hint.place.line <= last:
             yield lsp.InlayHint(
-                where, label, kind=lsp.InlayHintKind.Type, text_edits=edits, tooltip=_tooltip(known, facts)
+                server.range(uri, hint.place).end,
+                hint.label,
+                kind=lsp.InlayHintKind.Type,
+                text_edits=_written(server, uri, hint),
+                tooltip=_tooltip(known, hint.facts),
             )
 
 
@@ -375,28 +374,12 @@ def _tooltip(known: Opened, facts: ValueFacts) -> str:
     return held_text(facts) + "".join(costs[:1])
 
 
-def _found(known: Opened) -> Iterator[tuple[Span, ValueFacts, Span | None]]:
-    """What the author left open: the place where its type is shown, what was found, and the type with holes if one is
-    written."""
-    assert known.examined is not None
-    facts_at = {(facts.place.line, facts.place.column): facts for facts in known.examined.values}
-    for node in nodes(known.seen.module):
-        if isinstance(node, syntax.Target | syntax.Decl):
-            facts = facts_at.get((node.span.line, node.span.column))
-            if facts is None or not facts.found or facts.name != node.name:
-                continue
-            if node.type is None:
-                yield head_of(node, node.name), facts, None
-            elif not (isinstance(node, syntax.Target) and node.found):
-                yield node.type.span, facts, node.type.span
-
-
-def _written(server: Server, uri: str, place: Span, facts: ValueFacts, typed: Span | None) -> list[lsp.TextEdit]:
+def _written(server: Server, uri: str, hint: Hint) -> list[lsp.TextEdit]:
     """The type as the text has it where the author takes it over."""
-    if typed is not None:
-        return [lsp.TextEdit(server.range(uri, typed), facts.type)]
-    where = server.range(uri, place).end
-    return [lsp.TextEdit(lsp.Range(where, where), f": {facts.type}")]
+    if hint.written is not None:
+        return [lsp.TextEdit(server.range(uri, hint.written), hint.facts.type)]
+    where = server.range(uri, hint.place).end
+    return [lsp.TextEdit(lsp.Range(where, where), f": {hint.facts.type}")]
 
 
 # ---------------------------------------------------------------- changes
@@ -433,15 +416,15 @@ def _actions(server: Server, params: lsp.CodeActionParams) -> Iterator[lsp.CodeA
                 diagnostics=[diagnostic],
                 edit=lsp.WorkspaceEdit({uri: [lsp.TextEdit(where, fix["text"])]}),
             )
-    if known.examined is None or known.seen.module is None:
-        return
     line, column = server.place(uri, params.range.start)
-    for place, facts, typed in _found(known):
-        if contains(Span(place.line, facts.place.column, place.end_line, place.end_column), line, column):
-            edits = _written(server, uri, place, facts, typed)
-            what = "Fill this hole" if typed else "Write the type found"
+    for hint in known.examined.hints if known.examined else ():
+        begin, end = hint.facts.place, hint.place
+        if contains(Span(begin.line, begin.column, end.end_line, end.end_column), line, column):
+            what = "Fill this hole" if hint.written else "Write the type found"
             yield lsp.CodeAction(
-                f"{what}: {facts.type}", kind=lsp.CodeActionKind.QuickFix, edit=lsp.WorkspaceEdit({uri: edits})
+                f"{what}: {hint.facts.type}",
+                kind=lsp.CodeActionKind.QuickFix,
+                edit=lsp.WorkspaceEdit({uri: _written(server, uri, hint)}),
             )
 
 

@@ -25,8 +25,9 @@ class SupersededError(Exception):
 class Worker:
     """One process that does one thing at a time; a new question stops the one before it."""
 
-    def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
-        self.seconds, self.memory_bytes = seconds, memory_bytes
+    def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES, spare: int = 0) -> None:
+        """`spare` processes stand ready for when the one that works is stopped."""
+        self.seconds, self.memory_bytes, self.spare = seconds, memory_bytes, spare
         self._pool: Any = None
         self._running: Any = None
 
@@ -75,7 +76,7 @@ class Worker:
 
             # A fresh interpreter: a copy of this one would have its threads' locks.
             context = get_context("spawn")
-            self._pool = ProcessPool(1, initializer=_begin, initargs=(self.memory_bytes,), context=context)
+            self._pool = ProcessPool(1 + self.spare, initializer=_begin, initargs=(self.memory_bytes,), context=context)
         return self._pool
 
 
@@ -85,6 +86,7 @@ def _limit(message: str) -> Exception:
 
 def _begin(memory_bytes: int) -> None:
     """Limits of the process; it reads and writes nothing of the standard streams, which may carry a protocol."""
+
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)

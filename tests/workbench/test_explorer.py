@@ -1,0 +1,211 @@
+"""What the explorer is made of, apart from its page: links, limits of processes, who may ask, and lines that move."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import random
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.workbench import jobs
+from shardwright.workbench.examine import Settings, examine
+from shardwright.workbench.explorer import first_text, serve
+from shardwright.workbench.guard import Guard
+from shardwright.workbench.links import from_link, to_link
+from shardwright.workbench.page import same_lines
+from shardwright.workbench.worker import SupersededError, Worker
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("text", ["", "func f(a: B) -> B { return a }\n", "# é 𝄞\n" * 500])
+def test_a_link_holds_the_text_and_the_controls(text: str) -> None:
+    controls = {"mesh": "x=2", "chip": "h100"}
+    assert from_link(to_link(text, controls)) == (text, controls)
+
+
+def packed(data: bytes) -> str:
+    return base64.urlsafe_b64encode(zlib.compress(data)).decode()
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["", "%%%", "aGVsbG8", to_link("x", {})[:-3], packed(b"[1, 2]"), packed(b"{}"), packed(b"[" * 100_000),
+     packed(b'["' + b"x" * 10_000_000 + b'", {}]'), packed(b'["' + b"x" * 200_000 + b'", {}]'), packed(b"\xff")],
+)  # fmt: skip
+def test_a_damaged_link_is_said_to_be_one(link: str) -> None:
+    with pytest.raises(DiagnosticError, match="the link does not hold a program"):
+        from_link(link)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return "awake"
+
+
+def _fill(gigabytes: int) -> int:
+    return len(bytearray(gigabytes << 30))
+
+
+def _die() -> None:
+    os._exit(3)
+
+
+def _refuse() -> None:
+    examine(Source("a", "func"), Settings(dims={"B": -1}))
+    raise KeyError("mine")
+
+
+def test_a_worker_has_limits_and_goes_on_after_them() -> None:
+    async def asked() -> None:
+        worker = Worker(seconds=1.0, memory_bytes=2 << 30)
+        with pytest.raises(DiagnosticError, match=r"this takes more than 1 seconds"):
+            await worker.ask(_sleep, 30.0)
+        with pytest.raises(DiagnosticError, match=r"more than 2 GiB of memory"):
+            await worker.ask(_fill, 4)
+        with pytest.raises(DiagnosticError, match=r"or the process died"):
+            await worker.ask(_die)
+        with pytest.raises(KeyError, match="mine"):
+            await worker.ask(_refuse)
+        assert await worker.ask(_sleep, 0.0) == "awake"
+        worker.close()
+
+    asyncio.run(asked())
+
+
+def test_a_new_question_stops_the_one_before() -> None:
+    async def asked() -> None:
+        worker = Worker(seconds=60.0, spare=1)
+        assert await worker.ask(_sleep, 0.0) == "awake"
+        began = time.monotonic()
+        first = asyncio.create_task(worker.ask(_sleep, 50.0))
+        await asyncio.sleep(0.2)
+        assert await worker.ask(_sleep, 0.01) == "awake"
+        with pytest.raises(SupersededError):
+            await first
+        assert time.monotonic() - began < 20
+        worker.close()
+
+    asyncio.run(asked())
+
+
+# ---------------------------------------------------------------- who may ask
+
+
+def answer(scope: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the guard lets out, of an application that answers everything."""
+    sent: list[dict[str, Any]] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        if _scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        else:
+            await send({"type": "websocket.accept"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {}
+
+    asyncio.run(Guard(app, 8080)(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost:8080"])
+@pytest.mark.parametrize("origin", [None, "http://127.0.0.1:8080", "http://localhost:8080"])
+def test_pages_of_this_machine_may_ask(host: str, origin: str | None) -> None:
+    headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
+    (started,) = answer({"type": "http", "headers": headers})
+    assert started["status"] == 200
+    assert "connect-src 'self'" in dict(started["headers"])[b"content-security-policy"].decode()
+    assert answer({"type": "websocket", "headers": headers}) == [{"type": "websocket.accept"}]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"host", b"evil.example:8080")],
+        [(b"host", b"127.0.0.1:8081")],
+        [(b"host", b"127.0.0.1")],
+        [(b"host", b"127.0.0.1:8080"), (b"host", b"evil.example")],
+        [(b"host", b"127.0.0.1:8080"), (b"origin", b"http://evil.example")],
+        [(b"host", b"127.0.0.1:8080"), (b"origin", b"null")],
+        [(b"host", b"127.0.0.1:8080"), (b"origin", b"https://127.0.0.1:8080")],
+    ],
+)
+def test_others_may_not(headers: list[tuple[bytes, bytes]]) -> None:
+    assert answer({"type": "http", "headers": headers})[0]["status"] == 403
+    assert answer({"type": "websocket", "headers": headers}) == [{"type": "websocket.close", "code": 1008}]
+
+
+# ---------------------------------------------------------------- the text
+
+
+def test_no_file_is_read_for_a_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = "own.toml"
+    (tmp_path / chip).write_text("secret = 1\n")
+    monkeypatch.chdir(tmp_path)
+    text = f"chip {chip}\nmesh x=2\ndim B=4\n\nfunc f(a: f32 B_x) -> B_x {{\n  return a\n}}\n"
+    (fault,) = jobs.faults(Source("a", text), Settings(own_chips=False))
+    assert fault.message == f"there is no chip {chip} here"
+    assert "secret" not in str(fault)
+    assert "secret" in str(jobs.faults(Source("a", text), Settings()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_that_stay_are_found_again(seed: int) -> None:
+    generator = random.Random(seed)
+    old = [f"line {i}" for i in range(12)]
+    start, stop = sorted(generator.sample(range(13), 2))
+    new = [*old[:start], *(f"new {i}" for i in range(generator.randint(0, 4))), *old[stop:]]
+    place = same_lines("\n".join(old), "\n".join(new))
+    for number, line in enumerate(old, start=1):
+        there = place(number)
+        assert (new[there - 1] == line) if there else (line not in new)
+
+
+def test_models_begin_with_their_sizes() -> None:
+    text = jobs.begun(jobs.Beginning("llama-3-8b", "megatron", "x=4", 8, 128, 1024))
+    assert "mesh x=4\n" in text
+    assert jobs.faults(Source("llama", text), Settings()) == ()
+    with pytest.raises(DiagnosticError, match="x:4 is not a size"):
+        jobs.begun(jobs.Beginning("llama-3-8b", "megatron", "x:4", 8, 128, 1024))
+
+
+def test_every_example_is_there_and_nothing_else_is_read() -> None:
+    assert len(jobs.example_names()) == 13
+    assert all(jobs.example(name) for name in jobs.example_names())
+    assert jobs.example("../pyproject") == ""
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_a_taken_port_is_said_to_be_taken() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DiagnosticError, match=rf"port {port} cannot be used: address already in use"):
+            serve("a", "", port, show=False)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, shardwright: Any) -> None:
+    with pytest.raises(DiagnosticError, match="there is no such file"):
+        first_text(str(tmp_path / "none.shard"))
+    assert shardwright("explore", tmp_path / "none.shard", "--no-browser").status == 1
+    assert "--port 70000 is not a port" in shardwright("explore", "--port", "70000").err
