@@ -157,7 +157,7 @@ def test_no_file_is_read_for_a_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     chip = "own.toml"
     (tmp_path / chip).write_text("secret = 1\n")
     monkeypatch.chdir(tmp_path)
-    text = f"chip {chip}\nmesh x=2\ndim B=4\n\nfunc f(a: f32 B_x) -> B_x {{\n  return a\n}}\n"
+    text = f"chip {chip}\nmesh x=2\ndim B=4\n\nfunc f(a: f32 B_x) -> f32 B_x {{\n  return a\n}}\n"
     (fault,) = jobs.faults(Source("a", text), Settings(own_chips=False))
     assert fault.message == f"there is no chip {chip} here"
     assert "secret" not in str(fault)
