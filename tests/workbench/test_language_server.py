@@ -213,7 +213,7 @@ async def test_missing_movements_are_inserted(strict: LanguageClient) -> None:
     assert await said() == []
     left = await eventually(said)
     assert [fault.message for fault in left] == [fault.message for fault in others]
-    assert list(await fixes(strict, after, left)) == ["Write all_to_all[y: F -> E](b @ w_out)"]
+    assert list(await fixes(strict, after, left)) == ["Write all_reduce[y](b @ w_out)"]
 
 
 @pytest.mark.asyncio
