@@ -33,13 +33,13 @@ def looked_at(name: str, text: str) -> None:
     assert not faults
     found, layouts = timed(examine, edited, settings)
     assert found.explicit is not None
-    _, picture = timed(jobs.picture, found)
+    _, picture = timed(jobs.picture, found, name, edited.text)
     print(f"{name:<42} {1e3 * at_once:>9.0f} {1e3 * layouts:>9.0f} {1e3 * picture:>9.0f}")
 
 
 def main() -> None:
     first = Source("first", jobs.example(jobs.example_names()[0]))
-    jobs.picture(examine(first, Settings(chip=CHIP)))
+    jobs.picture(examine(first, Settings(chip=CHIP)), first.name, first.text)
     print(f"{'milliseconds of processor time':<42} {'faults':>9} {'layouts':>9} {'picture':>9}")
     for name in jobs.example_names():
         looked_at(name, jobs.example(name))

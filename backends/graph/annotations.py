@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,17 @@ def of_costs(costs: Iterable[Cost]) -> dict[str, Annotation]:
 def annotation_of(annotations: Annotations, func: str, name: str) -> Annotation | None:
     """The annotation of a value of this function."""
     return annotations.get(f"{func}.{name}", annotations.get(name))
+
+
+def together(annotations: Sequence[Annotation | None]) -> Annotation | None:
+    """Of several statements that one node shows: the remark of the only one that has one, or the sum of weights."""
+    found = [one for one in annotations if one is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    weights = [one.weight for one in found if one.weight is not None]
+    weight = min(1.0, sum(weights)) if weights else None
+    text = f"{len(found)} kernels" + (f", {100 * weight:.1f} %" if weight is not None else "")
+    return Annotation(text, weight)
 
 
 _COLD, _HOT = (0xFF, 0xF7, 0xE0), (0xE3, 0x4A, 0x33)

@@ -25,11 +25,14 @@ def to_dot(
     func: str | None = None,
     title: str | None = None,
     annotations: Annotations | None = None,
+    folded: bool = True,
+    shapes: bool = False,
 ) -> str:
     """The DOT text of a program at either level, or of one of its functions.
 
     With `source`, tooltips quote the line that a statement stands on, and the title is by default the file's name.
-    `annotations` adds text and colour to the operations that make the named values.
+    `annotations` adds text and colour to the operations that make the named values. Unless `folded` is false, the
+    arithmetic that stands for one place of the text is one node. With `shapes` labels have the shape that a chip holds.
 
     Raises a `DiagnosticError` where the program has no function of that name, ModuleNotFoundError without graphviz.
     """
@@ -37,7 +40,7 @@ def to_dot(
 
     funcs = [_chosen(program, func)] if func is not None else list(program.funcs)
     body: Any = graphviz.Digraph("program")
-    picture = Picture(program, body, source, annotations or {})
+    picture = Picture(program, body, source, annotations or {}, folded, shapes)
     for number, one in enumerate(funcs):
         with body.subgraph(name=f"cluster_f{number}") as cluster:
             cluster.attr(**_func_style(one))

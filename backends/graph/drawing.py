@@ -75,6 +75,8 @@ def draw(
     func: str | None = None,
     title: str | None = None,
     annotations: Annotations | None = None,
+    folded: bool = True,
+    shapes: bool = False,
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
@@ -82,7 +84,8 @@ def draw(
     """
     if path is not None:
         format_of(path)
-    drawing = Drawing(to_dot(program, source=source, func=func, title=title, annotations=annotations))
+    dot = to_dot(program, source=source, func=func, title=title, annotations=annotations, folded=folded, shapes=shapes)
+    drawing = Drawing(dot)
     if path is not None:
         drawing.save(path)
     return drawing

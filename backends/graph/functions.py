@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.backends.graph.annotations import Annotation, Annotations, annotation_of, heat_colour
+from shardwright.backends.graph.annotations import Annotation, Annotations, annotation_of, heat_colour, together
+from shardwright.backends.graph.columns import column_starts
+from shardwright.backends.graph.folding import Fold, distinctive, folds
 from shardwright.backends.graph.labels import (
     bytes_text,
     escaped,
@@ -14,6 +18,7 @@ from shardwright.backends.graph.labels import (
     movement_text,
     operation_text,
     printable,
+    shape_text,
     shortened,
     statement_text,
     statics_text,
@@ -24,6 +29,7 @@ from shardwright.backends.graph.labels import (
 from shardwright.backends.graph.legend import Tally
 from shardwright.backends.graph.palette import (
     CARRIED,
+    COMPUTE,
     FAINT,
     INPUT,
     LINE,
@@ -64,6 +70,10 @@ Edges across hundreds of ranks can be followed by nobody, and make up nearly all
 """
 
 
+_ABOVE = -1_000_000
+"""Where values of another column were drawn: far from everything."""
+
+
 def tip(lines: Sequence[str]) -> str:
     """Lines as a tooltip: nothing that DOT would read as an escape or as markup."""
     text = "\n".join(printable(line) for line in lines if line).replace("&", "&amp;")
@@ -78,6 +88,10 @@ class Picture:
     body: Any
     source: Source | None
     annotations: Annotations
+    folded: bool = True
+    """Whether arithmetic that stands for one place of the text is one node."""
+    shapes: bool = False
+    """Whether labels have the shapes that a chip holds."""
     tally: Tally = field(default_factory=Tally)
     n_nodes: int = 0
     n_clusters: int = 0
@@ -112,6 +126,8 @@ class FunctionDrawer:
         self.used = {*func.returns, *(name for statement, _ in func.walk() for name in reads(statement))}
         self.clusters: list[Any] = []
         self.homes: dict[str, tuple[Any, ...]] = {}
+        self.columns = 0
+        """How many columns are being drawn, one inside the other."""
 
     def draw(self, cluster: Any) -> None:
         """Nodes go into `cluster` or, for the body of a loop, into one inside it; so do the edges between them."""
@@ -122,27 +138,58 @@ class FunctionDrawer:
         self.block(self.func.body, scope, 1)
         for name, kind in zip(self.func.returns, self.func.results, strict=True):
             lines = ["returned", f"{name}: {kind}", *tooltip_of(kind, self.mesh)]
-            label = f"{font('return', size=9, colour=FAINT)} <B>{escaped(name)}</B><BR/>{type_label(kind)}"
+            label = f"{font('return', size=9, colour=FAINT)} <B>{escaped(name)}</B><BR/>{self.typed(kind)}"
             node = self.node(RESULT, label, lines)
             self.edge(name, node, scope)
 
     # ------------------------------------------------------------ statements
 
     def block(self, body: tuple[Statement, ...], scope: Scope, trips: int) -> None:
-        for statement in body:
-            match statement:
-                case Let():
-                    self.let(statement, scope, trips)
-                case SetState():
-                    self.set_state(statement, scope)
-                case Loop():
-                    self.loop(statement, scope, trips)
-                case _:
-                    pass  # the picture shows values, which end where no edge goes on
-            for value in statement.results:
-                scope.define(value)
-            if isinstance(statement, Let):
-                self.ends(statement, scope)
+        folded = folds(body) if self.picture.folded else {}
+        starts = column_starts(body, folded, in_loop=len(scope.loops) > 0)
+        part = 0
+        with ExitStack() as column:
+            for statement in body:
+                if id(statement) in starts or (starts and part == 0):
+                    column.close()
+                    if part:
+                        self.origins = {name: replace(origin, at=_ABOVE) for name, origin in self.origins.items()}
+                    part += 1
+                    self.begin_column(column, f"part {part} of {len(starts) + 1}")
+                self.statement(statement, folded, scope, trips)
+
+    def begin_column(self, column: ExitStack, label: str) -> None:
+        """What follows stands together, with weights and state among it. Values of parts before it have their nodes
+        drawn once more, or their names."""
+        self.picture.n_clusters += 1
+        name = f"cluster_c{self.picture.n_clusters}"
+        cluster = column.enter_context(self.clusters[-1].subgraph(name=name))
+        shown = {"style": "rounded,filled", "fillcolor": "#ffffff90", "color": "#cbd2d9", "margin": "8"}
+        cluster.attr(label=f"<{font(label, size=9, colour=FAINT)}>", labeljust="l", tooltip=" ", **shown)
+        self.clusters.append(cluster)
+        self.columns += 1
+        column.callback(self.end_column)
+
+    def end_column(self) -> None:
+        self.clusters.pop()
+        self.columns -= 1
+
+    def statement(self, statement: Statement, folded: Mapping[int, Fold], scope: Scope, trips: int) -> None:
+        match statement:
+            case Let() if (fold := folded.get(id(statement))) is not None:
+                self.folded(fold, statement, scope)
+            case Let():
+                self.let(statement, scope, trips)
+            case SetState():
+                self.set_state(statement, scope)
+            case Loop():
+                self.loop(statement, scope, trips)
+            case _:
+                pass  # the picture shows values, which end where no edge goes on
+        for value in statement.results:
+            scope.define(value)
+        if isinstance(statement, Let):
+            self.ends(statement, scope)
 
     def let(self, statement: Let, scope: Scope, trips: int) -> None:
         operation, first = statement.operation, statement.operands[0] if statement.operands else None
@@ -172,6 +219,38 @@ class FunctionDrawer:
         for value in statement.results:
             self.origins[value.name] = _Origin(node, value.name, value.marking, False, definition, self.picture.n_nodes)
 
+    def folded(self, fold: Fold, statement: Let, scope: Scope) -> None:
+        """The node of a fold, at its first statement, with what any of them uses of others."""
+        first = statement is fold.members[0]
+        if first:
+            lines = [statement_text(member) for member in fold.members]
+            annotation = together([self.annotation(member.results) for member in fold.members])
+            self.picture.tally.count(COMPUTE)
+            fold.node = self.node(COMPUTE, escaped(shortened(self.title(fold))), lines, annotation, tallied=True)
+        inside = fold.values
+        for operand in statement.operands:
+            if isinstance(operand, str) and operand not in inside and operand not in fold.read:
+                fold.read.add(operand)
+                self.edge(operand, fold.node, scope)
+        definition = self.definition(statement)
+        for value in statement.results:
+            self.origins[value.name] = _Origin(
+                fold.node, value.name, value.marking, False, definition, self.picture.n_nodes
+            )
+
+    def title(self, fold: Fold) -> str:
+        """What a fold is called: the calls as the author wrote them, else its operations."""
+        names: list[str] = []
+        for member in fold.members:
+            span, source = member.span, self.picture.source
+            text = source.line(span.line)[span.column - 1 : span.end_column - 1] if source and span.line else ""
+            call = re.match(r"[a-z_]+(?:\[[^\]]*\])?(?=\()", text) if span.line == span.end_line else None
+            if call is not None and _ends(text, call.end()):
+                names.append(call[0])
+            elif not member.result.origin or distinctive(member.operation):
+                names.append(operation_text(member))
+        return ", ".join(dict.fromkeys(names)) or operation_text(fold.members[-1])
+
     def received(self, operation: object, operand: Operand | None, scope: Scope) -> int | None:
         """Bytes that a chip receives for a collective; None for what is none, or where the layout is open."""
         if not isinstance(operation, Movement) or not operation.communicates or not isinstance(operand, str):
@@ -182,7 +261,7 @@ class FunctionDrawer:
     def set_state(self, statement: SetState, scope: Scope) -> None:
         kind = scope.type_of(statement.state)
         lines = [*self.definition(statement), *tooltip_of(kind, self.mesh)]
-        label = f"{font('set', size=9, colour=FAINT)} <B>{escaped(statement.state)}</B><BR/>{type_label(kind)}"
+        label = f"{font('set', size=9, colour=FAINT)} <B>{escaped(statement.state)}</B><BR/>{self.typed(kind)}"
         node = self.node(STATE, label, lines)
         self.edge(statement.operand, node, scope)
         self.origins[statement.state] = _Origin(node, statement.state, Marking.DEMANDED, True, tuple(lines))
@@ -208,7 +287,7 @@ class FunctionDrawer:
             )
             for carry in statement.carries:
                 label = f"{font('carried', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
-                label += f"<BR/>{type_label(carry.value.type)}"
+                label += f"<BR/>{self.typed(carry.value.type)}"
                 kind = carry.value.type
                 lines = [f"carried: {carry.value.name}: {kind}", *tooltip_of(kind, self.mesh)]
                 node = self.node(CARRIED, label, lines)
@@ -237,7 +316,7 @@ class FunctionDrawer:
     def index(self, statement: Loop) -> None:
         value = index_value(statement)
         if value.name in self.used:
-            label = f"<B>{escaped(value.name)}</B> {type_label(value.type)}"
+            label = f"<B>{escaped(value.name)}</B> {self.typed(value.type)}"
             node = self.node(CARRIED, label, [f"{value.name}: the trip, from 0 on"])
             self.origins[value.name] = _Origin(node, value.name, Marking.DEMANDED, True)
 
@@ -277,7 +356,7 @@ class FunctionDrawer:
         lines = [f"{what} {value.name}: {value.type}", *tooltip_of(value.type, self.mesh), *self.line(value.span, "")]
 
         def again() -> str:
-            return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{type_label(value.type)}", lines, outside=True)
+            return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{self.typed(value.type)}", lines, outside=True)
 
         return _Origin(again(), value.name, value.marking, True, at=self.picture.n_nodes, again=again)
 
@@ -289,7 +368,8 @@ class FunctionDrawer:
             origin = replace(origin, node=origin.again(), at=self.picture.n_nodes)
         elif far and origin.at:
             label = font(f"↑ {escaped(shortened(name))}", size=9)
-            origin = replace(origin, node=self.node(SMALL, label, [f"{name}, from above", *origin.definition]))
+            node = self.node(SMALL, label, [f"{name}, from above", *origin.definition])
+            origin = replace(origin, node=node, labelled=False)
         self.origins[name] = origin if origin.again else replace(origin, at=self.picture.n_nodes)
         return self.origins[name]
 
@@ -306,7 +386,7 @@ class FunctionDrawer:
         """A node in the cluster being drawn, or `outside` all loops; its name."""
         if not tallied:
             self.picture.tally.count(look)
-        home = self.clusters[:1] if outside else self.clusters
+        home = self.clusters[:1] if outside and not self.columns else self.clusters
         name = self.fresh(home)
         fill, line, text, width = look.fill, look.line, look.text, look.width
         if annotation is not None:
@@ -344,7 +424,11 @@ class FunctionDrawer:
         marking = origin.marking
         label = ""
         if not origin.labelled or sliced:
-            label = font(f"<I>{escaped(name)}</I>", size=9, colour=FAINT) if again else value_label(name, kind, marking)
+            label = (
+                font(f"<I>{escaped(name)}</I>", size=9, colour=FAINT)
+                if again
+                else value_label(name, self.typed(kind), marking)
+            )
             tally = self.picture.tally
             tally.demanded = tally.demanded or marking is Marking.DEMANDED
             tally.found = tally.found or marking is not Marking.DEMANDED
@@ -361,6 +445,13 @@ class FunctionDrawer:
             tooltip=shown,
             labeltooltip=shown,
         )
+
+    def typed(self, kind: ValueType) -> str:
+        """A type as labels have it, with the shape that a chip holds where that is asked for."""
+        label = type_label(kind)
+        if self.picture.shapes and isinstance(kind, TensorType):
+            label += f" {font(shape_text(kind, self.mesh), size=8, colour=FAINT)}"
+        return label
 
     def colour(self, name: str, demanded: bool) -> str:
         if name in self.program.state_names:
@@ -383,6 +474,16 @@ class FunctionDrawer:
     def annotation(self, values: tuple[Value, ...]) -> Annotation | None:
         found = (annotation_of(self.picture.annotations, self.func.name, value.name) for value in values)
         return next((one for one in found if one is not None), None)
+
+
+def _ends(text: str, start: int) -> bool:
+    """Whether the bracket that opens at `start` is closed by the last character: the text is one call."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at == len(text) - 1
+    return False
 
 
 def _definition_type(drawer: FunctionDrawer, name: str, scope: Scope) -> ValueType:

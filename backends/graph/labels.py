@@ -109,19 +109,24 @@ def type_label(kind: ValueType) -> str:
     return f"{layout} {dtype}" if layout else dtype
 
 
-def value_label(name: str, kind: ValueType, marking: Marking) -> str:
-    """The label of an edge: what was demanded upright and dark, what was found in grey italics."""
+def value_label(name: str, typed: str, marking: Marking) -> str:
+    """The label of an edge, with the label of its type: what was demanded upright and dark, what was found in grey
+    italics."""
     if marking is Marking.DEMANDED:
-        return font(f"<B>{escaped(name)}</B>&nbsp; {type_label(kind)}", colour=INK)
-    return font(f"<I>{escaped(name)}&nbsp; {type_label(kind)}</I>", colour=FAINT)
+        return font(f"<B>{escaped(name)}</B>&nbsp; {typed}", colour=INK)
+    return font(f"<I>{escaped(name)}&nbsp; {typed}</I>", colour=FAINT)
+
+
+def shape_text(kind: TensorType, mesh: Mapping[str, int]) -> str:
+    """The shape of what one chip holds."""
+    return " × ".join(str(size) for size in kind.local_shape(mesh)) or "scalar"
 
 
 def tooltip_of(kind: ValueType, mesh: Mapping[str, int]) -> list[str]:
     """Lines on what one chip holds of a value."""
     if not isinstance(kind, TensorType):
         return ["layout left to the compiler"]
-    shape = " × ".join(str(size) for size in kind.local_shape(mesh)) or "scalar"
-    return [f"per chip: {shape}, {bytes_text(kind.local_bytes(mesh))}"]
+    return [f"per chip: {shape_text(kind, mesh)}, {bytes_text(kind.local_bytes(mesh))}"]
 
 
 # ---------------------------------------------------------------- operations

@@ -34,6 +34,10 @@ def add_parser(subparsers: Subparsers) -> None:
     add_file(parser)
     formats = (*FORMATS, "trace.json")
     add_output(parser, f"OUT.{{{','.join(formats)}}}", required=True, kind=one_of("picture", *formats))
+    parser.add_argument("--shapes", action="store_true", help="the shapes that a chip holds, in the labels")
+    parser.add_argument(
+        "--unfold", action="store_true", help="every operation a node of its own: norms and the like are one otherwise"
+    )
     parser.add_argument(
         "--timeline", action="store_true", help="when a call computes and communicates on --chip, as predicted"
     )
@@ -57,7 +61,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _fits_the_file(args: argparse.Namespace) -> str | None:
     """What is asked for must be of a timeline or of a program, as FILE is."""
-    of_program = [f"--{name}" for name in ("func", "passes", "cost", "timeline", "mesh", "dim") if getattr(args, name)]
+    of_program = [
+        f"--{name}"
+        for name in ("func", "passes", "cost", "shapes", "unfold", "timeline", "mesh", "dim")
+        if getattr(args, name)
+    ]
     if not args.file.endswith(".json") and not args.timeline:
         if args.output.endswith(".trace.json"):
             return ".trace.json is of timelines: add --timeline"
@@ -94,7 +102,9 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     with located(source):
         annotations = _costs(args, program) if args.cost else None
-        dot = to_dot(program, source=source, func=args.func, annotations=annotations)
+        dot = to_dot(
+            program, source=source, func=args.func, annotations=annotations, folded=not args.unfold, shapes=args.shapes
+        )
     write_output(args.output, render(dot, Path(args.output).suffix.removeprefix(".")))
     return 0
 

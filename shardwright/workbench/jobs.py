@@ -33,13 +33,13 @@ def faults(source: Source, settings: Settings) -> tuple[Diagnostic, ...]:
     return glance(source, settings).diagnostics
 
 
-def picture(found: Examined) -> str:
-    """The explicit program as SVG, its operations coloured by their share of the time."""
+def picture(found: Examined, name: str, text: str) -> str:
+    """The explicit program of a text as SVG, its operations coloured by their share of the time."""
     from shardwright.backends.graph import draw
     from shardwright.backends.graph.annotations import of_costs
 
     assert found.explicit is not None
-    return draw(found.explicit, annotations=of_costs(found.costs)).svg
+    return draw(found.explicit, source=Source(name, text), annotations=of_costs(found.costs)).svg
 
 
 def timeline(found: Examined, func: str) -> str:

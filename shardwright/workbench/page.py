@@ -131,7 +131,7 @@ class Page:
                 ui.item("program", on_click=lambda: self.download("program.shard", lambda: self.explorer.text))
                 ui.item("explicit program", on_click=lambda: self.download("explicit.shard", self.explicit_text))
                 ui.item("module of JAX", on_click=lambda: self.make("module.py", jobs.module))
-                ui.item("picture", on_click=lambda: self.make("picture.svg", jobs.picture))
+                ui.item("picture", on_click=self.make_picture)
                 for form in FORMATS:
                     ui.item(f"for {form}", on_click=lambda form=form: self.make(_FILES[form], jobs.exported, form))
 
@@ -252,7 +252,9 @@ class Page:
         explorer.found, explorer.found_of, explorer.reasons = found, source.text, []
         self.show_faults(())
         self.show(found)
-        self.panels["Picture"].content = panels.framed(await explorer.deep.ask(jobs.picture, found))
+        self.panels["Picture"].content = panels.framed(
+            await explorer.deep.ask(jobs.picture, found, source.name, source.text)
+        )
         parts = [await explorer.deep.ask(jobs.timeline, found, cost.func) for cost in found.costs]
         self.panels["Timeline"].content = "<br>".join(parts)
         self.panels["Reasons"].content = panels.said("looking for the next best...")
@@ -346,6 +348,9 @@ class Page:
             self.ui.notify("mend the program first")
             return
         await self.guarded(self.made(name, job, *args))
+
+    async def make_picture(self) -> None:
+        await self.make("picture.svg", jobs.picture, self.explorer.name, self.explorer.found_of)
 
     async def made(self, name: str, job: Callable[..., str], *args: str) -> None:
         self.ui.download.content(await self.explorer.behind.ask(job, self.explorer.found, *args), name)
