@@ -68,6 +68,7 @@ EXTRAS = {
     "lsprotocol": "editor",
     "pebble": "editor",
     "nicegui": "explore",
+    "argcomplete": "completion",
 }
 
 OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     name = argv[0] if argv else ""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for what could follow
+        _complete()
     if name in {"-h", "--help"}:
         print(_overview(), end="")
         return OK
@@ -131,6 +134,23 @@ def _dispatch(argv: list[str]) -> int:
     args = subparsers.choices[name].parse_args(argv[1:])
     args.argv = argv
     return _execute(name, command, args)
+
+
+def _complete() -> None:
+    """Answer the shell that asks through argcomplete, and end."""
+    from importlib.util import find_spec
+
+    if find_spec("argcomplete") is None:
+        return
+    from argcomplete import autocomplete
+
+    from shardwright.cli.options import Parser
+
+    parser = Parser(prog="shardwright")
+    subparsers = parser.add_subparsers()
+    for entry in COMMANDS.values():
+        cast("Command", import_module(f"shardwright.cli.{entry.module}")).add_parser(subparsers)
+    autocomplete(parser)
 
 
 def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
@@ -183,7 +203,7 @@ def _overview() -> str:
             "commands:",
             *lines,
             "",
-            "`shardwright COMMAND --help` says more about one; `shardwright --version` prints the version.",
+            "`shardwright COMMAND --help` says more about one, `--help-all` everything. `--version` is the version.",
             "",
         ]
     )
@@ -200,7 +220,7 @@ def _refuse(name: str) -> NoReturn:
         near = did_you_mean(name, list(COMMANDS))
         hint = f"did you mean {near}?" if near else f"there are {', '.join(COMMANDS)}"
         problem = f"unknown command {name}; {hint}"
-    print(f"usage: shardwright COMMAND ...\nshardwright: error: {problem}", file=sys.stderr)
+    print(f"shardwright: error: {problem}", file=sys.stderr)
     raise SystemExit(USAGE)
 
 

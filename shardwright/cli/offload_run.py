@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 def add_run(parser: Parser) -> None:
     """The options of a run."""
     add = parser.add_argument
+    own = parser.add_argument_group("the machine at hand").add_argument
     add("--prompts", metavar="IN.jsonl", help="prompts as JSON lines")
     add_output(parser, "OUT.jsonl")
     add("--max-new-tokens", type=natural, metavar="N", default=64, help="at most so many (default: 64)")
@@ -50,9 +51,9 @@ def add_run(parser: Parser) -> None:
     add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
     add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
     for tier in ("device", "host", "disk"):
-        add(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
-    add("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
-    add("--disk-readers", type=positive, metavar="N", default=4, help="threads that read from disk (default: 4)")
+        own(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
+    own("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
+    own("--disk-readers", type=positive, metavar="N", default=4, help="threads that read from disk (default: 4)")
     add("--schedule", choices=("zigzag", "diagonal"), default="zigzag", help="of the batches (default: zigzag)")
     add(
         "--sparse-attention",
@@ -61,8 +62,8 @@ def add_run(parser: Parser) -> None:
         metavar="SHARE",
         help="decode looks at this share of the cached positions, those with the greatest scores (default: 1, all)",
     )
-    add("--device", metavar="NAME", help="of PyTorch (default: CUDA where there is one, else the CPU)")
-    add_silence(add)
+    own("--device", metavar="NAME", help="of PyTorch (default: CUDA where there is one, else the CPU)")
+    add_silence(own)
     parser.check(_what_a_run_needs)
 
 

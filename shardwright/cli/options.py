@@ -23,11 +23,23 @@ Rule = Callable[[argparse.Namespace], str | None]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with a one-line usage, options written out in full, and the nearest option where one is unknown."""
+    """argparse with help of at most a screen, options written out in full, and the nearest option where one is
+    unknown."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
         self._rules: list[Rule] = []
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="everything about each option")
+
+    def format_help(self) -> str:
+        """At most a screen (`shardwright.cli.help`)."""
+        from shardwright.cli.help import help_text
+
+        return help_text(self)
+
+    def format_all(self) -> str:
+        """What argparse says: every option with all there is to say about it."""
+        return super().format_help()
 
     def check(self, rule: Rule) -> None:
         """Add a rule between options: it gives what is wrong with the parsed arguments, or None."""
@@ -53,9 +65,17 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {word}" + (f"; did you mean {near}?" if near else ""))
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong beneath one line of usage; exit status 2."""
-        usage = " ".join(self.format_usage().split())
-        self.exit(2, f"{usage}\n{self.prog}: error: {message}\n")
+        """Say what is wrong; exit status 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+class _HelpAll(argparse.Action):
+    """Prints all of the help, and ends the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_all(), end="")
+        parser.exit()
 
 
 class Subparsers(Protocol):
