@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from shardwright.ir.diagnostics import Diagnostic, Note, Severity
 from shardwright.ir.digit_orders import orders_in, strided_dims
-from shardwright.ir.program import Func, Let, Marking, Program, Value
-from shardwright.ir.types import TensorType
-from shardwright.ir.walk import defined, statements, values_in
+from shardwright.ir.operation import Arg
+from shardwright.ir.ops import Add, Alias, Movement, Sub
+from shardwright.ir.program import Func, Let, Marking, Program, Scope, Value
+from shardwright.ir.strategies import axis_table
+from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
+from shardwright.ir.walk import defined, sites, statements, values_in
 
 if TYPE_CHECKING:
     from shardwright.passes.base import Proof
@@ -49,13 +53,19 @@ def check(
     `DiagnosticError` with every fault."""
     from shardwright.passes.place import Place
 
-    return check_with_proof(program, explicit=explicit, place=Place.of(objective, chip, calls, solver))[0]
+    return check_in_full(program, explicit=explicit, place=Place.of(objective, chip, calls, solver)).functions
 
 
-def check_with_proof(
-    program: Program, *, explicit: bool = False, place: Place | None = None
-) -> tuple[list[CheckedFunction], Proof | None]:
-    """The types of all values, and how far the layouts are from the best at most, where any were chosen."""
+class Checked(NamedTuple):
+    """The types of all values, how far the layouts are from the best at most, where any were chosen, and warnings."""
+
+    functions: list[CheckedFunction]
+    proof: Proof | None
+    warnings: list[Diagnostic]
+
+
+def check_in_full(program: Program, *, explicit: bool = False, place: Place | None = None) -> Checked:
+    """All that `check` says. Raises a `DiagnosticError` with every fault."""
     from shardwright.ir.completion import complete
     from shardwright.ir.verifier import Level, verify
 
@@ -72,7 +82,74 @@ def check_with_proof(
         traces: list[Trace] = []
         typed = run_passes(program, (Decompose(), place or AnyPlace(), ChooseDigitOrder()), traces.append)
         proof = proof_of(traces)
-    return [_function(program, typed, func) for func in program.funcs], proof
+    functions = [_function(program, typed, func) for func in program.funcs]
+    return Checked(functions, proof, warnings_of(program, typed))
+
+
+LARGE = 64 << 20
+"""Bytes of a weight from which `warnings_of` says that every chip has all of it."""
+
+
+def warnings_of(program: Program, typed: Program) -> list[Diagnostic]:
+    """What is allowed and most likely not meant: sums whose operands both lack dimensions of the other, partial sums
+    demanded where what uses them needs the whole, large weights that were left open and lie whole on every chip.
+
+    `program` is what the author wrote, `typed` the same with its layouts.
+    """
+    made: list[Diagnostic] = []
+    for value in program.weights:
+        kind = typed.globals[value.name].type
+        if isinstance(value.type, OpenType) and isinstance(kind, TensorType):
+            made += _whole_everywhere(value, kind, typed)
+    for func in program.funcs:
+        for site in sites(program, func):
+            if isinstance(site.statement, Let):
+                made += _outer(site.statement, site.scope)
+                made += _reduced_at_once(site.statement, site.scope, {value.name for value in func.params})
+    return made
+
+
+def _whole_everywhere(value: Value, kind: TensorType, typed: Program) -> Iterator[Diagnostic]:
+    held = kind.local_bytes(typed.mesh)
+    if typed.mesh.n_chips > 1 and held >= LARGE and not kind.split_axes and kind.placement == ON_DEVICE:
+        chips = f"each of {typed.mesh.n_chips} chips holds all of {value.name}, {held >> 20} MiB"
+        way_out = Note(f"split a dimension of it, if that is not meant: {value.name}: {kind}")
+        yield Diagnostic("whole-weight", f"{chips}, which is fastest here", value.span, (way_out,), Severity.WARNING)
+
+
+def _outer(statement: Let, scope: Scope) -> Iterator[Diagnostic]:
+    """`x + y` where each has a dimension that the other lacks."""
+    if not isinstance(statement.operation, Add | Sub):
+        return
+    first, second = (set(scope.type_of(o).names) if isinstance(o, str) else set[str]() for o in statement.operands)
+    if first - second and second - first:
+        a, b = statement.operands
+        lack = f"{a} has {' '.join(sorted(first - second))}, and {b} has {' '.join(sorted(second - first))}"
+        message = (
+            f"{a} {statement.operation.keyword} {b} takes every element of one with every one of the other: {lack}"
+        )
+        way_out = Note("rename a dimension where both are the same: rename[L -> T](x)")
+        yield Diagnostic("outer-sum", message, statement.span, (way_out,), Severity.WARNING)
+
+
+def _reduced_at_once(statement: Let, scope: Scope, given: set[str]) -> Iterator[Diagnostic]:
+    """An operand demanded as a partial sum where the operation takes none, unless it is `given` by the caller."""
+    operation = statement.operation
+    if isinstance(operation, Movement | Alias):
+        return
+    kinds = [scope.type_of(o) if isinstance(o, str) else None for o in statement.operands]
+    args = [Arg(str(o), k.shape if k is not None else None) for o, k in zip(statement.operands, kinds, strict=True)]
+    for at, (operand, kind) in enumerate(zip(statement.operands, kinds, strict=True)):
+        if not isinstance(kind, TensorType) or not kind.partial_axes or operand in given:
+            continue
+        table = axis_table(operation, args, [value.shape for value in statement.results], "")
+        states = {kind.state(axis) for axis in kind.partial_axes}
+        if not any(row.operands[at] in states for row in table):
+            message = (
+                f"{operation.keyword} needs {operand} whole, and {operand} is demanded as {kind}: it is reduced between"
+            )
+            way_out = Note(f"demand what it is reduced to, or leave its type open, {operand} = ...")
+            yield Diagnostic("reduced-at-once", message, statement.span, (way_out,), Severity.WARNING)
 
 
 def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:

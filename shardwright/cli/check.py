@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shardwright.cli.options import add_choice, add_file, add_json, add_sizes, place_of, warn
@@ -31,8 +32,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Prints the types; every fault is reported, with status 1."""
-    from shardwright.checking import check_with_proof, listing
+    """Prints the types, and warnings on standard error; every fault is reported, with status 1."""
+    from shardwright.checking import check_in_full, listing
     from shardwright.cli.output import print_json, read_program
     from shardwright.compiling import load
     from shardwright.ir.diagnostics import DiagnosticError, located
@@ -41,17 +42,20 @@ def execute(args: argparse.Namespace) -> int:
         source = read_program(args.file)
         with located(source):
             program = load(source, args.mesh, args.dim)
-            checked, proof = check_with_proof(program, explicit=args.level == "explicit", place=place_of(args))
+            checked = check_in_full(program, explicit=args.level == "explicit", place=place_of(args))
     except DiagnosticError as error:
         if not args.json:
             raise
         found = [diagnostic.as_json() for diagnostic in error.diagnostics]
         print_json({"ok": False, "functions": [], "diagnostics": found})
         return 1
-    warn(proof)
+    warn(checked.proof)
     if args.json:
-        placement = proof.as_json() if proof else None
-        print_json({"ok": True, "functions": checked, "diagnostics": [], "placement": placement})
+        placement = checked.proof.as_json() if checked.proof else None
+        warnings = [warning.as_json() for warning in checked.warnings]
+        print_json({"ok": True, "functions": checked.functions, "diagnostics": warnings, "placement": placement})
     else:
-        print(listing(checked, proof))
+        for warning in checked.warnings:
+            print(warning.render(source), file=sys.stderr)
+        print(listing(checked.functions, checked.proof))
     return 0

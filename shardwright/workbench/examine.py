@@ -99,6 +99,7 @@ class Examined:
     costs: tuple[Cost, ...] = ()
     lines: tuple[LineCost, ...] = ()
     chip: str = ""
+    warnings: tuple[Diagnostic, ...] = ()
 
 
 def glance(source: Source, settings: Settings | None = None) -> Glance:
@@ -133,6 +134,7 @@ def examine(source: Source, settings: Settings | None = None) -> Examined:
 
 
 def _examined(module: syntax.Module, program: Program, settings: Settings) -> Examined:
+    from shardwright.checking import warnings_of
     from shardwright.compiling import print_program
     from shardwright.cost.chips import REFERENCE, load_chip
     from shardwright.cost.program_cost import cost_of
@@ -155,7 +157,8 @@ def _examined(module: syntax.Module, program: Program, settings: Settings) -> Ex
     costs = tuple(cost_of(made, func, load_chip(priced)) for func in made.funcs)
     lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
     hints, text = tuple(_hints(module, values)), print_program(made)
-    return Examined((), values, hints, made, text, proof_of(traces), costs, lines, priced)
+    warnings = tuple(warnings_of(program, typed))
+    return Examined((), values, hints, made, text, proof_of(traces), costs, lines, priced, warnings)
 
 
 def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:

@@ -98,7 +98,7 @@ class Server(LanguageServer):
             found = Examined(error.diagnostics)
         if known.seen is seen:
             known.examined = found
-            self.report(uri, found.diagnostics)
+            self.report(uri, (*found.diagnostics, *found.warnings))
             if self.refreshes:
                 self.workspace_inlay_hint_refresh(None)
 

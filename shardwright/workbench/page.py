@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.cost.chips import chip_names
 from shardwright.cost.movements import duration_text
 from shardwright.exporting.export import FORMATS
-from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, fault
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Severity, Source, fault
 from shardwright.models.built_in import built_in_names
 from shardwright.models.layouts import PRESETS
 from shardwright.workbench import jobs, panels
@@ -250,7 +250,7 @@ class Page:
             self.show_faults(found.diagnostics)
             return
         explorer.found, explorer.found_of, explorer.reasons = found, source.text, []
-        self.show_faults(())
+        self.show_faults(found.warnings)
         self.show(found)
         self.panels["Picture"].content = panels.framed(
             await explorer.deep.ask(jobs.picture, found, source.name, source.text)
@@ -266,10 +266,10 @@ class Page:
     def show_faults(self, diagnostics: tuple[Diagnostic, ...]) -> None:
         source = self.explorer.source
         self.faults.content = "".join(f"<pre class=p-2>{escape(d.render(source))}</pre>" for d in diagnostics)
-        stale = "add" if diagnostics else "remove"
+        self.wrong = tuple(d for d in diagnostics if d.severity is Severity.ERROR)
+        stale = "add" if self.wrong else "remove"
         for panel in (*self.panels.values(), self.collectives):
             panel.classes(**{stale: "stale"})
-        self.wrong = diagnostics
         self.decorate()
 
     def decorate(self) -> None:

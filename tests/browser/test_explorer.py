@@ -154,6 +154,12 @@ def test_what_is_typed_stays_and_faults_are_said_at_once(page: Watched) -> None:
     expect(page.line("c :~ bf16 BF_xy = b * 2")).to_have_count(1)
 
 
+def test_warnings_do_not_stop_it(page: Watched) -> None:
+    page.typed(LAYER.replace("h = a @ w_in", "h: BF(partialsum-x) = a @ w_in"))
+    expect(page.page.get_by_test_id("faults")).to_contain_text("warning: gelu needs h whole")
+    assert "partialsum" in page.program()
+
+
 def test_the_mesh_and_the_chip_can_be_changed(page: Watched) -> None:
     before = page.page.get_by_test_id("summary").inner_text()
     page.page.get_by_test_id("mesh").fill("x=2,y=2")

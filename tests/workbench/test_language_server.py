@@ -231,6 +231,12 @@ async def test_types_found_are_hints_that_can_be_written(client: LanguageClient)
 
 
 @pytest.mark.asyncio
+async def test_warnings_are_published(client: LanguageClient) -> None:
+    found = await laid_out(client, LAYER.replace("h: BF?", "h: BF(partialsum-x)"))
+    assert [(each.code, each.severity) for each in found] == [("reduced-at-once", lsp.DiagnosticSeverity.Warning)]
+
+
+@pytest.mark.asyncio
 async def test_holes_are_filled_by_a_quick_fix(client: LanguageClient) -> None:
     await laid_out(client, LAYER)
     place = at(LAYER, "BF? =", 1)
