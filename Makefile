@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TARGETS_VENV ?= .venv-targets
 TARGETS_STAMP := $(TARGETS_VENV)/.installed
 
+QUIET := -q
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Where this is set every process of the tests compiles each of its modules anew.
@@ -15,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help demo test test-all test-browser test-targets bench check fmt clean
 
 help:
-	@echo 'make demo      compile the PaLM block for 8 virtual devices, run it, compare it, draw it'
+	@echo 'make demo      find the layouts of Llama-3-70B on 8 H100s; run a block on 8 virtual devices and compare it'
 	@echo 'make test      lint, types, direction of imports, tests'
 	@echo 'make test-all  the same with the slow tests'
 	@echo 'make test-browser tests of the explorer in Chromium'
@@ -25,6 +27,8 @@ help:
 	@echo 'make fmt       format the code and mend what ruff can mend'
 	@echo 'make clean     remove $(VENV), $(TARGETS_VENV) and everything that was built'
 
+# Says what it downloads, since it is the first thing that one runs.
+demo: QUIET :=
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
@@ -72,12 +76,12 @@ define install
 	    if $$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$name; break; fi; \
 	  done; \
 	  if [ -z "$$found" ]; then echo 'Python 3.11 or later is needed on PATH; none was found.' >&2; exit 1; fi; \
-	  echo "Setting up $(1) with $$($$found --version), once"; \
+	  echo "Setting up $(1) with $$($$found --version), once: $(2) and what they need, for some minutes"; \
 	  rm -rf $(1); \
 	  if $$found -c 'import ensurepip' >/dev/null 2>&1; then $$found -m venv $(1); \
 	  else $$found -m venv --without-pip $(1); $$found -m pip --python $(1)/bin/python install -q pip; fi; \
 	fi
-	@PYTHONWARNINGS=ignore $(1)/bin/python -m pip install -q $(2) -c constraints.txt
+	@PYTHONWARNINGS=ignore $(1)/bin/python -m pip install $(QUIET) $(2) -c constraints.txt
 	@touch $@
 endef
 

@@ -1,6 +1,7 @@
-"""Compiles PaLM's parallel block for eight virtual CPU devices, runs it under JAX, compares it, and draws it.
+"""Finds the layouts of Llama-3-70B on eight H100s; then compiles PaLM's parallel block for eight virtual CPU devices,
+runs it under JAX, compares it, and draws it.
 
-`make demo` runs it. It writes demo-out/block.svg, block.shard and block.py.
+`make demo` runs it. It writes llama.svg and llama.shard, block.svg, block.shard and block.py to demo-out/.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from pathlib import Path
 import numpy as np
 
 import shardwright
+from shardwright.backends.graph.annotations import of_costs
+from shardwright.cost.chips import load_chip
+from shardwright.cost.program_cost import cost_of
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.one_line import format_expr
 from shardwright.ir.syntax import CallExpr
+from shardwright.ir.types import DType
+from shardwright.models.built_in import built_in
+from shardwright.models.forward import Request, model_program
 
 EXAMPLE = Path(__file__).parent / "10_palm_parallel_block.shard"
 MESH = {"x": 2, "y": 2, "z": 2}
@@ -31,6 +40,8 @@ def main() -> int:
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     out = Path("demo-out")
     out.mkdir(exist_ok=True)
+    find_layouts(out)
+    print(f"\n{'=' * 78}\n")
 
     began = time.perf_counter()
     program = shardwright.load(str(EXAMPLE), MESH, DIMS)
@@ -61,10 +72,38 @@ def main() -> int:
     shardwright.draw(compiled.program, out / "block.svg", title="PaLM's parallel block on 8 chips")
     (out / "block.shard").write_text(shardwright.print_program(compiled.program), encoding="utf-8")
     (out / "block.py").write_text(compiled.text, encoding="utf-8")
-    print("\ndemo-out/block.svg     the picture")
+    print("\ndemo-out/llama.svg     Llama-3-70B's step of decode on 8 H100s, coloured by time")
+    print("demo-out/llama.shard   its program with every layout and collective")
+    print("demo-out/block.svg     the picture of the block")
     print("demo-out/block.shard   the program with its collectives as statements")
     print("demo-out/block.py      the module for JAX, which imports jax and numpy alone")
     return 0 if agrees else 1
+
+
+def find_layouts(out: Path) -> None:
+    """A step of decode of Llama-3-70B with nothing said about layouts: what is found, what it takes, its picture."""
+    batch, positions, chip = 64, 4096, "h100"
+    request = Request("open", Mesh((("x", 8),)), batch, 1, DType.BF16, cache=positions, phases=("decode",))
+    text, _ = model_program(built_in("llama-3-70b").model, request)
+    print(f"Llama-3-70B on 8 H100s: a step of decode of {batch} sequences, {positions:,} positions each")
+    began = time.perf_counter()
+    program = shardwright.load(Source("llama-3-70b", text))
+    found = shardwright.explicit(program, chip=chip)
+    print(f"layouts found in {time.perf_counter() - began:.1f} s, nothing being given but sizes\n")
+    (cost,) = (cost_of(found, func, load_chip(chip)) for func in found.funcs)
+    memory = cost.memory
+    print(f"time of a step     {1e3 * cost.time_s:.1f} ms, {batch / cost.time_s:,.0f} tokens a second")
+    print(f"  links            {1e3 * cost.communication_s:.1f} ms, {cost.bytes_received_per_chip / 1e6:.0f} MB a chip")
+    print(
+        f"memory of a chip   {memory.peak / 1e9:.1f} GB of {cost.chip.memory_bytes / 1e9:.0f} GB:"
+        f" weights {memory.weights / 1e9:.1f}, cache {memory.state / 1e9:.1f}, values {memory.activations / 1e9:.1f}"
+    )
+    print("\nweight or cache   layout (N layers, E model, F feedforward, K G D heads, V words; x the 8 chips)")
+    for value in (*found.weights, *found.state):
+        print(f"  {value.name:<16} {value.type}")
+    picture = shardwright.draw(found, title="Llama-3-70B, decode on 8 H100s", annotations=of_costs([cost]))
+    picture.save(out / "llama.svg")
+    (out / "llama.shard").write_text(shardwright.print_program(found), encoding="utf-8")
 
 
 def table(traffic: shardwright.Traffic) -> str:

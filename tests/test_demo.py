@@ -17,4 +17,7 @@ def test_demo(tmp_path: Path) -> None:
     assert "3 F/YZ (1 - 1/X)) = 2,304" in done.stdout
     assert "of these 2,304 for what is gathered and summed along E and F;" in lines
     assert "agrees within 8.8e-02, half the digits of bf16" in lines
-    assert {path.name for path in (tmp_path / "demo-out").iterdir()} == {"block.svg", "block.shard", "block.py"}
+    assert "layouts found in" in done.stdout
+    assert any(line.split() == ["w_up", "bf16", "NEF_x"] for line in lines)
+    made = {path.name for path in (tmp_path / "demo-out").iterdir()}
+    assert made == {"llama.svg", "llama.shard", "block.svg", "block.shard", "block.py"}

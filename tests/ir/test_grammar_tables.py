@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.ir import grammar_tables
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.parser import _grammar, parse  # pyright: ignore[reportPrivateUsage]
+from shardwright.ir.parser import grammar, parse
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "12_explicit_attention.shard"
 
@@ -29,7 +29,7 @@ def test_the_same_tree_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     source = Source(str(EXAMPLE), EXAMPLE.read_text(encoding="utf-8"))
     kept = parse(source)
     monkeypatch.setattr(grammar_tables, "_TABLES", tmp_path / "none.json")
-    _grammar.cache_clear()
+    grammar.cache_clear()
     made = parse(source)
-    _grammar.cache_clear()
+    grammar.cache_clear()
     assert kept == made
