@@ -87,7 +87,8 @@ def find_layouts(out: Path) -> None:
     text, _ = model_program(built_in("llama-3-70b").model, request)
     print(f"Llama-3-70B on 8 H100s: a step of decode of {batch} sequences, {positions:,} positions each")
     began = time.perf_counter()
-    program = shardwright.load(Source("llama-3-70b", text))
+    source = Source("llama-3-70b", text)
+    program = shardwright.load(source)
     found = shardwright.explicit(program, chip=chip)
     print(f"layouts found in {time.perf_counter() - began:.1f} s, nothing being given but sizes\n")
     (cost,) = (cost_of(found, func, load_chip(chip)) for func in found.funcs)
@@ -101,7 +102,9 @@ def find_layouts(out: Path) -> None:
     print("\nweight or cache   layout (N layers, E model, F feedforward, K G D heads, V words; x the 8 chips)")
     for value in (*found.weights, *found.state):
         print(f"  {value.name:<16} {value.type}")
-    picture = shardwright.draw(found, title="Llama-3-70B, decode on 8 H100s", annotations=of_costs([cost]))
+    picture = shardwright.draw(
+        found, title="Llama-3-70B, decode on 8 H100s", source=source, annotations=of_costs([cost])
+    )
     picture.save(out / "llama.svg")
     (out / "llama.shard").write_text(shardwright.print_program(found), encoding="utf-8")
 

@@ -34,6 +34,11 @@ def add_parser(subparsers: Subparsers) -> None:
     add_file(parser)
     formats = (*FORMATS, "trace.json")
     add_output(parser, f"OUT.{{{','.join(formats)}}}", required=True, kind=one_of("picture", *formats))
+    parser.add_argument(
+        "--value",
+        metavar="VALUE",
+        help="in place of the graph, what each chip holds of this value, before a movement and after",
+    )
     parser.add_argument("--shapes", action="store_true", help="the shapes that a chip holds, in the labels")
     parser.add_argument(
         "--unfold", action="store_true", help="every operation a node of its own: norms and the like are one otherwise"
@@ -63,14 +68,17 @@ def _fits_the_file(args: argparse.Namespace) -> str | None:
     """What is asked for must be of a timeline or of a program, as FILE is."""
     of_program = [
         f"--{name}"
-        for name in ("func", "passes", "cost", "shapes", "unfold", "timeline", "mesh", "dim")
+        for name in ("func", "passes", "cost", "shapes", "unfold", "value", "timeline", "mesh", "dim")
         if getattr(args, name)
     ]
-    if not args.file.endswith(".json") and not args.timeline:
+    is_program = not args.file.endswith(".json")
+    if is_program and args.value and (args.timeline or args.cost or not args.output.endswith((".svg", ".png", ".pdf"))):
+        return "--value is a picture of its own, drawn as .svg, .png or .pdf"
+    if is_program and not args.timeline:
         if args.output.endswith(".trace.json"):
             return ".trace.json is of timelines: add --timeline"
         return "--window is of timelines: add --timeline" if args.window else None
-    if args.file.endswith(".json") and of_program:
+    if not is_program and of_program:
         return f"{of_program[0]} is of programs; FILE is a timeline"
     if args.timeline and args.cost:
         return "--cost colours the graph; --timeline is another picture"
@@ -95,6 +103,13 @@ def execute(args: argparse.Namespace) -> int:
         write_output(args.output, _drawn(args, source, read_timeline(source)))
         return 0
     program = load_program(args, source)
+    if args.value:
+        from shardwright.backends.graph.blocks import draw_blocks, frames_of
+
+        with located(source):
+            frames, func = frames_of(program, args.value, args.func)
+        write_output(args.output, draw_blocks(program, frames, func, args.output.rpartition(".")[2]))
+        return 0
     if args.timeline:
         with located(source):
             timeline = _predicted(args, program)
