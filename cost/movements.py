@@ -155,5 +155,6 @@ def type_after(operation: Movement, operand: TensorType) -> TensorType:
 
 def duration_text(seconds: float) -> str:
     """`3.2 ms`, to three digits."""
-    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= s)
-    return f"{seconds / (scale or 1e-6):.3g} {unit}"
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns")) if seconds >= s)
+    shown = seconds / (scale or 1e-9)
+    return f"{shown:.3g} {unit}" if unit != "ns" or shown >= 0.1 else "0 ns" if not shown else "< 0.1 ns"

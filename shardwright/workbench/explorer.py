@@ -36,7 +36,7 @@ def serve(name: str, text: str, port: int, *, show: bool) -> None:
         client: Any = ui.context.client
         client.on_delete(explorer.close)
         made.wrong = ()
-        client.on_connect(made.start)
+        client.on_connect(made.connected)
 
     middleware: Any = Guard
     app.add_middleware(middleware, port=port)

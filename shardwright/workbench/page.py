@@ -221,6 +221,13 @@ class Page:
             self.explorer.task.cancel()
         self.explorer.task = asyncio.get_running_loop().create_task(self.look())
 
+    async def connected(self) -> None:
+        """The page is in the browser: dark where the browser is, and looked at."""
+        with self.client:
+            if await self.ui.run_javascript("matchMedia('(prefers-color-scheme: dark)').matches"):
+                self.editor.run_method("setTheme", "basicDark")
+        self.start()
+
     async def look(self) -> None:
         """First what is wrong, then the layouts, then pictures, then what takes longest."""
         explorer = self.explorer
@@ -405,26 +412,16 @@ def same_lines(old: str, new: str) -> Callable[[int], int]:
     return place
 
 
-_CLASSES = {
-    "Comment.Single": "cm-comment", "Keyword": "cm-word", "Keyword.Type": "cm-format", "Name.Class": "cm-dim",
-    "Name.Attribute": "cm-axes", "Name.Builtin": "cm-call", "Name.Function": "cm-call",
-}  # fmt: skip
-
 _MOST_COLOURED = 20_000
 """Characters of a text whose words have colours."""
 
 
 def _colours(text: str) -> list[dict[str, Any]]:
-    """The words of a text told apart, by the lexer of documentation where Pygments is there."""
-    try:
-        from shardwright.workbench.highlighting import ShardLexer
-    except ImportError:
-        return []
+    """The words of a text told apart."""
     if len(text) > _MOST_COLOURED:
         return []
-    tokens = ShardLexer().get_tokens_unprocessed(text)
     return [
-        {"kind": "mark", "from": start, "to": start + len(word), "class": _CLASSES[name]}
-        for start, token, word in tokens
-        if (name := str(token).removeprefix("Token.")) in _CLASSES
+        {"kind": "mark", "from": start, "to": start + len(word), "class": kind}
+        for start, word, kind in panels.words_of(text)
+        if kind
     ]

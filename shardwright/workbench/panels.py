@@ -18,7 +18,7 @@ STYLE = """
 .cm-found{color:#0f766e;font-style:italic;opacity:.85;padding-left:2px}
 .cm-comment{color:#6b7280}.cm-word{color:#7c3aed}.cm-format{color:#be185d}.cm-dim{color:#1d4ed8;font-weight:600}
 .cm-axes{color:#b45309}.cm-call{color:#047857}
-.body--dark .cm-dim{color:#93c5fd}.body--dark .cm-axes{color:#fbbf24}.body--dark .cm-call{color:#6ee7b7}
+.body--dark .cm-comment{color:#a8b0bb}.body--dark .cm-dim{color:#93c5fd}.body--dark .cm-axes{color:#fbbf24}.body--dark .cm-call{color:#6ee7b7}
 .body--dark .cm-word{color:#c4b5fd}.body--dark .cm-format{color:#f9a8d4}
 .cm-fault{text-decoration:underline wavy #d64545;text-underline-offset:3px}
 .cm-fault-line{background:#fdecec}
@@ -54,17 +54,29 @@ def framed(svg: str) -> str:
     return f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page(svg))}"></iframe>'
 
 
-def coloured(text: str) -> str:
-    """The program with its words told apart, by the lexer of documentation where Pygments is there."""
-    try:
-        from pygments import highlight
-        from pygments.formatters import HtmlFormatter
-    except ImportError:
-        return html.escape(text)
-    from shardwright.workbench.highlighting import ShardLexer
+_CLASSES = {
+    "Comment.Single": "cm-comment", "Keyword": "cm-word", "Keyword.Type": "cm-format", "Name.Class": "cm-dim",
+    "Name.Attribute": "cm-axes", "Name.Builtin": "cm-call", "Name.Function": "cm-call",
+}  # fmt: skip
 
-    make: Any = HtmlFormatter
-    return highlight(text, ShardLexer(), make(nowrap=True, noclasses=True, style="default"))
+
+def words_of(text: str) -> list[tuple[int, str, str]]:
+    """The words of a text with their places and the class of their colour, by the lexer of documentation; all in one
+    where Pygments is not there."""
+    try:
+        from shardwright.workbench.highlighting import ShardLexer
+    except ImportError:
+        return [(0, text, "")]
+    tokens = ShardLexer().get_tokens_unprocessed(text)
+    return [(start, word, _CLASSES.get(str(token).removeprefix("Token."), "")) for start, token, word in tokens]
+
+
+def coloured(text: str) -> str:
+    """The program with its words told apart."""
+    return "".join(
+        f"<span class={kind}>{html.escape(word)}</span>" if kind else html.escape(word)
+        for _, word, kind in words_of(text)
+    )
 
 
 def collectives_of(found: Examined) -> list[dict[str, Any]]:
