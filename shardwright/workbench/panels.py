@@ -18,7 +18,8 @@ STYLE = """
 .cm-found{color:#0f766e;font-style:italic;opacity:.85;padding-left:2px}
 .cm-comment{color:#6b7280}.cm-word{color:#7c3aed}.cm-format{color:#be185d}.cm-dim{color:#1d4ed8;font-weight:600}
 .cm-axes{color:#b45309}.cm-call{color:#047857}
-.body--dark .cm-comment{color:#a8b0bb}.body--dark .cm-dim{color:#93c5fd}.body--dark .cm-axes{color:#fbbf24}.body--dark .cm-call{color:#6ee7b7}
+.body--dark .cm-comment{color:#a8b0bb}
+.body--dark .cm-dim{color:#93c5fd}.body--dark .cm-axes{color:#fbbf24}.body--dark .cm-call{color:#6ee7b7}
 .body--dark .cm-word{color:#c4b5fd}.body--dark .cm-format{color:#f9a8d4}
 .cm-fault{text-decoration:underline wavy #d64545;text-underline-offset:3px}
 .cm-fault-line{background:#fdecec}
