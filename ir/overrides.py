@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 
 from shardwright.ir import syntax
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
@@ -16,7 +15,7 @@ def check_overrides(module: syntax.Module, mesh: Mapping[str, int], dims: Mappin
     """
     if not mesh and not dims:
         return
-    nodes = list(_nodes(module))
+    nodes = list(syntax.nodes(module))
     axes = [axis.name for node in nodes if isinstance(node, syntax.MeshItem) for axis in node.axes]
     declared = [dim.name for node in nodes if isinstance(node, syntax.DimItem) for dim in node.dims]
     written = [node for node in nodes if isinstance(node, syntax.RowDim)]
@@ -38,14 +37,3 @@ def _require(what: str, plural: str, given: Mapping[str, int], known: list[str],
                 NOWHERE,
                 nearest(name, known) or listed,
             )
-
-
-def _nodes(node: object) -> Iterator[syntax.Node]:
-    """A node of the tree and all in it."""
-    if isinstance(node, tuple):
-        for part in node:  # pyright: ignore[reportUnknownVariableType]
-            yield from _nodes(part)  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(node, syntax.Node):
-        yield node
-        for field in fields(node):
-            yield from _nodes(getattr(node, field.name))

@@ -6,7 +6,8 @@ one of a compiled program, so that printing has a single path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 
 from shardwright.ir.diagnostics import NOWHERE, Span
 
@@ -365,3 +366,14 @@ class Module(Node):
 
     items: tuple[Item, ...]
     comments: tuple[Comment, ...] = field(default=(), compare=False)
+
+
+def nodes(node: object) -> Iterator[Node]:
+    """A node of the tree, or each of a tuple, and all in it."""
+    if isinstance(node, tuple):
+        for part in node:  # pyright: ignore[reportUnknownVariableType]
+            yield from nodes(part)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(node, Node):
+        yield node
+        for one in fields(node):
+            yield from nodes(getattr(node, one.name))

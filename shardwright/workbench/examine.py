@@ -164,10 +164,10 @@ def _examined(module: syntax.Module, program: Program, settings: Settings) -> Ex
 def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:
     """What the author left open."""
     from shardwright.ir import syntax
-    from shardwright.workbench.symbols import head_of, nodes
+    from shardwright.workbench.symbols import head_of
 
     facts_at = {(facts.place.line, facts.place.column): facts for facts in values}
-    for node in nodes(module):
+    for node in syntax.nodes(module):
         if isinstance(node, syntax.Target | syntax.Decl):
             facts = facts_at.get((node.span.line, node.span.column))
             if facts is None or not facts.found or facts.name != node.name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
@@ -52,17 +52,6 @@ def head_of(node: syntax.Node, name: str) -> Span:
     return Span(node.span.line, node.span.column, node.span.line, node.span.column + len(name))
 
 
-def nodes(node: object) -> Iterator[syntax.Node]:
-    """A node of the tree, or each of a tuple, and all in it."""
-    if isinstance(node, tuple):
-        for part in node:  # pyright: ignore[reportUnknownVariableType]
-            yield from nodes(part)  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(node, syntax.Node):
-        yield node
-        for field in fields(node):
-            yield from nodes(getattr(node, field.name))
-
-
 _WORD = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*(?<!_)")
 
 
@@ -97,7 +86,7 @@ class Symbols:
 
     def at(self, text: str, line: int, column: int) -> tuple[Symbol, Span] | None:
         """What the word at a place refers to, with the word's own place; `text` is the line. None between words."""
-        around = [node for node in nodes(self.module) if node.span.line and contains(node.span, line, column)]
+        around = [node for node in syntax.nodes(self.module) if node.span.line and contains(node.span, line, column)]
         node = min(reversed(around), key=_extent, default=None)
         word = next((m for m in _WORD.finditer(text) if m.start() + 1 <= column <= m.end() + 1), None)
         if node is None or word is None or text.find("#") in range(word.start() + 1):
