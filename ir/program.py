@@ -163,6 +163,12 @@ class Program:
     """The chip that the text names, for the choice of layouts; "" where it names none."""
     chip_span: Span = field(default=NOWHERE, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        from shardwright.ir.format import format_module
+        from shardwright.ir.unparse import unparse
+
+        return format_module(unparse(self))
+
     def dim(self, name: str) -> DimInfo:
         """The declared dimension; KeyError if there is none."""
         for dim in self.dims:

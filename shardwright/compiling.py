@@ -120,10 +120,19 @@ def passes_of(target: str | None) -> tuple[Pass, ...]:
 
 def print_program(program: Program) -> str:
     """The program in the language, as `shardwright fmt` prints it."""
-    from shardwright.ir.format import format_module
-    from shardwright.ir.unparse import unparse
+    return repr(program)
 
-    return format_module(unparse(program))
+
+def tolerance(program: Program) -> float:
+    """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
+    the next number) of the coarsest float format in the program, which asks for half of its digits.
+    """
+    from shardwright.ir.digit_orders import typed_values
+    from shardwright.ir.types import DType
+
+    precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+    used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
+    return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
 
 
 @dataclass(frozen=True)

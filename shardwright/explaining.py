@@ -49,6 +49,17 @@ class CollectiveReport:
         lists = {"axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside)}
         return {**self.__dict__, **lists}
 
+    @property
+    def hidden_by(self) -> str:
+        """What hides a collective: the time of the kernels beside it, or how many there are."""
+        from shardwright.cost.movements import duration_text
+
+        if not self.beside:
+            return ""
+        if self.beside_s is None:
+            return f"{len(self.beside)} kernel{'s'[: len(self.beside) > 1]}"
+        return duration_text(self.beside_s)
+
 
 @dataclass(frozen=True)
 class KernelReport:
@@ -122,6 +133,46 @@ class FunctionReport:
             "faults": [fault.as_json() for fault in self.faults],
         }
 
+    def as_text(self, target: str | None) -> str:
+        """The report as a table; `target` is where it was compiled for."""
+        from shardwright.ir.text_table import bytes_text, text_table
+
+        on = f" on {target}" if target else ""
+        head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
+        if self.written_bytes_received is not None:
+            head += f", {bytes_text(self.written_bytes_received)} as written"
+        lines = [head]
+        if self.collectives:
+            rows = [
+                (
+                    c.op,
+                    " ".join(c.axes),
+                    "?" if c.trips is None else str(c.trips),
+                    bytes_text(c.bytes_received),
+                    bytes_text(c.lower_bound_bytes),
+                    c.hidden_by,
+                    ", ".join(c.statements) or ("" if self.written_bytes_received is None else "no statement"),
+                    c.source or "",
+                )
+                for c in self.collectives
+            ]
+            columns = ("collective", "axes", "trips", "received", "least", "beside", "asked for by", "source")
+            lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrrll"))
+        if self.unmade:
+            lines.append(f"  made without a collective: {', '.join(self.unmade)}")
+        if self.argument_bytes is not None and self.temporary_bytes is not None and self.output_bytes is not None:
+            parts = (self.argument_bytes, self.temporary_bytes, self.output_bytes)
+            held = " + ".join(bytes_text(part) for part in parts)
+            predicted = ""
+            if self.predicted_peak_bytes is not None:
+                predicted = f"; {bytes_text(self.predicted_peak_bytes)} predicted"
+            lines.append(f"  memory: {held} of arguments, temporaries, results = {bytes_text(sum(parts))}{predicted}")
+        timed = [k for k in self.kernels if k.estimated_s is not None]
+        if timed:
+            total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
+            lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -131,6 +182,9 @@ class Explanation:
     target: str | None
     functions: tuple[FunctionReport, ...]
     errors: tuple[DiagnosticError, ...] = ()
+
+    def __repr__(self) -> str:
+        return "\n\n".join(func.as_text(self.target) for func in self.functions)
 
     def as_json(self) -> dict[str, Any]:
         """The object of `explain --json`."""
@@ -151,7 +205,7 @@ def explain(
     time_limit_s: float | None = None,
 ) -> Explanation:
     """Explains a file: a `.shard` program, a module that `compile` emitted (`.py`), or the text of an optimized HLO
-    module; or a function of JAX with its arguments `args`, arrays or `jax.ShapeDtypeStruct`s with shardings.
+    module; or a function of JAX with its arguments `args`, arrays or `jax.ShapeDtypeStruct` with shardings.
 
     They are compiled for `target`, a text excepted, which has been. Where it is None programs and modules are compiled
     for the host's processor, a function for the devices that its arguments lie on; with a target these may lie on any

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from shardwright.compiling import Compiled
     from shardwright.tracing.trace import Trace
 
-_TOLERANCE = 1e-3
-"""How far a program may be from the function that it was traced from, relative to the largest magnitude."""
-
 
 class Optimized:
     """A function that computes what the traced one does, each array laid out as was chosen; `jit` may contain it.
@@ -97,7 +94,7 @@ def optimize(
     """
     import jax
 
-    from shardwright.compiling import compile_program
+    from shardwright.compiling import compile_program, tolerance
     from shardwright.tracing.trace import trace
 
     if isinstance(mesh, Mapping):
@@ -108,7 +105,7 @@ def optimize(
         kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
         mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
     traced = trace(function, args, mesh=dict(mesh.shape))
-    if not traced.largest_relative_difference <= _TOLERANCE:
+    if not traced.largest_relative_difference <= tolerance(traced.program):
         raise fault(
             "not-the-function",
             f"the traced program differs from the function by {traced.largest_relative_difference:.1e}, relative to "
@@ -119,7 +116,22 @@ def optimize(
     compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
     results = jax.tree_util.tree_structure(jax.eval_shape(function, *args))
     made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
-    return made.unless_plain_receives_less(function, args) if objective == "bytes" else made
+    return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
+
+
+def _over(mesh: Any, args: Sequence[Any]) -> Any:
+    """The arguments with what is laid over a mesh without devices laid over those of `mesh`, to be compiled for them."""
+    import jax
+
+    def placed(leaf: Any) -> Any:
+        sharding: Any = getattr(leaf, "sharding", None)
+        abstract = getattr(sharding, "mesh", None)
+        if not isinstance(abstract, jax.sharding.AbstractMesh):
+            return leaf
+        over = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=abstract.axis_types)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=jax.NamedSharding(over, sharding.spec))
+
+    return jax.tree_util.tree_map(placed, tuple(args))
 
 
 def _bytes(lowered: Any, mesh: Any) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright.backends.random_inputs import random_inputs
-from shardwright.cli.run import compare, tolerance
+from shardwright.cli.run import compare
+from shardwright.compiling import tolerance
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate
 from shardwright.ir.parser import parse

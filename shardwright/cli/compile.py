@@ -104,13 +104,13 @@ def _explained(args: argparse.Namespace, program: Program) -> Explanation:
     what is written. Raises a `DiagnosticError` where it refuses a function."""
     import sys
 
-    from shardwright.cli.explain import as_text, refuse
+    from shardwright.cli.explain import refuse
     from shardwright.explaining import explain_program
 
     explained = explain_program(
         program, args.target, args.file, time_limit_s=args.time_limit, in_digits=args.edges == "digits"
     )
     for func in explained.functions:
-        print(as_text(func, explained.target), file=sys.stderr)
+        print(func.as_text(explained.target), file=sys.stderr)
     refuse(explained)
     return explained

@@ -339,8 +339,8 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
 def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> str:
     import math
 
-    from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import bytes_text, text_table
 
     rows = [
         (
@@ -390,7 +390,7 @@ def _table(cost: Cost, constants: Constants, compiled: CompiledCosts | None) -> 
 
 def _compiled_bytes(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:
     """The bytes that a movement's collective receives as it was compiled."""
-    from shardwright.cli.text_table import bytes_text
+    from shardwright.ir.text_table import bytes_text
 
     if compiled is None:
         return ()
@@ -411,8 +411,8 @@ def _compiled_time(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[
 
 
 def _compiled_lines(compiled: CompiledCosts | None) -> list[str]:
-    from shardwright.cli.text_table import bytes_text
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import bytes_text
 
     if compiled is None:
         return []
@@ -444,7 +444,7 @@ def _sides(kernel: KernelCost) -> str:
 
 
 def _moved(kernel: KernelCost) -> str:
-    from shardwright.cli.text_table import bytes_text
+    from shardwright.ir.text_table import bytes_text
 
     work = kernel.work
     if work.copied is not None:

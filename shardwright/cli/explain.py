@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.explaining import CollectiveReport, Explanation, FunctionReport
+    from shardwright.explaining import Explanation
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -56,7 +56,7 @@ def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
 
 def execute(args: argparse.Namespace) -> int:
     """Prints a table for each function, and the faults of each. `--json` as section 9 of the contract has it
-    (docs/commands.md)."""
+    (docs/reference/commands.md)."""
     from shardwright.cli.output import print_json
     from shardwright.explaining import explain
 
@@ -69,7 +69,7 @@ def execute(args: argparse.Namespace) -> int:
         time_limit_s=args.time_limit,
     )
     if not args.json:
-        print("\n\n".join(as_text(func, explained.target) for func in explained.functions))
+        print(explained)
     refuse(explained)
     if args.json:
         print_json(explained.as_json())
@@ -89,55 +89,3 @@ def refuse(explained: Explanation) -> None:
     if explained.errors:
         found = [diagnostic for error in explained.errors for diagnostic in error.diagnostics]
         raise DiagnosticError(found, explained.errors[0].source)
-
-
-def _beside(collective: CollectiveReport) -> str:
-    """What hides a collective: the time of the kernels beside it, or how many there are."""
-    from shardwright.cost.movements import duration_text
-
-    if not collective.beside:
-        return ""
-    if collective.beside_s is None:
-        return f"{len(collective.beside)} kernel{'s'[: len(collective.beside) > 1]}"
-    return duration_text(collective.beside_s)
-
-
-def as_text(func: FunctionReport, target: str | None) -> str:
-    """A function's report as lines of text."""
-    from shardwright.cli.text_table import bytes_text, text_table
-
-    on = f" on {target}" if target else ""
-    head = f"{func.name}{on}: a chip receives {bytes_text(func.bytes_received)}"
-    if func.written_bytes_received is not None:
-        head += f", {bytes_text(func.written_bytes_received)} as written"
-    lines = [head]
-    if func.collectives:
-        rows = [
-            (
-                c.op,
-                " ".join(c.axes),
-                "?" if c.trips is None else str(c.trips),
-                bytes_text(c.bytes_received),
-                bytes_text(c.lower_bound_bytes),
-                _beside(c),
-                ", ".join(c.statements) or ("" if target is None else "no statement"),
-                c.source or "",
-            )
-            for c in func.collectives
-        ]
-        columns = ("collective", "axes", "trips", "received", "least", "beside", "asked for by", "source")
-        lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrrll"))
-    if func.unmade:
-        lines.append(f"  made without a collective: {', '.join(func.unmade)}")
-    if func.argument_bytes is not None and func.temporary_bytes is not None and func.output_bytes is not None:
-        parts = (func.argument_bytes, func.temporary_bytes, func.output_bytes)
-        held = " + ".join(bytes_text(part) for part in parts)
-        predicted = ""
-        if func.predicted_peak_bytes is not None:
-            predicted = f"; {bytes_text(func.predicted_peak_bytes)} predicted"
-        lines.append(f"  memory: {held} of arguments, temporaries, results = {bytes_text(sum(parts))}{predicted}")
-    timed = [k for k in func.kernels if k.estimated_s is not None]
-    if timed:
-        total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
-        lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
-    return "\n".join(lines)

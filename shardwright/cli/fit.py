@@ -33,8 +33,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print what fits, or one JSON object with `--json`."""
     from shardwright.cli.cost import load_named_chip
-    from shardwright.cli.text_table import bytes_text
     from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.text_table import bytes_text
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of
     from shardwright.prediction.rows import preset_of

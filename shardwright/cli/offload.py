@@ -243,9 +243,9 @@ def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
 
 def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
     from shardwright.cli.offload_program import quantized_in
-    from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.offloading.memory import attends_on_host
     from shardwright.cost.offloading.policy import TIERS
+    from shardwright.ir.text_table import bytes_text, text_table
 
     policy, sizes = plan.policy, setting.sizes
     rows = [

@@ -224,8 +224,8 @@ def _as_text(title: str, points: dict[str, list[Point]], best: dict[str, list[Po
 
 def _frontier_table(best: list[Point]) -> list[str]:
     """Lines of a table, from the fastest to the cheapest."""
-    from shardwright.cli.text_table import text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import text_table
     from shardwright.pareto.frontier import layouts, token
 
     head = (

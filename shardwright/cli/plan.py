@@ -156,8 +156,8 @@ def in_words(found: TensorType) -> str:
 
 
 def _page(made: Plan, written: str | None) -> str:
-    from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import bytes_text, text_table
 
     best, demand = made.best, made.best.demand
     memory, room = best.costs["decode"].memory, demand.chip.memory_bytes
@@ -217,8 +217,8 @@ def _figures(*rows: tuple[str, str]) -> Iterator[str]:
 
 def _phase_lines(served: Served, phase: str) -> Iterator[str]:
     """A phase's time and where it goes, the layouts of its products, and what crosses the network."""
-    from shardwright.cli.text_table import bytes_text, text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import bytes_text, text_table
     from shardwright.planning import limit
 
     cost = served.costs[phase]

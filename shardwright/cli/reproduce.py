@@ -124,7 +124,7 @@ def _check_json(check: Check) -> dict[str, Any]:
 
 
 def _checks_text(table: Reproduced) -> str:
-    from shardwright.cli.text_table import text_table
+    from shardwright.ir.text_table import text_table
 
     lines = [
         (
@@ -159,8 +159,8 @@ def _errors_text(checks: Sequence[Check]) -> str:
 
 
 def _rows_text(table: Reproduced) -> str:
-    from shardwright.cli.text_table import text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import text_table
     from shardwright.prediction.reproduction import median_error
 
     lines = [

@@ -140,6 +140,8 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
         place = place_of(args)
         runner = _on_devices(program, place) if world is None else _on_chips(program, world, place)
 
+    from shardwright.compiling import tolerance
+
     def say(text: str) -> None:
         if writes and not args.json:
             print(text)
@@ -234,18 +236,6 @@ def _on_chips(program: Program, world: World, place: Place) -> Runner:
 
 
 # ---------------------------------------------------------------- comparing
-
-
-def tolerance(program: Program) -> float:
-    """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
-    the next number) of the coarsest float format in the program, which asks for half of its digits.
-    """
-    from shardwright.ir.digit_orders import typed_values
-    from shardwright.ir.types import DType
-
-    precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
-    used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
-    return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
 
 
 def compare(found: Array, wanted: Array) -> Difference:

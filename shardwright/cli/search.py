@@ -176,8 +176,8 @@ def _found_json(searched: Searched, text: str) -> dict[str, Any]:
 def _found_text(searched: Searched) -> str:
     import math
 
-    from shardwright.cli.text_table import bytes_text
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import bytes_text
 
     found = searched.best
     cost = found.costs[0]
@@ -269,8 +269,8 @@ def _difference_text(
     costs: Sequence[dict[str, Cost]],
     rows: Sequence[tuple[str, str, str, float | None, float | None]],
 ) -> str:
-    from shardwright.cli.text_table import text_table
     from shardwright.cost.movements import duration_text
+    from shardwright.ir.text_table import text_table
 
     def shown(seconds: float | None) -> str:
         return "" if seconds is None else duration_text(seconds)

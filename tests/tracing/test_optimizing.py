@@ -104,6 +104,28 @@ def test_closed_over_weights_and_jit_around(mesh: Any) -> None:
         made([jnp.ones((8, 16))])
 
 
+def test_arguments_over_a_mesh_without_devices_in_bf16() -> None:
+    """The mesh of the run has explicit axes, as `jax.make_mesh` makes them; rounding to bf16 is no other function."""
+    abstract = jax.sharding.AbstractMesh(tuple(SIZES.values()), tuple(SIZES))
+
+    def block(w: Any, v: Any, x: Any) -> Any:
+        h = x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        return x + jax.nn.silu(h @ w) @ v
+
+    def array(*shape: int, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(abstract, spec))
+
+    args = (
+        array(64, 256, spec=P("data", "model")),
+        array(256, 64, spec=P("model", "data")),
+        array(16, 64, spec=P("data")),
+    )
+    step = optimize(block, args, jax.make_mesh(tuple(SIZES.values()), tuple(SIZES)), objective="bytes")
+    given = [np.random.default_rng(0).normal(size=arg.shape).astype(jnp.bfloat16) for arg in args]
+    difference = np.abs(np.asarray(step(*given), np.float32) - np.asarray(block(*given), np.float32))
+    assert difference.max() < 0.05 * np.abs(np.asarray(block(*given), np.float32)).max()
+
+
 def test_two_meshes_or_two_orders_are_refused(mesh: Any) -> None:
     other = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
