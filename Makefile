@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-browser test-targets bench check fmt clean
+.PHONY: help demo docs test test-all test-browser test-targets bench check fmt clean
 
 help:
 	@echo 'make demo      find the layouts of Llama-3-70B on 8 H100s; run a block on 8 virtual devices and compare it'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-all  the same with the slow tests'
 	@echo 'make test-browser tests of the explorer in Chromium'
 	@echo 'make test-targets tests on the compilers of TPUs and GPUs, in $(TARGETS_VENV)'
+	@echo 'make docs      the site, in docs/_build'
 	@echo 'make bench     every measurement in bench/'
 	@echo 'make check     lint, types, direction of imports'
 	@echo 'make fmt       format the code and mend what ruff can mend'
@@ -48,6 +49,10 @@ test-browser: $(STAMP)
 test-targets: $(TARGETS_STAMP)
 	$(TARGETS_VENV)/bin/python -m pytest tests/targets
 
+docs: $(STAMP)
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build
+	@echo 'docs/_build/index.html'
+
 bench: $(STAMP)
 	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
@@ -62,7 +67,7 @@ fmt: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(TARGETS_VENV) build dist *.egg-info demo-out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TARGETS_VENV) build dist docs/_build *.egg-info demo-out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment in $(1) with this package and what $(2) names. A name on PATH need not run (version managers leave such

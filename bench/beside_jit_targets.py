@@ -6,8 +6,9 @@ For every function of every example at its own sizes, and for a layer of Llama-3
 (`llama`, `cohere`; 8 chips): bytes that a chip receives, the kernels' time as the target's compiler estimates it, and
 temporaries. `ours` has the interior as the program demands it, `open` leaves it to the compiler, for the fewest bytes;
 `jit` is the unsharded function under `jax.jit` (`bench/global_arrays.py`), compiled by the same compiler. Needs the
-compilers (`shardwright targets`); what was compiled before is not compiled again. A table for docs/targets.md. Exit
-status 1 where both of ours receive more bytes, or keep the kernels busy for more than 1.02 of the time.
+compilers (`shardwright targets`); what was compiled before is not compiled again. A table for
+docs/reference/targets.md.
+Exit status 1 where both of ours receive more bytes, or keep the kernels busy for more than 1.02 of the time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Four feedforward layers of E=8192 F=32768 over 8 chips, 16 x 512 tokens: weights
 gathered. For each, plain and with `loop-collectives` one way round, two ways, and with shuffled weights: the share of
 received bytes whose collectives have kernels between start and end, the kernels' estimated time, that of the kernels
 beside collectives (more than once where several are under way), and temporaries. Needs the compilers (`shardwright
-targets`). A table for docs/targets.md.
+targets`). A table for docs/reference/targets.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/placement.py
 
-prints the table of docs/placement.md: for each example the variables of its problem, the bytes received per chip, how
-far the proved lower bound is below them, the nodes of the search tree, and seconds.
+prints a table: for each example the variables of its problem, the bytes received
+per chip, how far the proved lower bound is below them, the nodes of the search tree, and seconds.
 """
 
 from __future__ import annotations

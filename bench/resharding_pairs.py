@@ -1,4 +1,4 @@
-"""Plans, executes and searches all pairs of layouts on small meshes; prints the numbers of docs/resharding.md.
+"""Plans, executes and searches all pairs of layouts on small meshes; prints the numbers of docs/concepts/resharding.md.
 
     python bench/resharding_pairs.py [--axes 3] [--size 4] [--dims 3] [--processes N]
     python bench/resharding_pairs.py --without-room [--pairs N] [--processes N]

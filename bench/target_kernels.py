@@ -5,7 +5,7 @@
 Over the kernels of all examples, and of small functions on one chip: products of many shapes with what is computed
 beside them, norms, softmax, attention with one query and with many, rows written into a cache. Kernels that only lay
 bytes otherwise (copies into another tiling, slices) are counted and have no prediction. Needs libtpu (`shardwright
-targets`); what was compiled before is not compiled again. A table for docs/cost.md.
+targets`); what was compiled before is not compiled again. A table for docs/concepts/cost.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 For every function: bytes that a chip receives as compiled and as written, the collectives that became others, arguments
 and temporaries beside the predicted peak, and the compiler's estimate of its kernels. Needs the compilers (`shardwright
-targets`); what was compiled before is not compiled again. A table for docs/targets.md.
+targets`); what was compiled before is not compiled again. A table for docs/reference/targets.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The least that any way from one type to another can make a chip receive.
 
-Counted for one element of the value at a time, then averaged over chips; docs/resharding.md has the proof.
+Counted for one element of the value at a time, then averaged over chips; docs/concepts/resharding.md has the proof.
 
 A *group* is the set of chips that together must end with the element: one chip, or, where the target is
 partial over some axes, the chips along them, whose contents only have to add up. Letters, each a product of

@@ -1,7 +1,8 @@
 """Movements of digits from one type to another, and the temporary splits that make them cheapest.
 
 Each mesh axis says by what it does before and after which movement it needs; those of one kind are one joint
-collective, and their order is fixed, so that every one works on the smallest shard (docs/resharding.md proves it):
+collective, and their order is fixed, so that every one works on the smallest shard (docs/concepts/resharding.md
+proves it):
 
     whole -> split                  slice                        nothing is received
     partial -> split                reduce_scatter               shrinks the shard for all that follow

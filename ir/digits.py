@@ -1,4 +1,4 @@
-"""Digits: which global indices of a dimension a chip holds (see docs/digits.md).
+"""Digits: which global indices of a dimension a chip holds (see docs/concepts/digits.md).
 
 A dimension's index is a mixed-radix number with one digit for each mesh axis that splits the dimension
 anywhere in the program, most significant first, and a remainder. A chip holds the indices whose digits of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 Axes = tuple[str, ...]
-"""A set of mesh axes: sorted, without repetition (their order is no part of a type; see docs/digits.md)."""
+"""A set of mesh axes: sorted, without repetition (their order is no part of a type; see docs/concepts/digits.md)."""
 
 
 def axis_set(axes: Iterable[str]) -> Axes:

@@ -45,7 +45,7 @@ class Offload(Pass):
     A fetch stands in the innermost loop that uses the value, just before its first use there, and serves all uses in
     that block until the value is set anew, or a loop comes between. What goes to several memories is stored by a demand
     for its type, since `store` names one. When each movement happens, beside which computation, is the schedule's to
-    say ([offload-runtime.md](offload-runtime.md)). Raises where state that is shared along a loop's dimension is set in
+    say (docs/concepts/offloading.md). Raises where state that is shared along a loop's dimension is set in
     that loop.
     """
 

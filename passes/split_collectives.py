@@ -39,7 +39,7 @@ class SplitCollectives(Pass):
     so that what lies between is contiguous blocks too. What a chip receives in all is the same. What is strided stays
     as it is, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit programs, after
     everything else; `--target` runs it where the target's compiler makes something dearer of such collectives
-    (docs/targets.md).
+    (docs/reference/targets.md).
     """
 
     name: ClassVar[str] = "split-collectives"

@@ -23,7 +23,7 @@ class CheckedValue(TypedDict):
     """A value: its type as text, and the operation that makes it ("parameter", "weight", "state", "loop" or a keyword).
 
     `found` is true where the compiler chose the type; `strided` where it is at the program's edge, as a weight, a state
-    value, a parameter or a result, and a chip's part is not one block of it (see docs/digits.md).
+    value, a parameter or a result, and a chip's part is not one block of it (see docs/concepts/digits.md).
     """
 
     name: str

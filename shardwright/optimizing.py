@@ -120,7 +120,7 @@ def optimize(
 
 
 def _over(mesh: Any, args: Sequence[Any]) -> Any:
-    """The arguments with what is laid over a mesh without devices laid over those of `mesh`, to be compiled for them."""
+    """Arguments that lie over a mesh without devices, laid over those of `mesh`, to be compiled for it."""
     import jax
 
     def placed(leaf: Any) -> Any:

@@ -266,7 +266,7 @@ def test_every_extra_exists() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert set(front.EXTRAS.values()) <= set(extras)
-    apart = {"all", "dev", *(platform.extra for platform in PLATFORMS.values() if platform.name != "cpu")}
+    apart = {"all", "dev", "docs", *(platform.extra for platform in PLATFORMS.values() if platform.name != "cpu")}
     assert set(front.EXTRAS.values()) == set(extras) - apart
     assert f"shardwright[{','.join(name for name in extras if name not in apart)}]" in extras["all"]
 

@@ -25,7 +25,7 @@ from shardwright.passes.every_pass import PASSES
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture
@@ -44,12 +44,14 @@ def test_commands_and_python_do_what_stands_there(document: Path, folder: Path, 
         document.write_text(now, encoding="utf-8")
     else:
         assert text == now
+    names: dict[str, object] = {}
     for block in blocks(text):
         if block.kind == "python":
-            test = doctest.DocTestParser().get_doctest(block.text, {}, document.name, document.name, 0)
+            test = doctest.DocTestParser().get_doctest(block.text, names, document.name, document.name, 0)
             said: list[str] = []
-            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append, clear_globs=False)
             assert said == []
+            names = test.globs
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -69,7 +71,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_every_operation_has_its_strategies_in_the_docs() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "operations.md").read_text(encoding="utf-8")
     heads = [block.text.partition("\n")[0] for block in blocks(text) if block.kind == "strategies"]
     shown = {operation_of(head)[0].keyword for head in heads} | {re.split(r"\W", head)[0] for head in heads}
     assert "elementwise" in {block.kind for block in blocks(text)}, "the table of all elementwise operations"
@@ -77,7 +79,7 @@ def test_every_operation_has_its_strategies_in_the_docs() -> None:
 
 
 def test_every_option_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     common, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     sections = {part.split()[0]: part for part in parts}
     assert list(sections) == list(COMMANDS)
@@ -90,14 +92,14 @@ def test_every_option_is_in_the_docs() -> None:
 
 
 def test_every_pass_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "passes.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^## `([a-z-]+)`$", text, re.MULTILINE)) == sorted(PASSES)
     pipeline = next(line for line in text.splitlines() if line.startswith("    decompose,"))
     assert parse_pipeline(pipeline.strip()) == EXPLICIT
 
 
 def test_every_code_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "language.md").read_text(encoding="utf-8")
     used: set[str] = set()
     for path in (*(ROOT / "ir").rglob("*.py"), ROOT / "passes" / "pipelines.py"):
         used |= set(re.findall(r"""(?:fault|misuse)\(\s*"([a-z-]+)",""", path.read_text(encoding="utf-8")))

@@ -3,7 +3,7 @@
 The compiler's estimate of a kernel stands in its module. This one is made of nothing but the shapes of the kernel: a
 product padded to the chip's tiles (`cost.demand`), arrays padded to the tiles that they lie in, instructions of the
 vector units. Where the two differ, a rule of shape lacks, or the compiler does something of its own. The
-rules, and what each was read off, are in docs/cost.md; the rates in `tpus.toml`.
+rules, and what each was read off, are in docs/concepts/cost.md; the rates in `tpus.toml`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One entry for each elementwise operation: what it takes, what passes through it, and how each library spells it.
 
 An operation that is called by its name, as `softsign(x)`, needs nothing but its entry here: its reading and printing,
-its table of strategies, the three backends, the list in docs/operations.md and the tests follow from it.
+its table of strategies, the three backends, the list in docs/reference/operations.md and the tests follow from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Entry:
 
     keyword: str
     meaning: str
-    """A line of docs/operations.md."""
+    """A line of docs/reference/operations.md."""
     spelling: Spelling
     takes: tuple[Takes, ...] = ("float",)
     gives_bool: bool = False

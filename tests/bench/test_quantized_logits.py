@@ -1,4 +1,4 @@
-"""What rounding of the weights does to the logits is what docs/models.md says, for every architecture."""
+"""What rounding of the weights does to the logits is what docs/reference/models.md says, for every architecture."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_no_sequence_beats_the_plan_with_partial_maxima() -> None:
 
 
 def test_the_bound_is_met_wherever_no_partial_sum_is_involved() -> None:
-    """The theorem of docs/resharding.md, on a shape without any room to spare."""
+    """The theorem of docs/concepts/resharding.md, on a shape without any room to spare."""
     sizes, extents = (2, 3, 2), (12, 12)
     kinds = [type_of(row, extents) for row in layouts(3, 2, ())]
     for source in kinds:

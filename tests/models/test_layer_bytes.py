@@ -1,6 +1,6 @@
 """Bytes that a chip receives in a layer equal the formulas: hand-written layers, and models as they are imported.
 
-`tests/oracles/layer_formulas.py` has the formulas, docs/layouts.md the derivations.
+`tests/oracles/layer_formulas.py` has the formulas, docs/concepts/layouts.md the derivations.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def test_models_everywhere(model: Imported, kv: int, mesh: dict[str, int], prese
     check_model(model, kv, mesh, preset, over, length)
 
 
-# ---------------------------------------------------------------- the table in docs/layouts.md
+# ---------------------------------------------------------------- the table in docs/concepts/layouts.md
 
 
 def test_the_table_in_the_docs() -> None:

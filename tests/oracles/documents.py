@@ -3,17 +3,24 @@
 In a fenced block,
 
 - `shard` is a program, which must be well typed; `shard NAME.shard` is also a file for the commands after it;
-- `console` holds commands after `$ `, of `shardwright` or `pytest`, and what they print on standard output and standard
-  error, exactly, save that a line `...` stands for any lines;
+- `console` holds commands after `$ `, of `shardwright`, `pytest` or `python`, and what they print on standard output
+  and standard error, exactly, save that a line `...` stands for any lines;
 - `elementwise` is the table of elementwise operations;
+- `options NAME` lists the options of a command, as `--help-all` has them;
 - `strategies` holds an operation, with the types of its operands after `#`, and its rows for one mesh axis;
 - `lock` is the folder's lock file of collectives;
-- `python` is a doctest; `python NAME.py` is a file for the commands after it.
+- `python` is a doctest; `python NAME.py` and `json NAME.json` are files for the commands after them.
+
+What stands between the comments `generated: passes` and `end` is made of the passes' docstrings, and of the programs in
+`docs/reference/programs`, each with the pipelines that its first lines name.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import dataclasses
+import inspect
 import io
 import math
 import os
@@ -21,12 +28,16 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from shardwright.__main__ import main
 from shardwright.asserting.lock import FILE
+from shardwright.cli.front import COMMANDS
+from shardwright.cli.options import Parser
 from shardwright.ir import ops, syntax
 from shardwright.ir.builders import build_operation, operands_of
 from shardwright.ir.declarations import Declarations
@@ -38,7 +49,10 @@ from shardwright.ir.parser import parse
 from shardwright.ir.program import DimInfo
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import DType, Reduction, State
+from shardwright.passes.every_pass import PASSES
 
+PROGRAMS = Path(__file__).parents[2] / "docs" / "reference" / "programs"
+_GENERATED = re.compile(r"(^<!-- generated: passes -->\n).*(^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}
 
@@ -61,11 +75,12 @@ def blocks(document: str) -> list[Block]:
 
 def rewritten(document: str, folder: Path) -> str:
     """The document as it should be; `folder`, the working directory, gets its programs."""
+    document = _GENERATED.sub(lambda match: f"{match[1]}{_passes()}{match[2]}", document)
     pieces: list[str] = []
     at = 0
     for block in blocks(document):
         text = block.text
-        if block.kind in {"shard", "python"} and block.name:
+        if block.kind in {"shard", "python", "json"} and block.name:
             (folder / block.name).write_text(text, encoding="utf-8")
         elif block.kind == "console":
             text = _session(text)
@@ -73,11 +88,25 @@ def rewritten(document: str, folder: Path) -> str:
             text = _strategies(text)
         elif block.kind == "elementwise":
             text = _elementwise()
+        elif block.kind == "options":
+            text = _options(block.name)
         elif block.kind == "lock":
             text = (folder / FILE).read_text(encoding="utf-8")
         pieces += [document[at : block.start], text]
         at = block.end
     return "".join([*pieces, document[at:]])
+
+
+def hand_written_lines(document: str) -> int:
+    """The lines of a document but for what `rewritten` writes, with its fences."""
+    document = _GENERATED.sub("", document)
+    written = 0
+    for block in blocks(document):
+        if block.kind in {"strategies", "elementwise", "options", "lock"}:
+            written += block.text.count("\n") + 2
+        elif block.kind == "console":
+            written += sum(not line.startswith("$ ") for line in block.text.splitlines()) + 2
+    return document.count("\n") - written
 
 
 def _session(text: str) -> str:
@@ -87,7 +116,7 @@ def _session(text: str) -> str:
             continue
         command, _, expected = piece.partition("\n")
         words = shlex.split(command.removeprefix("$ "))
-        found = {"shardwright": _command, "pytest": _pytest}[words[0]](words[1:])
+        found = {"shardwright": _command, "pytest": _pytest, "python": _python}[words[0]](words[1:])
         shown = expected if _matches(expected.rstrip("\n"), found.rstrip("\n")) else found
         made.append(f"{command}\n{shown}")
     return "".join(made)
@@ -98,6 +127,12 @@ def _command(words: list[str]) -> str:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         main(words)
     return printed.getvalue()
+
+
+def _python(words: list[str]) -> str:
+    return subprocess.run(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    ).stdout
 
 
 def _pytest(words: list[str]) -> str:
@@ -114,6 +149,48 @@ def _matches(expected: str, found: str) -> bool:
         return expected == found
     parts = [re.escape(part) for part in re.split(r"^\.\.\.$", expected, flags=re.MULTILINE)]
     return re.fullmatch(".*".join(parts), found, re.DOTALL) is not None
+
+
+# ---------------------------------------------------------------- commands and passes
+
+
+def _options(command: str) -> str:
+    subparsers = Parser(prog="shardwright").add_subparsers()
+    import_module(f"shardwright.cli.{COMMANDS[command].module}").add_parser(subparsers)
+    actions = [a for a in subparsers.choices[command]._actions if a.dest not in ("help", "help_all")]
+    formatter = argparse.HelpFormatter("", max_help_position=32, width=110)
+    formatter.add_arguments(actions)
+    return textwrap.dedent(formatter.format_help()).strip("\n") + "\n"
+
+
+def _passes() -> str:
+    """A section for each pass: its docstring, its options, and what it makes of its programs."""
+    return "".join(f"\n## `{name}`\n\n{_section(name)}" for name in PASSES)
+
+
+def _section(name: str) -> str:
+    text = _prose(inspect.getdoc(PASSES[name]) or "")
+    options = ", ".join(f"`{field.name}={_default(field)}`" for field in dataclasses.fields(PASSES[name]))
+    text += f"\nOptions: {options}.\n" if options else ""
+    for path in sorted(PROGRAMS.glob(f"{name}.*shard")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        pipelines = [line.removeprefix("# --passes ").strip() for line in lines if line.startswith("# --passes ")]
+        text += f"\n```shard {path.name}\n{''.join(lines[len(pipelines) :])}```\n"
+        text += "".join(f"\n```console\n$ shardwright opt {path.name} --passes {p}\n```\n" for p in pipelines)
+    return text
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+
+
+def _prose(docstring: str) -> str:
+    """Markdown, with what is indented in fences."""
+    parts = re.split(r"((?:^(?:    .*)?\n)+)", docstring + "\n", flags=re.MULTILINE)
+    return "".join(
+        f"\n```shardwright\n{textwrap.dedent(part).strip()}\n```\n\n" if part.lstrip("\n")[:1] == " " else part
+        for part in parts
+    )
 
 
 # ---------------------------------------------------------------- strategies

@@ -1,10 +1,11 @@
 """Bytes that a chip receives in a layer, by formulas: Pope et al. 2022 with its (K-1)/K factors, and what follows.
 
-Written from the derivations in docs/layouts.md, without the compiler. Letters are the paper's: B sequences of L tokens,
-E and F the widths of the residual stream and of the feedforward layer, H heads of queries and K of keys and values, D
-elements each. Of n chips, X split E of the stored weights and n/X their F or heads; N are gathered over. A value has 2
-bytes an element, a sum of a norm 4. Over K chips an all-gather costs its result, a reduce-scatter its operand and an
-all-to-all its shard, each times (K-1)/K (appendix A.1), and an all-reduce is one of each of the first two.
+Written from the derivations in docs/concepts/layouts.md, without the compiler. Letters are the paper's: B sequences
+of L tokens, E and F the widths of the residual stream and of the feedforward layer, H heads of queries and K of keys
+and values, D elements each. Of n chips, X split E of the stored weights and n/X their F or heads; N are gathered
+over. A value has 2 bytes an element, a sum of a norm 4. Over K chips an all-gather costs its result, a reduce-scatter
+its operand and an all-to-all its shard, each times (K-1)/K (appendix A.1), and an all-reduce is one of each of the
+first two.
 """
 
 from __future__ import annotations

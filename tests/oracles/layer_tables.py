@@ -1,4 +1,4 @@
-"""The table of docs/layouts.md: bytes per layer by the formulas, at the sizes of PaLM 540B on 64 chips."""
+"""The table of docs/concepts/layouts.md: bytes per layer by the formulas, at the sizes of PaLM 540B on 64 chips."""
 
 from __future__ import annotations
 
