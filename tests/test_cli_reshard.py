@@ -221,7 +221,7 @@ def test_a_chip_at_fault(shardwright: Callable[..., Any]) -> None:
 
 
 def test_the_example_in_the_documentation(shardwright: Callable[..., Any]) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "resharding.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "concepts" / "resharding.md").read_text(encoding="utf-8")
     command, _, rest = page.partition("    $ shardwright ")[2].partition("\n")
     shown = rest.partition("\n## ")[0]
     got = shardwright(*command.split())

@@ -30,7 +30,7 @@ SIMULATED, PER_TEST = 1000, 50
 UNDER_JAX, PER_JAX_TEST = 40, 8
 MUTANTS, PER_MUTANT_TEST = 5000, 1000
 SECONDS = 60.0
-DOCUMENT = Path(__file__).parent.parent / "docs" / "operations.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "operations.md"
 
 
 def failures(seed: int, wishes: Wishes, **options: bool) -> list[str]:

@@ -20,7 +20,7 @@ from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import EXPLICIT, run_with_weights
 from shardwright.passes.quantize_weights import QuantizeWeights
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def recorded(architecture: str) -> list[float]:

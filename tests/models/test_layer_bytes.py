@@ -211,7 +211,7 @@ def test_models_everywhere(model: Imported, kv: int, mesh: dict[str, int], prese
 
 
 def test_the_table_in_the_docs() -> None:
-    assert table() in (Path(__file__).parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    assert table() in (Path(__file__).parents[2] / "docs" / "concepts" / "layouts.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
