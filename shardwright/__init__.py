@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwright.backends.reference import evaluate
     from shardwright.backends.simulator import simulate
     from shardwright.backends.targets.names import targets
+    from shardwright.calibrating import Calibration, calibrate
     from shardwright.checking import check
     from shardwright.commands import fit, fmt, import_checkpoint, opt, predict, search, sweep
     from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.offloading.offload import offload
     from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
     from shardwright.prediction.reproduction import reproduce
     from shardwright.resharding import reshard
     from shardwright.tracing.trace import Trace, trace
+    from shardwright.workbench.explorer import explore
 
 # Where each public name lives. Its module is loaded on first use, so that `import shardwright` costs nothing.
 _HOMES = {
+    "Calibration": "shardwright.calibrating",
     "Compiled": "shardwright.compiling",
     "Completion": "shardwright.generation.engine",
     "Diagnostic": "shardwright.ir.diagnostics",
@@ -40,18 +44,21 @@ _HOMES = {
     "Traffic": "shardwright.cost.traffic",
     "assert_collectives": "shardwright.asserting.assertion",
     "bytes_received": "shardwright.cost.traffic",
+    "calibrate": "shardwright.calibrating",
     "check": "shardwright.checking",
     "compile_program": "shardwright.compiling",
     "draw": "shardwright.backends.graph",
     "evaluate": "shardwright.backends.reference",
     "explain": "shardwright.explaining",
     "explicit": "shardwright.compiling",
+    "explore": "shardwright.workbench.explorer",
     "export": "shardwright.exporting.export",
     "fit": "shardwright.commands",
     "fmt": "shardwright.commands",
     "generate": "shardwright.generation.generate",
     "import_checkpoint": "shardwright.commands",
     "load": "shardwright.compiling",
+    "offload": "shardwright.offloading.offload",
     "opt": "shardwright.commands",
     "optimize": "shardwright.optimizing",
     "plan": "shardwright.planning",
@@ -69,6 +76,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Calibration",
     "Compiled",
     "Completion",
     "Diagnostic",
@@ -80,18 +88,21 @@ __all__ = [
     "__version__",
     "assert_collectives",
     "bytes_received",
+    "calibrate",
     "check",
     "compile_program",
     "draw",
     "evaluate",
     "explain",
     "explicit",
+    "explore",
     "export",
     "fit",
     "fmt",
     "generate",
     "import_checkpoint",
     "load",
+    "offload",
     "opt",
     "optimize",
     "plan",

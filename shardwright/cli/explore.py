@@ -27,8 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Prints the address first, then serves until it is interrupted."""
-    from shardwright.workbench.explorer import first_text, serve
+    from shardwright.workbench.explorer import explore
 
-    name, text = first_text(args.file)
-    serve(name, text, args.port, show=not args.no_browser)
+    explore(args.file, args.port, show=not args.no_browser)
     return 0

@@ -132,13 +132,8 @@ def execute(args: argparse.Namespace) -> int:
 
         with going_on_from(None if in_world() else args.output):
             return execute_run(args)
-    from shardwright.cli.offload_program import (
-        asked_weights,
-        execute_program,
-        is_program,
-        model_program_text,
-        read_policies,
-    )
+    from shardwright.cli.offload_program import asked_weights, execute_program, model_program_text
+    from shardwright.offloading.policy_files import is_program, read_policies
 
     if is_program(args.model):
         return execute_program(args)

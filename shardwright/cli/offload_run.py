@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,19 +16,16 @@ if TYPE_CHECKING:
     from shardwright.backends.timeline import Recorder, Recording
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
-    from shardwright.cost.offloading.policy import Policy
-    from shardwright.cost.offloading.pricing import Setting
     from shardwright.generation.journal import Journal
     from shardwright.generation.prompts import Prompt
     from shardwright.generation.run_settings import RunSettings
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
-    from shardwright.ir.types import Tier
     from shardwright.models.config import Config
     from shardwright.models.description import Model
     from shardwright.offloading.request import Request
-    from shardwright.offloading.room import Room
     from shardwright.offloading.run import OffloadedModel
+    from shardwright.offloading.run_options import RunOptions
 
 
 def add_run(parser: Parser) -> None:
@@ -145,22 +141,12 @@ def execute_run(args: argparse.Namespace) -> int:
 
 def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
     """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
-    from shardwright.backends.torch.memory import OutOfMemoryError
-    from shardwright.backends.torch.resident import give_back_now
-    from shardwright.offloading.room import Room
-
-    room = Room()
-    while True:
-        try:
-            return _run(args, asked)
-        except OutOfMemoryError as error:
-            if args.policy is not None or not room.can_shrink(error.tier):
-                raise
-            room, said = room.less(error.tier), error.diagnostics[0].message
-            traceback.clear_frames(error.__traceback__)  # of which some lead back to the error
-            print(f"{said}; planning for {room.share(error.tier):.0%} of that memory", file=sys.stderr)
-        give_back_now()
-        asked = replace(asked, request=_request(args, asked.prompts, 1, room))
+    return _options(args).with_room(
+        asked.prompts,
+        asked.request,
+        lambda request: _run(args, replace(asked, request=request)),
+        lambda line: print(line, file=sys.stderr),
+    )
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
@@ -169,6 +155,7 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     from shardwright.models.config import config_path, read_config
     from shardwright.offloading.buckets import check_lengths
     from shardwright.offloading.program_parts import Place
+    from shardwright.offloading.room import RATES
 
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
@@ -183,7 +170,13 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
         Place(0, gpus).layers(model.layers)
-        return Asked(prompts, tokenizer, settings, _request(args, prompts, gpus))
+        if args.policy is None and args.machine is None:
+            print(
+                f"neither --policy nor --machine: planning with the rates of {RATES}; `shardwright calibrate"
+                " --offloading` measures those of this machine",
+                file=sys.stderr,
+            )
+        return Asked(prompts, tokenizer, settings, _options(args).request(prompts, gpus))
 
 
 def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
@@ -304,7 +297,7 @@ def _write_timeline(
     title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
     seconds = None
     if args.machine:
-        setting, n = _setting(args, prompts), len(recordings)
+        setting, n = _options(args).setting(prompts), len(recordings)
         layers = [len(Place(i, n).layers(setting.sizes.layers)) for i in range(n)]
         seconds = [
             run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)
@@ -350,76 +343,25 @@ def _settings(args: argparse.Namespace, config: Config) -> Settings:
     return Settings(n, temperature, args.top_k, args.top_p, seed, stop_tokens=stops, logprobs=args.logprobs)
 
 
-def _caps(args: argparse.Namespace) -> dict[Tier, int | None]:
-    from shardwright.ir.types import Tier
+def _options(args: argparse.Namespace) -> RunOptions:
+    from shardwright.cli.offload_program import asked_weights
+    from shardwright.ir.types import DType, Tier
+    from shardwright.offloading.run_options import RunOptions
 
-    return {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
-
-
-def _request(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None = None) -> Request:
-    from shardwright.cli.offload_program import is_program
-    from shardwright.cli.output import read_program
-    from shardwright.ir.types import DType
-    from shardwright.offloading.request import Request
-
-    dtype = DType(args.dtype) if args.dtype else None
-    return Request(
-        _policy(args, prompts, gpus, room),
+    return RunOptions(
+        args.model,
+        args.max_new_tokens,
+        args.policy,
+        args.machine,
         args.schedule,
-        dtype,
-        _caps(args),
+        DType(args.dtype) if args.dtype else None,
+        {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")},
         args.spill_dir,
         args.device,
         args.sparse_attention,
         args.disk_readers,
         False if args.no_page_cache else None,
-        program=read_program(args.policy) if args.policy is not None and is_program(args.policy) else None,
+        args.compress is not None,
+        asked_weights(args),
+        args.latency,
     )
-
-
-def _policy(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
-    """Given in the paper's order, as a file of --plan-only, or the best for the machine."""
-    from shardwright.cli.offload_program import asked_weights, read_policy
-    from shardwright.cost.offloading.group_quantization import INT4
-
-    policy = _planned(args, prompts, gpus, room) if args.policy is None else read_policy(args.policy)
-    if args.compress:
-        return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
-    return replace(policy, quantized_weights=asked_weights(args) or policy.quantized_weights)
-
-
-def _planned(args: argparse.Namespace, prompts: list[Prompt], gpus: int, room: Room | None) -> Policy:
-    from shardwright.cli.offload_program import asked_weights
-    from shardwright.offloading.room import RATES, Room
-    from shardwright.prediction.offloading import best_plan
-
-    if args.machine is None and room is None:
-        print(
-            f"neither --policy nor --machine: planning with the rates of {RATES}; `shardwright calibrate --offloading`"
-            " measures those of this machine",
-            file=sys.stderr,
-        )
-    setting = _setting(args, prompts, gpus, room or Room())
-    compress, weights = args.compress is not None, asked_weights(args)
-    return best_plan(setting, compress=compress, weights=weights, latency=args.latency).plan.policy
-
-
-def _setting(args: argparse.Namespace, prompts: list[Prompt], gpus: int = 1, room: Room | None = None) -> Setting:
-    """The run as the cost model sees it: every prompt as long as the longest. With `room` no more memory is there than
-    the run may take."""
-    from shardwright.cost.chips import load_machine
-    from shardwright.cost.offloading.runtimes import load_runtime
-    from shardwright.ir.types import DType
-    from shardwright.models.config import read_config
-    from shardwright.models.importing import checkpoint_dtype
-    from shardwright.offloading.room import RATES
-    from shardwright.prediction.models import model_of
-    from shardwright.prediction.offloading import setting_of
-
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    model = model_of(args.model).model
-    machine, runtime = load_machine(args.machine or RATES), load_runtime("ours")
-    if room is not None:
-        machine = room.of(machine, _caps(args), args.device, named=args.machine is not None)
-    dtype = DType(args.dtype) if args.dtype else checkpoint_dtype(read_config(args.model))
-    return setting_of(model, machine, runtime, longest, max(1, args.max_new_tokens), devices=gpus, dtype=dtype)

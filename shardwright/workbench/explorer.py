@@ -5,10 +5,25 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.workbench import jobs
+
+if TYPE_CHECKING:
+    from shardwright.ir.program import Program
+
+
+def explore(program: str | Path | Program | None = None, port: int = 0, *, show: bool = True) -> None:
+    """Serve the explorer on this machine's loopback until it is interrupted, with a program, the path of one, or an
+    example; port 0 takes a free one. `show` opens it in the browser; its address is the first line of standard output.
+    Raises a `DiagnosticError` where the file cannot be read or the port is taken."""
+    from shardwright.ir.program import Program
+
+    if isinstance(program, Program):
+        serve("program.shard", repr(program), port, show=show)
+    else:
+        serve(*first_text(program), port, show=show)
 
 
 def serve(name: str, text: str, port: int, *, show: bool) -> None:
@@ -64,7 +79,7 @@ def _free_port(wanted: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def first_text(file: str | None) -> tuple[str, str]:
+def first_text(file: str | Path | None) -> tuple[str, str]:
     """The name and the text that the explorer begins with: of a file, or of an example."""
     if file is None:
         name = jobs.example_names()[0] if jobs.example_names() else "program"

@@ -1,0 +1,111 @@
+"""`calibrate`: the constants of a chip, from measured rows or from the machine at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+
+if TYPE_CHECKING:
+    from shardwright.cost.calibration import Fit
+    from shardwright.prediction.rows import Row
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A chip file's `text`, or a machine file's; the `values` that were fitted or measured, as `calibrate --json` has
+    them; and a `summary`."""
+
+    text: str
+    values: Mapping[str, Any]
+    summary: str
+
+    def __repr__(self) -> str:
+        return self.summary
+
+
+def calibrate(
+    rows: str | None = None,
+    chip: str | None = None,
+    *,
+    offloading: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+    spill_dir: str | None = None,
+) -> Calibration:
+    """The six constants of a chip: fitted to `rows`, a table of `reproduce` or a file in its columns, those of `chip`
+    alone where one is named; without rows measured on the devices that JAX has here.
+
+    With `offloading` device, host and disk are measured as the offloading runtime uses them, in PyTorch, on `device`,
+    for weights and activations in `dtype`, with the disk of `spill_dir`. Raises a `DiagnosticError` where rows are at
+    fault.
+    """
+    if rows is not None:
+        return _of_rows(rows, chip)
+    if offloading:
+        from shardwright.ir.types import DType
+        from shardwright.offloading.measuring import measure as measure_offloading
+
+        measured = measure_offloading(spill_dir, device, DType(dtype) if dtype else None)
+        return Calibration(measured.text, measured.values, measured.summary)
+    from shardwright.prediction.machine import measure
+
+    found = measure()
+    return Calibration(found.text, found.values, found.summary)
+
+
+def _of_rows(name: str, chip_name: str | None) -> Calibration:
+    from shardwright.cost.calibration import calibrate as fitted
+    from shardwright.cost.chips import chip_text
+    from shardwright.prediction.chip_file import with_constants
+    from shardwright.prediction.reproduction import credible
+    from shardwright.prediction.rows import file_source
+
+    rows = _rows(name, chip_name)
+    chip = rows[0].chip
+    with located(file_source(name) if name.endswith(".csv") else Source(name, "")):
+        fit = fitted([credible(row) for row in rows])
+    source = f"least squares on {len(rows)} rows: shardwright calibrate --from {name} --chip {chip.name}"
+    values = {
+        "chip": chip.name,
+        "rows": len(rows),
+        "constants": asdict(fit.constants),
+        "median_abs_relative_error": fit.median_abs_error,
+        "max_abs_relative_error": max(abs(error) for error in fit.errors),
+    }
+    text = with_constants(chip_text(chip_name or chip.name), fit.constants, source)
+    return Calibration(text, values, _summary(chip.name, len(rows), fit))
+
+
+def _rows(name: str, chip: str | None) -> list[Row]:
+    """Of a published table the rows that its constants are fitted on, of a file all; of one chip."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.prediction.reproduction import calibration_rows, rows_of
+
+    if chip is not None:
+        with located(Source("--chip", "")):
+            chip = load_chip(chip).name
+    found = rows_of(name)
+    rows = [row for row in found if chip in (None, row.chip.name)]
+    chips = sorted({row.chip.name for row in rows})
+    with located(Source("--from", "")):
+        if not rows:
+            raise fault("no-rows", f"{name} has no measured times" + (f" of {chip}" if chip else ""), NOWHERE)
+        if len(chips) > 1:
+            raise fault("several-chips", f"{name} has rows of {' and '.join(chips)}", NOWHERE, f"add --chip {chips[0]}")
+    if found and found[0].table == "d2":
+        return calibration_rows(rows[0].group)
+    return rows
+
+
+def _summary(chip: str, count: int, fit: Fit) -> str:
+    lines = [f"{chip}, {count} rows", ""]
+    lines += [f"{name:<20} {value:.4g}" for name, value in asdict(fit.constants).items()]
+    worst = max(abs(error) for error in fit.errors)
+    if count < (number := len(asdict(fit.constants))):
+        told = f"{count} rows do not tell {number} constants apart"
+        lines += ["", f"{told}: most are what such chips usually reach"]
+    lines += ["", f"median error {100 * fit.median_abs_error:.1f} %, largest {100 * worst:.1f} %"]
+    return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""`shardwright.offload`: what the command does, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models.greedy_generation import STEPS, truth
+
+from shardwright import DiagnosticError, offload
+
+
+@pytest.mark.parametrize("policy", [None, "4,2,20,50,30,30,20,40"])
+def test_tokens_are_those_of_transformers(policy: str | None, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    prompts = [prompt.tolist() for prompt in wanted.prompts]
+    caps = {"device_memory": 400_000, "host_memory": 400_000}
+    found = offload(folder, prompts, policy=policy, max_new_tokens=STEPS, dtype="f32", stop_tokens=(), **caps)
+    assert [list(each.new_tokens) for each in found] == wanted.tokens.tolist()
+
+
+def test_faults_are_those_of_the_command(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    with pytest.raises(DiagnosticError, match="bad-policy"):
+        offload(folder, [[1, 2]], policy="1,2,3", max_new_tokens=4)
+    with pytest.raises(DiagnosticError, match="out-of-memory"):
+        offload(folder, [[1, 2]], policy="1,1,100,0,100,0,100,0", max_new_tokens=4, device_memory=10_000)
