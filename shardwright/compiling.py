@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.ir.diagnostics import DiagnosticError, Source
     from shardwright.ir.program import Program
     from shardwright.ir.syntax import Module
+    from shardwright.models.weight_map import WeightMap
     from shardwright.passes.base import Pass, Proof
     from shardwright.passes.pipelines import Edges
     from shardwright.passes.place import Place
@@ -144,6 +145,8 @@ class Compiled:
     validation: Validation | None
     layouts: Proof | None = None
     """How far the chosen layouts are from the best at most; None where the program left nothing to choose."""
+    not_loaded: str | None = None
+    """Why the module has no `load_weights`, where a mapping of the weights was given; None where it has."""
 
 
 def compile_program(
@@ -157,12 +160,14 @@ def compile_program(
     calls: Mapping[str, float] | None = None,
     solver: str = "auto",
     to: str = "jax",
+    weights: WeightMap | None = None,
 ) -> Compiled:
     """A stand-alone module for a program, of JAX or, with `to` "torch", of PyTorch.
 
     Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
     has a dimension for each digit instead. It is written as the compiler of `target` keeps it, where one is given.
-    Layouts are chosen as `explicit` says.
+    Layouts are chosen as `explicit` says. With `weights`, the mapping of a checkpoint, a module of JAX also has
+    `load_weights(folder, mesh)`.
 
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
@@ -170,6 +175,7 @@ def compile_program(
     from shardwright.backends.jax.emit import emit
     from shardwright.backends.targets.names import parse_target
     from shardwright.backends.validation import validate as run_validation
+    from shardwright.loading_recipes import loading_recipes
     from shardwright.passes.pipelines import Trace, proof_of
     from shardwright.passes.pipelines import explicit as run
 
@@ -186,7 +192,10 @@ def compile_program(
 
         return Compiled(emit_torch(made, header), made, proof, layouts)
     forms = parse_target(target).forms if target is not None else None
-    return Compiled(emit(made, header, in_digits=edges == "digits", forms=forms), made, proof, layouts)
+    recipes = loading_recipes(made, weights) if weights is not None else None
+    why, recipes = (recipes, None) if isinstance(recipes, str) else (None, recipes)
+    text = emit(made, header, in_digits=edges == "digits", forms=forms, recipes=recipes)
+    return Compiled(text, made, proof, layouts, why)
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.backends.jax.edges import Edge, ProgramEdges
 from shardwright.backends.jax.functions import FunctionBody, View
@@ -27,17 +27,26 @@ from shardwright.backends.jax.source_text import (
     check_identifier,
 )
 from shardwright.backends.jax.terms import Lowering
+from shardwright.backends.jax.weight_loading import WeightRecipe, loading_lines
 from shardwright.ir.program import Func, Program
 from shardwright.ir.walk import names_of
 
 
-def emit(program: Program, header: Sequence[str] = (), *, in_digits: bool = False, forms: Forms | None = None) -> str:
+def emit(
+    program: Program,
+    header: Sequence[str] = (),
+    *,
+    in_digits: bool = False,
+    forms: Forms | None = None,
+    recipes: Mapping[str, WeightRecipe] | None = None,
+) -> str:
     """The Python source of a module that imports jax and numpy only.
 
     It defines MESH_SHAPE, make_mesh(devices=None), IN_SPECS, OUT_SPECS, and build_NAME(mesh) for each function. The
     program must be explicit: every type without holes, every movement a statement. `header` lines go into the module's
     docstring. With `in_digits` every strided array that no permute makes blocks of has a dimension for each digit, also
-    where the movements beside it would take blocks. `forms` are those that a target's compiler keeps. Raises a
+    where the movements beside it would take blocks. `forms` are those that a target's compiler keeps. With
+    `recipes`, where each weight lies in a checkpoint, it also defines `load_weights(folder, mesh)`. Raises a
     `DiagnosticError` where a name cannot stand in Python, a type has holes, or a value is in a memory that JAX does not
     have.
     """
@@ -45,7 +54,7 @@ def emit(program: Program, header: Sequence[str] = (), *, in_digits: bool = Fals
         check_identifier(name)
     for dim in program.dims:
         check_dimension(dim.name)
-    return _Module(program, ProgramEdges(program, in_digits), forms or Forms()).source(header)
+    return _Module(program, ProgramEdges(program, in_digits), forms or Forms()).source(header, recipes or {})
 
 
 class _Module:
@@ -56,12 +65,13 @@ class _Module:
         self.has_globals = has_globals(program)
         self.helpers: set[str] = set()
 
-    def source(self, header: Sequence[str]) -> str:
+    def source(self, header: Sequence[str], recipes: Mapping[str, WeightRecipe]) -> str:
         functions = [line for func in self.program.funcs for line in ["", "", *self.function(func)]]
         body = [
             *mesh_lines(self.program),
             *spec_lines(self.program, self.edges),
             *(table_lines(self.program, self.edges) if self.has_globals else []),
+            *(loading_lines(recipes, self.edges) if recipes else []),
             *on_mesh_lines(self.program),
             *self.used_helpers(),
             *functions,

@@ -61,7 +61,8 @@ def signature(program: Program, func: Func) -> list[str]:
 def import_lines(body: Iterable[str]) -> list[str]:
     """The imports that the rest of the module uses."""
     text = "\n".join(body)
-    lines = ["import functools", ""] if "functools." in text else []
+    used = [f"import {name}" for name in ("functools", "itertools", "json", "pathlib") if f"{name}." in text]
+    lines = [*used, ""] if used else []
     lines.append("import jax")
     if "jnp." in text:
         lines.append("import jax.numpy as jnp")

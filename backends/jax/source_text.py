@@ -18,7 +18,8 @@ WIDTH = 119
 RESERVED = frozenset(
     {
         "jax", "jnp", "lax", "np", "functools", "with_layout_constraint", "mesh", "weights", "state", "on_mesh",
-        "carry", "xs", "shape", "name", "make_mesh", "put", "zero_state", *HELPERS,
+        "carry", "xs", "shape", "name", "make_mesh", "put", "zero_state", "itertools", "json", "pathlib",
+        "open_tensors", "numbered", "read_tensor", "load_weights", *HELPERS,
     }
 )  # fmt: skip
 """Names that an emitted module uses itself; a value of the program that has one gets a suffix."""
@@ -166,8 +167,10 @@ def broken(code: str, indent: str) -> list[str]:
     if len(deeper) + len(inner) + 1 <= WIDTH and code[start] == "(":
         lines.append(deeper + inner)
     else:
-        for piece in _pieces(inner):
-            lines.extend(broken(piece + ("," if len(_pieces(inner)) > 1 else ""), deeper))
+        pieces = _pieces(inner)
+        comma = "," if len(pieces) > 1 or inner.rstrip().endswith(",") else ""  # that of a tuple of one makes it one
+        for piece in pieces:
+            lines.extend(broken(piece + comma, deeper))
     lines.extend(broken(code[end:], indent))
     return lines
 

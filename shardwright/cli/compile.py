@@ -61,8 +61,11 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json, read_program, write_output
     from shardwright.compiling import compile_program, load
     from shardwright.ir.diagnostics import located
+    from shardwright.models.weight_map import map_path, read_map
 
     source = read_program(args.file)
+    mapping = map_path(args.file)
+    weights = read_map(mapping) if args.file != "-" and mapping.is_file() else None
     with located(source):
         compiled = compile_program(
             load(source, args.mesh, args.dim),
@@ -74,8 +77,11 @@ def execute(args: argparse.Namespace) -> int:
             calls=args.calls,
             solver=args.solver,
             to=args.to,
+            weights=weights,
         )
     warn(compiled.layouts)
+    if compiled.not_loaded is not None:
+        print(f"note: the module has no load_weights: {compiled.not_loaded}", file=sys.stderr)
     explained = None if args.target is None else _explained(args, compiled.program)
     write_output(args.output, compiled.text)
     proof = compiled.validation

@@ -1,0 +1,94 @@
+"""From the mapping of a checkpoint to what an emitted module needs to load it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shardwright.declared_packing import declared_packing
+from shardwright.models.weight_map import STACKED, extents
+from shardwright.models.weights import Part
+
+if TYPE_CHECKING:
+    from shardwright.backends.jax.weight_loading import StoredTensor, WeightRecipe
+    from shardwright.ir.program import Program
+    from shardwright.models.weight_map import Entry, WeightMap
+    from shardwright.passes.packed_weights import Packed
+
+
+def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRecipe] | str:
+    """How each weight of an explicit program is read, packed ones included; or why it cannot be: a weight that the
+    checkpoint does not have, of another shape, or of integers."""
+    from shardwright.backends.jax.edges import ProgramEdges
+    from shardwright.backends.jax.weight_loading import WeightRecipe
+
+    packing = {packed.name: packed for packed in declared_packing(program, mapping)}
+    edges = ProgramEdges(program)
+    made: dict[str, WeightRecipe] = {}
+    for value in program.weights:
+        name, dims = value.name, tuple(dim.name for dim in value.type.dims)
+        shape = tuple(dim.size for dim in value.type.dims)
+        if value.type.dtype.is_integer:
+            return f"{name} is of integers"
+        if name in mapping.entries:
+            entry = mapping.entries[name]
+            if {*entry.dims} != {*dims} or tuple(mapping.sizes[dim] for dim in dims) != shape:
+                return f"{name} has another shape than in the checkpoint"
+            made[name] = WeightRecipe((_tensor(mapping, entry, dims),), _stacked(entry, dims))
+        elif name in packing:
+            packed = packing[name]
+            entries = [mapping.entries[part.weight] for part in packed.parts]
+            inner = [dim for dim in dims if dim not in entries[0].stacked]
+            tensors = tuple(_part(mapping, entry, packed, i) for i, entry in enumerate(entries))
+            made[name] = WeightRecipe(tensors, _stacked(entries[0], dims), inner.index(packed.dim) + 1)
+        else:
+            return f"the checkpoint has no {name}"
+        factors = edges.stored(value).factors
+        if any(len(factors[dim]) > 1 for dim in made[name].stacked.values()):
+            return f"{name} has layers or experts in pieces"
+    return made
+
+
+def _stacked(entry: Entry, dims: Sequence[str]) -> dict[str, int]:
+    return {STACKED[dim].strip("{}"): dims.index(dim) for dim in entry.stacked}
+
+
+def _tensor(
+    mapping: WeightMap, entry: Entry, dims: Sequence[str], shape: tuple[int, ...] | None = None
+) -> StoredTensor:
+    """A tensor with its dimensions in the order of `dims`, stacked ones left out."""
+    from shardwright.backends.jax.weight_loading import StoredTensor
+
+    items = [item for group in entry.stored for item in group]
+    cut = tuple(extent for group in entry.stored for extent in extents(group, mapping.sizes))
+    take: list[tuple[int, int] | int | None] = []
+    kept: list[str] = []
+    for item in items:
+        if not isinstance(item, Part):
+            take.append(None)
+            kept.append(item)
+        elif item.dim is None:
+            take.append(item.start)
+        else:
+            take.append((item.start, item.stop))
+            kept.append(item.dim)
+    inner = [dim for dim in dims if dim not in entry.stacked]
+    order = tuple(kept.index(dim) for dim in inner)
+    return StoredTensor(entry.tensor, cut, tuple(take), order, shape or tuple(mapping.sizes[dim] for dim in inner))
+
+
+def _part(mapping: WeightMap, entry: Entry, packed: Packed, number: int) -> StoredTensor:
+    """One of a packed weight's tensors, its packed dimensions as blocks and the rest of a block."""
+    part = packed.parts[number]
+    dims: list[str] = []
+    shape: list[int] = []
+    for dim in packed.dims:
+        if dim == packed.dim:
+            dims.extend(part.packed)
+            size = math.prod(mapping.sizes[each] for each in part.packed)
+            shape.extend((packed.blocks, size // packed.blocks))
+        elif dim not in entry.stacked:
+            dims.append(dim)
+            shape.append(mapping.sizes[dim])
+    return _tensor(mapping, entry, dims, tuple(shape))
