@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shardwright.advising import Verdict, advise
     from shardwright.asserting.assertion import assert_collectives
     from shardwright.backends.graph import draw
     from shardwright.backends.random_inputs import random_inputs
@@ -42,6 +43,8 @@ _HOMES = {
     "Optimized": "shardwright.optimizing",
     "Trace": "shardwright.tracing.trace",
     "Traffic": "shardwright.cost.traffic",
+    "Verdict": "shardwright.advising",
+    "advise": "shardwright.advising",
     "assert_collectives": "shardwright.asserting.assertion",
     "bytes_received": "shardwright.cost.traffic",
     "calibrate": "shardwright.calibrating",
@@ -85,7 +88,9 @@ __all__ = [
     "Optimized",
     "Trace",
     "Traffic",
+    "Verdict",
     "__version__",
+    "advise",
     "assert_collectives",
     "bytes_received",
     "calibrate",

@@ -152,7 +152,7 @@ class FunctionReport:
                     bytes_text(c.lower_bound_bytes),
                     c.hidden_by,
                     ", ".join(c.statements) or ("" if self.written_bytes_received is None else "no statement"),
-                    c.source or "",
+                    shown_place(c.source),
                 )
                 for c in self.collectives
             ]
@@ -189,6 +189,11 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         """The object of `explain --json`."""
         return {"target": self.target, "functions": [func.as_json() for func in self.functions]}
+
+
+def shown_place(source: str | None) -> str:
+    """`FILE:LINE` for people: files below the working directory without it."""
+    return "" if source is None else source.removeprefix(f"{Path.cwd()}/")
 
 
 # ---------------------------------------------------------------- the three things that can be explained

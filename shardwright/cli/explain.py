@@ -24,8 +24,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "file",
-        metavar="FILE.shard|MODULE.py|DUMP.txt",
-        help="a program, a module that `compile` wrote, or the text of an optimized HLO module",
+        metavar="FILE.shard|MODULE.py|DUMP.txt|FILE.py:FUNCTION",
+        help="a program, a module that `compile` wrote, the text of an optimized HLO module, or a function of JAX, for "
+        "which the least is found and the constraints that lead there are tried. Imports FILE.py",
+    )
+    parser.add_argument(
+        "--args",
+        dest="arguments",
+        metavar="FILE.py:ARGS",
+        help="of a function: what returns the tuple of example arguments (default: example_args of FILE.py)",
     )
     add_target(parser, "whose own compiler is asked (default: cpu); of a dump, which has been compiled, none")
     parser.add_argument("--func", metavar="NAME", help="this function alone")
@@ -46,6 +53,10 @@ def add_target(parser: Parser, why: str) -> None:
 
 
 def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
+    if ".py:" in args.file:
+        return "--func and --dim are of programs" if args.func or args.dim else None
+    if args.arguments:
+        return "--args goes with FILE.py:FUNCTION"
     if args.file.endswith((".shard", ".py")):
         return None
     given = next((option for option in ("target", "func") if getattr(args, option)), None)
@@ -60,6 +71,8 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.cli.output import print_json
     from shardwright.explaining import explain
 
+    if ".py:" in args.file:
+        return _execute_function(args)
     explained = explain(
         args.file,
         args.target,
@@ -80,6 +93,28 @@ def execute(args: argparse.Namespace) -> int:
                 f"{where}: error: {func.name}: %{found.instruction} {found.reason} [wrong-partition]", file=sys.stderr
             )
     return int(any(func.faults for func in explained.functions))
+
+
+def _execute_function(args: argparse.Namespace) -> int:
+    """Prints what was made of a function of JAX, and the verdict; with `--json` both as one object."""
+    from shardwright.advising import advise
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.cli.output import print_json
+    from shardwright.explaining import explain
+    from shardwright.tracing.trace import from_file
+
+    path, _, name = args.file.rpartition(":")
+    function, examples = from_file(name, path, args.arguments)
+    target = args.target or "cpu"
+    explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
+    refuse(explained)
+    chip = parse_target(target).chip
+    verdict = advise(function, examples, args.mesh or None, chip.name if chip is not None else "", target=target)
+    if args.json:
+        print_json({**explained.as_json(), "verdict": verdict.as_json()})
+    else:
+        print(f"{explained}\n\n{verdict}")
+    return 0
 
 
 def refuse(explained: Explanation) -> None:

@@ -102,14 +102,16 @@ class Constraint:
         return f"{line}, or at its product out_sharding={self.spec}" if self.contraction else line
 
 
-def constraints(func: Func, digits: Digits) -> Iterator[Constraint]:
+def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iterator[Constraint]:
     """The values that movements take elsewhere, each with where it ends, in blocks.
 
-    A value that goes to several places has the first: it is the one whose layout its statement is given.
+    A value that goes to several places has the first: it is the one whose layout its statement is given. With
+    `parameters` those that go elsewhere at once are among them.
     """
     lets = list(lets_in(func.body))
     made = {value.name: let for let in lets for value in let.results}
     moved_on = {operand for let in lets if isinstance(let.operation, Movement) for operand in let.operands}
+    given = {value.name: value for value in func.params} if parameters else {}
     done: set[str] = set()
     for let in lets:
         if not isinstance(let.operation, Movement) or let.result.name in moved_on:
@@ -117,12 +119,13 @@ def constraints(func: Func, digits: Digits) -> Iterator[Constraint]:
         first = let
         while isinstance(before := made.get(str(first.operands[0])), Let) and isinstance(before.operation, Movement):
             first = before
-        source = made.get(str(first.operands[0]))
+        let_before = made.get(str(first.operands[0]))
+        source = let_before.result if let_before is not None else given.get(str(first.operands[0]))
         kind = let.result.type
-        if source is None or source.result.origin or source.result.name in done or not isinstance(kind, TensorType):
+        if source is None or source.origin or source.name in done or not isinstance(kind, TensorType):
             continue
         if kind.partial or not all(digits.is_contiguous(kind, dim.name) for dim in kind.dims if kind.split(dim.name)):
             continue
-        done.add(source.result.name)
+        done.add(source.name)
         layout = tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
-        yield Constraint(source.result, layout, isinstance(source.operation, Contract))
+        yield Constraint(source, layout, let_before is not None and isinstance(let_before.operation, Contract))

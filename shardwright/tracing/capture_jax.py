@@ -78,9 +78,45 @@ def _key(key: Any) -> str:
     return str(key)
 
 
+def origins(closed: Any) -> dict[int, Any]:
+    """The variables of a jaxpr by the numbers that the graph of the same function has for them."""
+    reader = _Reader()
+    reader.outermost(closed)
+    return reader.origins
+
+
+def evaluate_inlined(closed: Any, args: Sequence[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
+    """What a jaxpr computes, with the calls inlined that a graph has inlined; `change` is given each variable and its
+    value, and says what goes on in its place."""
+    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+    jaxpr = getattr(closed, "jaxpr", closed)
+    known: dict[Any, Any] = {v: change(v, given) for v, given in zip(jaxpr.invars, args, strict=True)}
+    known.update(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+
+    def value(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else known[atom]
+
+    unnamed = jaxpr.debug_info and jaxpr.debug_info.with_unknown_names()
+    for equation in jaxpr.eqns:
+        primitive = equation.primitive.name
+        if primitive in _INLINED:
+            operands = [value(atom) for atom in equation.invars]
+            results = evaluate_inlined(equation.params[_INLINED[primitive]], operands, change)
+        else:
+            given = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
+            alone = jaxpr.replace(
+                eqns=[equation], constvars=[], invars=given, outvars=list(equation.outvars), debug_info=unnamed
+            )
+            results = jaxpr_as_fun(ClosedJaxpr(alone, ()))(*(known[atom] for atom in given))
+        known.update((v, change(v, result)) for v, result in zip(equation.outvars, results, strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
 class _Reader:
     def __init__(self) -> None:
         self.numbers = count()
+        self.origins: dict[int, Any] = {}
         self.constants: dict[Variable, Any] = {}
         self.mesh: dict[str, int] = {}
 
@@ -112,6 +148,7 @@ class _Reader:
     def body(self, closed: Any) -> Graph:
         jaxpr = closed.jaxpr
         graph = Graph([self.variable(v.aval) for v in jaxpr.invars])
+        self.origins.update((int(str(made.number)), v) for made, v in zip(graph.parameters, jaxpr.invars, strict=True))
         graph.results = self.read(closed, graph.parameters, graph)
         return graph
 
@@ -162,6 +199,7 @@ class _Reader:
             if primitive == "cond":
                 params["bodies"] = [self.body(branch) for branch in params.pop("branches")]
             results = tuple(self.variable(v.aval) for v in equation.outvars)
+            self.origins.update((int(str(made.number)), v) for made, v in zip(results, equation.outvars, strict=True))
             known.update(zip(equation.outvars, results, strict=True))
             graph.applications.append(Application(primitive, operands, params, results, _place(equation)))
         return [operand(v) for v in jaxpr.outvars]

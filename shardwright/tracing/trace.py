@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from shardwright.tracing.places import of_file, place_of, untraceable
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
     from shardwright.tracing.graph import Edge, Traced
+    from shardwright.tracing.writer import Site
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +42,8 @@ class Trace:
     """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program."""
     paths: Mapping[str, str]
     """The weights of a module by the program's names, as its `state_dict` names them; empty for functions."""
+    sites: Mapping[str, Site] = field(default_factory=dict[str, "Site"], repr=False)
+    """Where the function has the values that stand in the program."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -106,7 +109,7 @@ def trace(
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
         raise untraceable(reason, place_of(error)) from error
-    written, names = program_text(traced, RULES, mesh or {})
+    written, names, sites = program_text(traced, RULES, mesh or {})
     program = load(Source(f"<{traced.name}>", written))
     func = program.funcs[0]
     text = print_program(program)
@@ -138,6 +141,7 @@ def trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
+        sites,
     )  # fmt: skip
 
 

@@ -192,8 +192,20 @@ def refusal(application: Application, reason: str, way_out: str = "") -> Excepti
     return untraceable(f"{application.primitive} {reason}", application.place, advice)
 
 
-def program_text(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]) -> tuple[str, list[str]]:
-    """The program's text, and the names of the function's parameters."""
+@dataclass(frozen=True)
+class Site:
+    """A value of the program where the function has it: the variable's number, for each of its axes the name of the
+    dimension, None where the program's value has none, and `FILE:LINE` of the user's."""
+
+    number: Hashable
+    dims: tuple[str | None, ...]
+    place: str
+
+
+def program_text(
+    traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]
+) -> tuple[str, list[str], dict[str, Site]]:
+    """The program's text, the names of the function's parameters, and where the function has the program's values."""
     dimensions = Dimensions()
     _function(traced, Writer(rules, dimensions))
     _tie_by_path(traced, dimensions)
@@ -205,7 +217,17 @@ def program_text(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, i
     items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
     if declared := dimensions.declared():
         items.append(f"dim {declared}")
-    return "\n".join([*items, *header, *writer.lines, "}", ""]), names
+    sites: dict[str, Site] = {}
+    for variable, name in zip(traced.graph.parameters, names, strict=True):
+        dims = tuple(None if slot is None else writer.name(slot) for slot in writer.axes(variable))
+        sites[name] = Site(variable.number, dims, "")
+    for application in traced.graph.applications:
+        for result in application.results:
+            value = writer.values.get(result.number)
+            if value is not None and not value.is_number:
+                dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
+                sites.setdefault(value.text, Site(result.number, dims, application.place))
+    return "\n".join([*items, *header, *writer.lines, "}", ""]), names, sites
 
 
 def _edge_axes(writer: Writer, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:

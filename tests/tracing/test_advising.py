@@ -1,0 +1,113 @@
+"""The verdict on a function: what it names has been compiled, leads to what it says, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Outcome
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from oracles.jax_functions import FUNCTIONS
+from tracing.test_optimizing import SIZES, received, sharded
+
+from shardwright import advise
+from shardwright.tracing.capture_jax import evaluate_inlined
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Any:
+    return jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.mark.parametrize("name", ["causal_convolution", "closed_over", "greedy", "label_smoothing", "custom_gradient"])
+def test_fixes_are_what_they_say(name: str, mesh: Any) -> None:
+    function, args = FUNCTIONS[name]
+    args = sharded(args, mesh, 1)
+    verdict = advise(function, args, mesh)
+    assert verdict.received_bytes == received(function, args, mesh)
+    assert verdict.fixed_bytes <= verdict.received_bytes
+    assert bool(verdict.fixes) == (verdict.fixed_bytes < verdict.received_bytes)
+    assert all(fix.saved_bytes > 0 for fix in verdict.fixes)
+    if verdict.received_bytes <= verdict.least_bytes:
+        assert verdict.fixes == ()
+    for each in verdict.collectives:
+        assert each.bytes_received > 0
+
+
+def test_a_function_with_constraints_computes_the_same(mesh: Any) -> None:
+    """And the bytes are those of the plain function written with the line that was named."""
+    function, args = FUNCTIONS["greedy"]
+    args = sharded(args, mesh, 1)
+    verdict = advise(function, args, mesh)
+    (fix,) = verdict.fixes
+    spec = eval(fix.spec, {"P": P})
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+
+    def pasted(*given: Any) -> Any:
+        first = jax.lax.with_sharding_constraint(given[0], NamedSharding(mesh, spec)) if fix.source == "" else given[0]
+        results = evaluate_inlined(closed, jax.tree.leaves((first, *given[1:])), lambda _, value: value)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    for plain, again in zip(jax.tree.leaves(function(*args)), jax.tree.leaves(pasted(*args)), strict=True):
+        np.testing.assert_allclose(np.asarray(plain), np.asarray(again), rtol=1e-6, atol=1e-6)
+
+
+def test_inlining_keeps_loops_branches_and_calls() -> None:
+    def function(x: Any, flag: Any) -> Any:
+        def body(carry: Any, each: Any) -> Any:
+            return carry + jnp.tanh(each), carry
+
+        total, parts = jax.lax.scan(body, x[0], x)
+        chosen = jax.lax.cond(flag, lambda a: a * 2, lambda a: a - 1, total)
+        return {"sum": jax.nn.relu(chosen), "parts": jax.jit(jnp.sort)(parts)}
+
+    args = (np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.bool_(True))
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    seen: list[Any] = []
+    results = evaluate_inlined(closed, list(args), lambda variable, value: (seen.append(variable), value)[1])
+    made = jax.tree.unflatten(jax.tree.structure(shapes), results)
+    jax.tree.map(np.testing.assert_array_equal, made, function(*args))
+    assert len(seen) > 5
+
+
+MODEL = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+
+def layer(x, w, v):
+    h = jnp.tanh(x @ w)
+    return h @ v
+
+
+def example_args():
+    specs = [((64, 128), P("data")), ((128, 256), P("data")), ((256, 128), P("data", "model"))]
+    return [jax.ShapeDtypeStruct(s, jnp.float32, sharding=jax.NamedSharding(mesh, spec)) for s, spec in specs]
+"""
+
+
+def test_the_command(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    got = shardwright("explain", f"{tmp_path}/model.py:layer", "--json")
+    assert got.status == 0, got.err
+    made = json.loads(got.out)
+    verdict = made["verdict"]
+    assert verdict["received_bytes"] == made["functions"][0]["bytes_received"]
+    assert (verdict["received_bytes"], verdict["least_bytes"], verdict["fixed_bytes"]) == (98_304, 38_912, 57_344)
+    (fix,) = verdict["fixes"]
+    assert fix["line"] == "jax.lax.with_sharding_constraint(tanh, P(None, 'data'))"
+    assert (fix["source"], fix["saved_bytes"]) == (f"{tmp_path}/model.py:10", 65_536)
+    told = shardwright("explain", f"{tmp_path}/model.py:layer").out
+    assert f"layer: a chip receives {verdict['received_bytes'] / 1000:.3g} kB as compiled" in told
+    wrong = shardwright("explain", "model.shard", "--args", "model.py:args")
+    assert (wrong.status, "--args goes with FILE.py:FUNCTION" in wrong.err) == (2, True)
