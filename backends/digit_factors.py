@@ -55,7 +55,7 @@ class Digits:
         return ordered(self.order(kind, dim), kind.split(dim))
 
     def is_contiguous(self, kind: TensorType, dim: str) -> bool:
-        """Whether each chip's part of the dimension is one block."""
+        """Tells whether each chip's part of the dimension is one block."""
         return is_contiguous(self.order(kind, dim), kind.split(dim), self.mesh)
 
     def layout(self, kind: TensorType, dim: str) -> list[tuple[str | None, int]]:
@@ -109,7 +109,8 @@ class Digits:
 
 
 def leads(row: list[Factor], fate: Fate) -> bool:
-    """Whether the factors of this fate are the most significant of the row, with at most one other behind them."""
+    """Tells whether the factors of this fate are the most significant of the row, with at most one other behind
+    them."""
     fates = [factor.fate for factor in row]
     n = fates.count(fate)
     return fates[:n] == [fate] * n and fates[n:] in ([], ["stays"])

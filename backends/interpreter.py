@@ -23,7 +23,7 @@ Arrays = Mapping[str, npt.ArrayLike]
 
 @dataclass
 class _Bound:
-    """What a name stands for, and how many loops stand around its definition."""
+    """The value that a name stands for, and how many loops stand around its definition."""
 
     array: Array
     kind: TensorType
@@ -62,7 +62,7 @@ class Interpreter(ABC):
 
     @abstractmethod
     def movement(self, statement: Let, value: Local, result: TensorType) -> Array:
-        """What a movement leaves on the chips."""
+        """The arrays that a movement leaves on the chips."""
 
     def run(self, args: Arrays, weights: Arrays, state: Arrays) -> tuple[tuple[Array, ...], dict[str, Array]]:
         """The results and the new state, as global arrays.
@@ -157,7 +157,7 @@ class Interpreter(ABC):
         return Local(array.copy() if name in self.program.state_names else array, kind)
 
     def _read_ahead(self, name: str, operation: Ahead, names: dict[str, _Bound]) -> Local:
-        """What the trip after this one sees of a captured value, zeros after the last."""
+        """The slice that the trip after this one sees of a captured value, zeros after the last."""
         trips = self.trips
         at, none = operation.following({trip.loop.dim: trip.index for trip in trips}, self.sizes)
         self.trips = tuple(_Trip(trip.loop, at[trip.loop.dim]) for trip in trips)

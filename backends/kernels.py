@@ -23,7 +23,8 @@ from shardwright.ir.types import DType, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given beside its operation: operands, the types of the results, and where it runs."""
+    """The arguments that a kernel is given beside its operation: operands, the types of the results, and where it
+    runs."""
 
     args: Sequence[Argument]
     results: Sequence[TensorType]
@@ -337,7 +338,7 @@ def _rotary(operation: ops.Rotary, call: Call) -> Array:
 
 
 def _update(operation: ops.Update, call: Call) -> Array:
-    """What would be written before the beginning of the cache or past its end is dropped, on every layout."""
+    """Drops what would be written before the beginning of the cache or past its end, on every layout."""
     cache, new = _tensor(call.args[0]), _tensor(call.args[1])
     lead, names = len(call.setting.mesh), cache.kind.names
     written = operation.written_dim([_arg(arg) for arg in call.args])

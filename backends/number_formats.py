@@ -53,7 +53,7 @@ class Formats:
         return np.dtype(np.bool_ if dtype is DType.BOOL else np.int64)
 
     def round(self, array: Array, dtype: DType) -> Array:
-        """What was computed, as a value of `dtype`: rounded to nearest even, or wrapped around."""
+        """The computed array, as a value of `dtype`: rounded to nearest even, or wrapped around."""
         if np.iscomplexobj(array):
             return paired(self.round(np.real(array), dtype), self.round(np.imag(array), DType.F32))
         held = self.storage(dtype)

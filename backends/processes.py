@@ -220,7 +220,8 @@ class Peers(ABC):
         self.close()
 
     def heard(self, seconds: float) -> DiagnosticError | None:
-        """That another process is lost, if that becomes known within so many seconds: why a collective has failed."""
+        """The error that another process is lost, if that becomes known within so many seconds: why a collective has
+        failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None, seconds)
             return self.failure

@@ -43,7 +43,7 @@ def evaluate(
     state: Arrays | None = None,
     precision: Precision = "exact",
 ) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """What a function of a program, surface or explicit, means: its results and the new state.
+    """The meaning of a function of a program, surface or explicit: its results and the new state.
 
     Takes and returns global arrays by name, weights and state in full; floats come back in float64 under `exact`,
     in their declared format under `declared`. Raises KeyError for an unknown function, ValueError where an array is
@@ -55,7 +55,7 @@ def evaluate(
 
 
 def rolled(operation: Roll, value: Local, setting: Setting) -> Array:
-    """What `roll` means unsharded: the dimension's K blocks moved on by `shift`, K the chips along its axes."""
+    """The meaning of `roll` unsharded: the dimension's K blocks moved on by `shift`, K the chips along its axes."""
     at = value.kind.names.index(operation.dim)
     K = math.prod(setting.axis_sizes[axis] for axis in operation.axes)
     return np.roll(value.array, operation.shift * (value.array.shape[at] // K), axis=at)

@@ -32,7 +32,8 @@ _LARGEST = 500_000_000
 
 @dataclass(frozen=True)
 class Validation:
-    """What was run, and how far it came out from the unsharded meaning (relative to the largest element)."""
+    """The outcome of a validation: what was run, and how far it came out from the unsharded meaning (relative to the
+    largest element)."""
 
     sizes: Mapping[str, int]
     functions: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""What a program costs: chips as data, the time of collectives, the planning and pricing of movements."""
+"""The cost of a program: chips as data, the time of collectives, the planning and pricing of movements."""

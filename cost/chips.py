@@ -293,7 +293,7 @@ def _read(file: Path, name: str, build: Callable[[Table], _Made]) -> _Made:
 
 
 def _chip(table: Table, *, alone: bool = False) -> Chip:
-    """Of a chip that is `alone` in its machine nothing need be said of an interconnect."""
+    """The chip of a file; of one `alone` in its machine nothing need be said of an interconnect."""
     name = table.text("name")
     table.offer("interconnect")
     memory_bytes = table.size("memory")

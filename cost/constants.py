@@ -30,7 +30,7 @@ NAMES = tuple(field.name for field in fields(Constants))
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one execution of a kernel asks of a chip, in seconds at the datasheet's rates.
+    """The time that one execution of a kernel asks of a chip, in seconds at the datasheet's rates.
 
     A kernel has `compute_s` (padding to the chip's tiles included), `vector_s` (integers made floats on the way into a
     product) and `memory_s`; of memory, `behind_s` for what is computed after its product and `beside_s` for what
@@ -61,8 +61,8 @@ class Times:
 
     @property
     def bound(self) -> str:
-        """What takes the most of it: `compute`, `memory`, `link`, `copy`, or `overhead` where the rest is less than
-        that."""
+        """The resource that takes the most of it: `compute`, `memory`, `link`, `copy`, or `overhead` where the rest is
+        less than that."""
         parts = {"compute": self.compute, "memory": self.memory, "link": self.communication, "copy": self.copy}
         most = max(parts, key=lambda part: parts[part])
         return most if 2 * parts[most] >= self.total else "overhead"

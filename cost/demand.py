@@ -1,4 +1,4 @@
-"""What a kernel asks of a chip: its work at the datasheet's rates, matrix products padded to whole tiles."""
+"""The demand of a kernel on a chip: its work at the datasheet's rates, matrix products padded to whole tiles."""
 
 from __future__ import annotations
 

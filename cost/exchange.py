@@ -63,7 +63,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What chips do that differ along `axes`, which number them in the order of the mesh, the last one fastest.
+    """The exchange of chips that differ along `axes`, which number them in the order of the mesh, the last one fastest.
 
     A chip's array is seen as units, those of the first cut dimension outermost (`opened`). `place` says which units a
     chip keeps after the rounds: their numbers among its own and those received, round by round. Where chips along
@@ -95,7 +95,7 @@ class Exchange:
 
     @cached_property
     def received_in_rounds(self) -> int:
-        """Those that it receives before the shares are gathered."""
+        """The units that it receives before the shares are gathered."""
         units: Counter[int] = Counter()
         for each in self.rounds:
             size = len(each.sent[0])

@@ -131,8 +131,8 @@ class FactorGraph:
     def remainders(
         self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False
     ) -> list[Remainder] | None:
-        """What is left, by component, of the choices in `keep` that may be in a solution whose cost is at most `upper`;
-        None where there is none.
+        """The part that is left, by component, of the choices in `keep` that may be in a solution whose cost is at most
+        `upper`; None where there is none.
         """
         made: list[Remainder] = []
         for part in self._components():
@@ -189,7 +189,7 @@ class FactorGraph:
 
 @dataclass
 class Remainder:
-    """What is left of the graph, or of a component of it, as choices are ruled out.
+    """The part that is left of the graph, or of a component of it, as choices are ruled out.
 
     `theta[f][slot]` are the costs shifted into factor f at one of its variables; `values[v]` are the original
     numbers of the choices that variable v still has. `constant` has been paid by factors that are decided; of those
@@ -450,7 +450,7 @@ class _Search:
 
     @staticmethod
     def decided(problem: Remainder, variable: int, pivot: int, keep_pivot: bool, slack: float) -> Remainder | None:
-        """What is left with a variable at its `pivot`, or at anything else; None where nothing is."""
+        """The part that is left with a variable at its `pivot`, or at anything else; None where nothing is."""
         keep = [np.ones(len(values), np.bool_) for values in problem.values]
         keep[variable][:] = not keep_pivot
         keep[variable][pivot] = keep_pivot
@@ -466,7 +466,7 @@ class _Search:
         return self.limit.exhausted or self.out_of_time()
 
     def local_costs(self, problem: Remainder, variable: int) -> Costs:
-        """What the factors around a variable say of its choices."""
+        """The costs that the factors around a variable give its choices."""
         total = np.zeros(len(problem.values[variable]))
         for f, slot in problem.neighbours[variable]:
             total = total + problem.factors[f].min_marginals(problem.theta[f])[slot]

@@ -103,7 +103,7 @@ class TableFactor:
         return made
 
     def supports(self, slot: int, size: int) -> bool:
-        """Whether there is a row for each of so many choices of a variable."""
+        """Tells whether there is a row for each of so many choices of a variable."""
         return len(self._sorted[slot][1]) == size
 
     def dense_entries(self, sizes: Sequence[int]) -> int:
@@ -237,7 +237,7 @@ class TreeFactor:
         return served, reached
 
     def _staying(self, leaves: Sequence[Costs]) -> list[Costs]:
-        """What each leaf costs where the value is not parted, by the choices of home."""
+        """The cost of each leaf where the value is not parted, by the choices of home."""
         return [(free + leaf).min(axis=1) for free, leaf in zip(self._nothing_moved, leaves, strict=True)]
 
     def _outside(self, root: Costs, reached: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:

@@ -78,9 +78,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Charge:
-    """What a statement adds to its kernel's traffic with memory: `inside` goes on beside products, `behind` is of what
-    is computed after a product in its kernel, of which the chip hides all but a share, `beside` is hidden by nothing.
-    `widened` counts, as bytes are, integers that are made floats. Of each kernel one statement `starts` it."""
+    """The bytes that a statement adds to its kernel's traffic with memory: `inside` goes on beside products, `behind`
+    is of what is computed after a product in its kernel, of which the chip hides all but a share, `beside` is hidden by
+    nothing. `widened` counts, as bytes are, integers that are made floats. Of each kernel one statement `starts` it."""
 
     inside: tuple[Traffic, ...] = ()
     behind: tuple[Traffic, ...] = ()
@@ -90,7 +90,7 @@ class Charge:
 
 
 def is_view(statement: Let, mesh: Mapping[str, int]) -> bool:
-    """Whether the result is the operand's bytes under another type."""
+    """Tells whether the result is the operand's bytes under another type."""
     operation = statement.operation
     if isinstance(operation, _VIEWS):
         return True
@@ -108,19 +108,19 @@ def _chips(operation: Movement, mesh: Mapping[str, int]) -> int:
 
 
 def pointwise(statement: Let) -> bool:
-    """Whether each element of the result comes from one element of each operand."""
+    """Tells whether each element of the result comes from one element of each operand."""
     return isinstance(statement.operation, _POINTWISE)
 
 
 def reads_within(statement: Let, number: int, mesh: Mapping[str, int]) -> bool:
-    """Whether a statement may compute a slice that it reads as this operand: a kernel may, where it does not write into
-    that operand."""
+    """Tells whether a statement may compute a slice that it reads as this operand: a kernel may, where it does not
+    write into that operand."""
     in_place = isinstance(statement.operation, Update) and number == 0
     return not (isinstance(statement.operation, Movement) or is_view(statement, mesh) or in_place)
 
 
 def widens(statement: Let, types: Mapping[str, ValueType]) -> bool:
-    """Whether it makes floats of integers of a few bits, as of quantized weights."""
+    """Tells whether it makes floats of integers of a few bits, as of quantized weights."""
     if not isinstance(statement.operation, Convert):
         return False
     before, after = types[str(statement.operands[0])].dtype, types[statement.result.name].dtype
@@ -161,7 +161,7 @@ class Fusion:
 
     @staticmethod
     def of(program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> Fusion:
-        """That of a body, whose values `scope` has defined afterwards."""
+        """The charge of a body, whose values `scope` has defined afterwards."""
         made = Fusion(body, scope)
         made.types.update((name, scope.type_of(name)) for name in scope.values)
         for statement in body:
@@ -259,14 +259,14 @@ class Fusion:
         return read <= kind.shape.elements * kind.dtype.bits
 
     def below(self, name: str) -> set[str]:
-        """What lies in memory, without movements, of what a value is computed from."""
+        """The values that lie in memory, without movements, of what a value is computed from."""
         name = self.origin(name)
         return {leaf for leaf, _ in self._leaves(self.lets[name])} if name in self.inline else {name}
 
     # ------------------------------------------------------------ what is read and written
 
     def _leaves(self, statement: Let, limit: float = math.inf) -> Iterator[tuple[str, int]]:
-        """What lies in memory of what a statement is computed from, and how many elements of it are read."""
+        """The values that lie in memory of what a statement is computed from, and how many elements of it are read."""
         for position, operand in enumerate(statement.operands):
             if isinstance(operand, str):
                 yield from self._leaves_of(statement, position, operand, limit)
@@ -309,7 +309,7 @@ class Fusion:
                 self.parted[name] = self._standing(name)
 
     def _reduced(self, name: str) -> bool:
-        """Whether a reduction's kernel reads a value: that can compute it, and write it as well."""
+        """Tells whether a reduction's kernel reads a value: that can compute it, and write it as well."""
         roots = [root for reader in self.readers.get(name, ()) for root in self.within[reader.results[0].name]]
         return any(isinstance(self.lets[root].operation, Sum | Max) for root in roots)
 
@@ -337,7 +337,7 @@ class Fusion:
             self.charges[statement.results[0].name] = Charge(inside, behind, (), widened, statement is heavy)
 
     def _read(self, statement: Let, following: set[str]) -> list[Traffic]:
-        """What a statement reads, that the kernel has not computed in the statements before it."""
+        """The values that a statement reads and the kernel has not computed in the statements before it."""
         found: dict[str, Traffic] = {}
         for position, operand in enumerate(statement.operands):
             if not isinstance(operand, str) or self.origin(operand) in following:
@@ -356,7 +356,7 @@ class Fusion:
         return tuple(Traffic(-1, "", self.bytes_of(value.name), None) for value in statement.results)
 
     def _kept(self, statement: Let) -> Iterator[Traffic]:
-        """What a statement reads that a product has just made is not written there."""
+        """Leaves unwritten what a statement reads that a product has just made."""
         for slot, operand in enumerate(statement.operands):
             if isinstance(operand, str) and self.origin(operand) in self.after:
                 yield Traffic(slot, "", -self.bytes_of(operand), None)
@@ -372,7 +372,7 @@ class Fusion:
         return Traffic(slot, name, nbytes, own if own <= there else None)
 
     def _following(self, name: str) -> list[str]:
-        """What is computed after a value in its product's kernel, up to the root."""
+        """The statements computed after a value in its product's kernel, up to the root."""
         (reader,) = self.readers[name]
         result = reader.results[0].name
         return [result, *(self._following(result) if result in self.after else ())]
@@ -397,7 +397,8 @@ class Fusion:
         yield from within(statement, -1)
 
     def _standing(self, name: str) -> Charge:
-        """What computing a value adds where it is written to memory, not computed in the kernels that read it."""
+        """The time that computing a value adds where it is written to memory, not computed in the kernels that read
+        it."""
         statement = self.lets[self.origin(name)]
         there = set(self.types[name].names)
         leaves: dict[str, int] = {}

@@ -109,7 +109,7 @@ class Running:
             self.answer = b""
 
     def result(self, seconds: float) -> Minimum | None:
-        """What was found, after waiting for so long at most; None while it is being solved and has time left."""
+        """The solution found, after waiting for so long at most; None while it is being solved and has time left."""
         if self.found is None and self.process is not None:
             stop = self.end + GRACE
             self.reader.join(max(0.0, min(seconds, stop - time.monotonic())))
@@ -211,7 +211,7 @@ def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool
 
 @contextmanager
 def _nothing_printed() -> Generator[None]:
-    """What HiGHS prints, whatever it was asked, is not this process's output."""
+    """Keeps what HiGHS prints, whatever it was asked, from this process's output."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

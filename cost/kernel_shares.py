@@ -1,4 +1,4 @@
-"""What the statements of a program read and write in their kernels, as shares of their operands and results.
+"""The bytes that the statements of a program read and write in their kernels, as shares of their operands and results.
 
 Which statements run as one kernel does not depend on layouts (`cost.fusion`). So the kernels of a program are found
 once, and what each statement adds to its kernel follows from the layouts of its own operands and results.

@@ -76,7 +76,7 @@ def fused(program: Program, body: Sequence[Statement], scope: Scope, returned: S
 
 @dataclass
 class _Sum:
-    """What the statements of a kernel come to."""
+    """The sum of the statements of a kernel."""
 
     reads: dict[str, float] = field(default_factory=dict[str, float])
     written: float = 0.0
@@ -191,7 +191,8 @@ class _Parted:
         return 0
 
     def add_moved(self, made: _Sum, statement: Let, slot: int) -> float:
-        """What a statement reads and writes that hides behind no product, since a movement brings what it works on."""
+        """Adds what a statement reads and writes that hides behind no product, since a movement brings what it works
+        on."""
         operand, kind = str(statement.operands[slot]), self.slot_type(statement, slot)
         origin = self.fusion.origin(operand)
         read = Traffic(slot, origin, self.fusion.bytes_of(operand), None)
@@ -200,7 +201,7 @@ class _Parted:
         return self.add(made, statement, read, kind) + rest
 
     def part(self, made: _Sum, root: Let) -> None:
-        """What movements of a result add that would have stayed in a kernel."""
+        """The charge that movements of a result add that would have stayed in a kernel."""
         name = root.results[0].name
         nodes = [node for node in self.fusion.moved if self.fusion.origin(node) == name]
         for number, node in enumerate(node for node in nodes if node in self.fusion.parted):

@@ -136,7 +136,8 @@ Entry = Table | Equal | NotPartial | MadeTree | UsesTree | Slice
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """What is minimised: bytes received per chip, then communicating steps, then work done more than once."""
+    """The options of placement: what is minimised: bytes received per chip, then communicating steps, then work done
+    more than once."""
 
     digit_sets: Mapping[tuple[str, str | None], frozenset[str]] = field(
         default_factory=dict[tuple[str, str | None], frozenset[str]]
@@ -160,11 +161,11 @@ class Within:
 
     @property
     def whole(self) -> bool:
-        """Whether each axis chooses for itself."""
+        """Tells whether each axis chooses for itself."""
         return self.states is None and not self.together
 
     def state(self, variable: int, axis: int) -> int | None:
-        """What an axis has to do to a variable; None where it may choose."""
+        """The state that an axis has to give to a variable; None where it may choose."""
         return None if self.states is None or axis in self.free else int(self.states[variable, axis])
 
 

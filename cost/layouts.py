@@ -262,8 +262,8 @@ def _moving_at_once(
 def _finish_first(
     coding: Coding, pairs: _Pairs, links: Links | None, work: _Work, found: tuple[Floats, Floats, Floats]
 ) -> None:
-    """What splits the last dimension waits until a partial softmax is finished: an all-reduce goes before, and the
-    costs `found` are those of both."""
+    """Bars what splits the last dimension: it waits until a partial softmax is finished: an all-reduce goes before, and
+    the costs `found` are those of both."""
     assert work.softmax is not None
     last = work.softmax[2]
     target = np.broadcast_to(pairs.target, last.shape)
@@ -304,7 +304,7 @@ class Links:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What equal links have in common."""
+        """The key that equal links have in common."""
         return (*(times.tobytes() for times in (*self.gather, *self.all_to_all)), *self.copied)
 
 
@@ -314,14 +314,14 @@ Moves = tuple[Floats, Floats, Floats]
 
 @dataclass
 class _Recent:
-    """What movements cost between layouts that were asked for lately, the latest last, and of how many pairs of layouts
-    that is: a program is placed several times, under options and prices."""
+    """The costs of movements between layouts that were asked for lately, the latest last, and of how many pairs of
+    layouts that is: a program is placed several times, under options and prices."""
 
     moves: OrderedDict[tuple[object, ...], Moves]
     pairs: int = 0
 
     def moving(self, coding: Coding, codes: Codes, shape: Shape, links: Links | None) -> Moves:
-        """Of all pairs of layouts; seconds are infinite without links. The arrays cannot be written to."""
+        """The costs of all pairs of layouts; seconds are infinite without links. The arrays cannot be written to."""
         key = coding.mesh, coding.dims, shape, codes.tobytes(), links and links.key
         found = self.moves.pop(key, None)
         if found is None:
@@ -356,7 +356,8 @@ Chosen = NDArray[np.bool_] | EllipsisType
 
 @dataclass
 class _Work:
-    """What the axes need for each pair of layouts, as in `cost.resharding`; `chips` is indexed by sets of axes."""
+    """The work that the axes need for each pair of layouts, as in `cost.resharding`; `chips` is indexed by sets of
+    axes."""
 
     chips: NDArray[np.float64]
     volume: NDArray[np.float64]
@@ -463,7 +464,7 @@ class _Work:
         return wanted
 
     def beside(self, pairs: Chosen) -> tuple[Floats | float, Floats | float]:
-        """What bytes are multiplied by before reductions and after them."""
+        """The factors that bytes are multiplied by before reductions and after them."""
         return (1.0, 1.0) if self.softmax is None else (self.softmax[0][pairs], self.softmax[1][pairs])
 
     def priced(self, chosen: int, pairs: Chosen) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -485,7 +486,7 @@ class _Work:
         return received, steps
 
     def apart(self, chosen: int, pairs: Chosen) -> NDArray[np.float64]:
-        """Whether there is a full reduction, which a gather could do a part of."""
+        """Tells whether there is a full reduction, which a gather could do a part of."""
         full = (self.reduced[pairs] | self.remade[pairs]) & ~np.uint16(chosen)
         return (self.chips[full] > 1).astype(np.float64)
 

@@ -35,7 +35,7 @@ FOR_BOUNDS = 0.2
 
 @dataclass(frozen=True)
 class PlacementProof:
-    """What is known of the layouts of a program: bytes received per chip, and how many there are at least."""
+    """The proof of the layouts of a program: bytes received per chip, and how many there are at least."""
 
     bytes_received: int
     bound_bytes: int
@@ -50,7 +50,7 @@ class PlacementProof:
         return ()
 
     def beyond(self, other: PlacementProof) -> str:
-        """What these layouts cost more than others."""
+        """The extra cost of these layouts over others."""
         more = self.bytes_received - other.bytes_received
         return f"{more:,} bytes more" if more > 0 else "as many bytes, and more steps or repeated work"
 

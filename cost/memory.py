@@ -1,4 +1,5 @@
-"""What one chip's memories hold while a function of an explicit program runs: weights, state, and values live at once.
+"""The bytes that one chip's memories hold while a function of an explicit program runs: weights, state, and values live
+at once.
 
 Values are those that kernels write to memory (`cost.fusion`), each in the memories of its placement. A value is live
 from the kernel that writes it to the last one that reads it, or to its `free`; one in flight, from its start, in the
@@ -132,7 +133,8 @@ class _Liveness:
         return best
 
     def _loop(self, loop: Loop, live: Mapping[str, LiveValue], dying: set[str]) -> _Peak:
-        """What lives through the loop, and the body's own peak: an initial value that dies becomes the carried one."""
+        """The values that live through the loop, and the body's own peak: an initial value that dies becomes the
+        carried one."""
         initial = {self._source(carry.initial) for carry in loop.carries}
         through = _held({name: value for name, value in live.items() if name not in dying & initial})
         scope = self.block.scope.inside(loop)
@@ -160,7 +162,7 @@ class _Liveness:
         return [value.name for value in root.results]
 
     def _sets(self, number: int, name: str, state: str) -> bool:
-        """Whether `name` becomes the next version of the state, and nothing reads the old one in between."""
+        """Tells whether `name` becomes the next version of the state, and nothing reads the old one in between."""
         for step in self.block.steps[number + 1 :]:
             match step:
                 case SetState() if step.state == state:
@@ -190,7 +192,7 @@ class _Liveness:
         return last
 
     def _names(self, kernel: Kernel) -> set[str]:
-        """What a kernel reads, an updated value among it."""
+        """The names that a kernel reads, an updated value among it."""
         names = {self._source(read.name) for read in kernel.reads}
         if isinstance(kernel.root.operation, Update):
             names.add(self._source(operand_names(kernel.root.operands)[0]))
@@ -210,5 +212,5 @@ class _Liveness:
 
 
 def _held(live: Mapping[str, LiveValue]) -> tuple[LiveValue, ...]:
-    """Those that take any of the memory."""
+    """The values that take any of the memory."""
     return tuple(value for value in live.values() if value.bytes)

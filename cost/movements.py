@@ -1,4 +1,4 @@
-"""What one movement does to a type, how many bytes a chip receives for it, and how long it takes.
+"""The effect of one movement on a type, how many bytes a chip receives for it, and how long it takes.
 
 Letters: V elements of the operand's shard, K chips in a group (the product of the movement's axes).
 
@@ -25,7 +25,7 @@ from shardwright.ir.types import Partial, Reduction, TensorType, axis_set
 
 
 class Prices(NamedTuple):
-    """What a movement costs that is a collective."""
+    """The price of a movement that is a collective."""
 
     kind: CollectiveKind
     times: int = 1

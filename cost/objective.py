@@ -1,4 +1,5 @@
-"""What layouts are chosen for: the least predicted time on a chip, or the fewest bytes received per chip."""
+"""The objective that layouts are chosen for: the least predicted time on a chip, or the fewest bytes received per
+chip."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class Solver:
         return self.placement(self.in_groups(self.smallest(solution)), self.moves, self.unit)
 
     def smallest(self, solution: Solution) -> Solution:
-        """Of choices as good as this one that takes the least memory, as far as that is looked for; here not at all."""
+        """The choice as good as this one that takes the least memory, as far as that is looked for; here not at all."""
         return solution
 
     def quickly(self, bound: float = -math.inf) -> Placement:
@@ -253,7 +253,7 @@ class Solver:
         return replace(found, solution=solution, bound_bytes=self.bytes_bound(solution))
 
     def begun(self) -> States | None:
-        """What each axis does to each variable in the choice to begin with."""
+        """The state that each axis gives to each variable in the choice to begin with."""
         start = self.effort.start
         if start is None:
             return None
@@ -276,7 +276,7 @@ class Solver:
         return None
 
     def numbered(self, states: States | None) -> tuple[int, ...] | None:
-        """What each axis does to each variable as a choice; None where a variable cannot be so."""
+        """The states that each axis gives to each variable as a choice; None where a variable cannot be so."""
         if states is None:
             return None
         codes: Codes = states @ self.coding.radix ** np.arange(states.shape[1], dtype=np.int64)
@@ -290,7 +290,7 @@ class Solver:
         return tuple(chosen)
 
     def ended(self) -> bool:
-        """Whether the time or the work that there was is over."""
+        """Tells whether the time or the work that there was is over."""
         return self.limit.exhausted or self.out_of_time()
 
     def least_bytes(self) -> float:
@@ -357,7 +357,7 @@ class Solver:
         return ()
 
     def out_of_time(self) -> bool:
-        """Whether the best found so far has to do."""
+        """Tells whether the best found so far has to do."""
         return time.monotonic() > self.effort.end
 
     def tolerance(self, quantum: float) -> float:
@@ -405,7 +405,8 @@ class Solver:
         return repeated_work(self.problem.step_worth, table.statement, table.nodes, held)
 
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
-        """What each variable can be, by arc consistency: rows that use anything else are dropped from the tables."""
+        """The choices that each variable can have, by arc consistency: rows that use anything else are dropped from the
+        tables."""
         possible = [np.ones(len(node.group.root().codes), np.bool_) for node in self.problem.variables]
         changed = True
         while changed:
@@ -460,7 +461,7 @@ class Solver:
         return ()
 
     def parting(self, node: Node) -> NDArray[np.float64] | None:
-        """What it costs, by the layout of home, that a value is moved at all; None where that is nothing more."""
+        """The cost, by the layout of home, that a value is moved at all; None where that is nothing more."""
         return None
 
     def widen_slices(self) -> None:

@@ -40,8 +40,8 @@ from shardwright.ir.walk import states_set
 
 
 def layout_problem(program: Program, options: PlacementOptions, within: Within | None = None) -> LayoutProblem:
-    """What is to be chosen for a program, weights and state included, or `within` a part of that. Variables have the
-    same numbers in every part."""
+    """The problem of what is to be chosen for a program, weights and state included, or `within` a part of that.
+    Variables have the same numbers in every part."""
     return _Builder(program, options, within or Within(axis_groups(program)[1])).build()
 
 
@@ -60,7 +60,7 @@ def step_worth(program: Program) -> float:
 def repeated_work(
     step_worth: float, statement: Let, nodes: Sequence[Node], held: Callable[[int], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """What each chip computes, in units of a communicating step: the tie-break between equal bytes.
+    """The work that each chip computes, in units of a communicating step: the tie-break between equal bytes.
 
     `nodes` are the operands and results of the statement, `held` has for the number of one of them the elements that a
     chip has of it in each strategy. A step is worth half of one chip's part of the largest value. So a collective is
@@ -331,7 +331,7 @@ class _Builder:
     # ------------------------------------------------------------ factors
 
     def allowed(self, dim: str, axis: str) -> bool:
-        """Whether the axis may split the dimension in the function."""
+        """Tells whether the axis may split the dimension in the function."""
         key = (self.func.name, dim, axis)
         if key not in self.allows:
             self.allows[key] = self.admitted(dim, axis)
@@ -379,7 +379,7 @@ class _Builder:
     def kept_rows(
         self, axis: int, rows: NDArray[np.int64], columns: Sequence[int], variables: Sequence[int]
     ) -> NDArray[np.int64]:
-        """Of an axis's rows ([operands and results, rows]) those that do to the variables what it has to."""
+        """The rows of an axis ([operands and results, rows]) that do to the variables what it has to."""
         states = [self.within.state(variable, axis) for variable in variables]
         if None in states:
             return rows
@@ -480,6 +480,6 @@ def reshaped_dims(operation: Operation) -> tuple[str, ...]:
 
 
 def _restricts(kind: OpenType) -> bool:
-    """Whether anything is demanded of the layout."""
+    """Tells whether anything is demanded of the layout."""
     anything = isinstance(kind.partial, AnyPartial) and kind.partial.kind is None
     return not anything or any(axes is not None for axes in kind.splits)

@@ -38,7 +38,8 @@ __all__ = [
 
 
 class Objective(StrEnum):
-    """What a plan minimises: bytes received per chip and then communicating steps, or seconds on a topology."""
+    """The measure that a plan minimises: bytes received per chip and then communicating steps, or seconds on a
+    topology."""
 
     BYTES = "bytes"
     TIME = "time"

@@ -212,7 +212,7 @@ class Room:
         ordered: Iterable[str] = (),
         others: Iterable[str] | None = None,
     ) -> Room:
-        """That in a type's dimensions; `shared` are extents that digits have to divide as well."""
+        """The room in a type's dimensions; `shared` are extents that digits have to divide as well."""
         left: dict[str, int] = {}
         for_all = True
         for dim in kind.dims:

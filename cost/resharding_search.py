@@ -199,7 +199,7 @@ class _Search:
             yield after, (cost, int(received > 0), 1, 1), True
 
     def seconds(self, movement: type[Movement], axes: Sequence[str], V: int, before: TensorType) -> float:
-        """Of a joint collective, or one for each axis."""
+        """The seconds of a joint collective, or one for each axis."""
         assert self.topology is not None
         nbytes = before.bytes_of(V * (self.mesh.product(axes) if movement is AllGather else 1))
         return joint_or_sequential(COLLECTIVES[movement].kind, axes, nbytes, self.topology).time_s

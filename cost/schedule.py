@@ -19,7 +19,8 @@ _SAME = 1e-12
 
 
 def added_seconds(steps: Steps, seconds: Sequence[float], *, axes_apart: bool = False) -> list[float]:
-    """What each kernel or transfer adds to the time of one call, in all its trips: the call takes their sum.
+    """The seconds that each kernel or transfer adds to the time of one call, in all its trips: the call takes their
+    sum.
 
     `seconds` is how long one execution of each takes, in the order of `works_in(steps)`. What is in flight adds what
     is waited for it. `axes_apart` says that each axis of the mesh has links of its own.
@@ -96,7 +97,7 @@ class _Course:
         self.landing.pop(work.name, None)
 
     def links(self, work: Work) -> tuple[str, ...]:
-        """What a transfer occupies, nothing for kernels."""
+        """The links that a transfer occupies, nothing for kernels."""
         if work.collective is not None:
             return work.collective.axes if self.axes_apart else ("links",)
         if work.copied is not None:

@@ -123,7 +123,7 @@ class TimeSolver(Solver):
 
     @cached_property
     def tie(self) -> float:
-        """What ties are multiplied by, for them to stay beneath the tolerance in programs of any size."""
+        """The factor that ties are multiplied by, for them to stay beneath the tolerance in programs of any size."""
         return min(1.0, self.least_kernels * _ENOUGH / 2 / self.most_ties) if self.most_ties else 1.0
 
     @cached_property
@@ -139,7 +139,7 @@ class TimeSolver(Solver):
         return _ENOUGH * self.least_kernels or quantum
 
     def bytes_bound(self, solution: Solution) -> float | None:
-        """Of bytes nothing is proved, for they are not what is minimised."""
+        """Gives no bound: of bytes nothing is proved, for they are not what is minimised."""
         return None
 
     def table_costs(self, work: Floats, quantum: float) -> Floats:
@@ -153,7 +153,7 @@ class TimeSolver(Solver):
         return variables, rows, self.kernel_ns(entry)
 
     def further(self, domains: Sequence[NDArray[np.int64]]) -> list[TableFactor]:
-        """What weights and state cost by the bytes that they take; of equal layouts the smallest."""
+        """The cost of weights and state by the bytes that they take; of equal layouts the smallest."""
         made: list[TableFactor] = []
         held = set(self.held)
         for node in self.problem.nodes:
@@ -198,7 +198,7 @@ class TimeSolver(Solver):
 
     @cached_property
     def views(self) -> list[tuple[Node, int]]:
-        """What loops take of stacked values, and the variables of these."""
+        """The slices that loops take of stacked values, and the variables of these."""
         return [(entry.view, entry.outer) for entry in self.problem.entries if isinstance(entry, Slice)]
 
     @cached_property
@@ -241,7 +241,7 @@ class TimeSolver(Solver):
     # ------------------------------------------------------------ axes that are as good as each other
 
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
-        """Of layouts that differ by axes that nothing tells apart, one variable takes the first only."""
+        """Keeps of layouts that differ by axes that nothing tells apart, for one variable, the first only."""
         domains = super().domains(tables)
         orders = self.interchangeable() if self.problem.within.whole else []
         if not orders:
@@ -279,7 +279,7 @@ class TimeSolver(Solver):
         return made
 
     def alike(self, i: int, j: int) -> bool:
-        """Whether two axes may be swapped."""
+        """Tells whether two axes may be swapped."""
         swapped = list(range(len(self.problem.program.mesh)))
         swapped[i], swapped[j] = j, i
         sets = np.arange(1 << len(swapped))
@@ -302,7 +302,7 @@ class TimeSolver(Solver):
     # ------------------------------------------------------------ kernels
 
     def device_bytes(self, node: Node) -> Floats:
-        """What a weight or state value takes on a chip in each layout of its group."""
+        """The bytes that a weight or state value takes on a chip in each layout of its group."""
         placement = node.type.placement or ON_DEVICE
         share = sum(percent for tier, percent in placement.shares if tier.value == "device") / 100
         codes = node.group.root().codes
@@ -455,7 +455,7 @@ class TimeSolver(Solver):
 
 
 def links_of(topology: Topology, constants: Constants) -> Links:
-    """What collectives take over each set of a mesh's axes, and the copies that they need."""
+    """The times that collectives take over each set of a mesh's axes, and the copies that they need."""
     axes, sizes = [name for name, _ in topology.mesh], dict(topology.mesh)
 
     def table(kind: CollectiveKind) -> tuple[Floats, Floats]:

@@ -1,4 +1,5 @@
-"""What an explicit program receives from other chips: bytes per chip, movement by movement, loops by their trips."""
+"""The bytes that an explicit program receives from other chips: bytes per chip, movement by movement, loops by their
+trips."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Traffic:
 
 
 def bytes_received(program: Program, func: Func) -> Traffic:
-    """What one chip receives in one call of a function of an explicit program.
+    """The traffic that one chip receives in one call of a function of an explicit program.
 
     Raises TypeError where a moved value's type still has holes.
     """

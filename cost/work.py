@@ -1,4 +1,5 @@
-"""What one chip does for a function of an explicit program: kernel by kernel its operations, bytes and messages."""
+"""The work that one chip does for a function of an explicit program: kernel by kernel its operations, bytes and
+messages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from shardwright.ir.types import (
 
 @dataclass(frozen=True)
 class Declarations:
-    """What a file declares outside its functions."""
+    """The declarations of a file outside its functions."""
 
     mesh: Mesh
     dims: tuple[DimInfo, ...]

@@ -46,7 +46,7 @@ class Source:
         return self.lines[number - 1].rstrip("\r") if 1 <= number <= len(self.lines) else ""
 
     def has(self, span: Span) -> bool:
-        """Whether the place can be shown: an empty text has only its beginning."""
+        """Tells whether the place can be shown: an empty text has only its beginning."""
         return bool(span.line) and (bool(self.text) or (span.line, span.column) == (1, 1))
 
 

@@ -151,7 +151,7 @@ def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
 
 
 def _cuts(operation: Operation) -> list[tuple[Axes, str]]:
-    """What a movement splits: axes, and the dimension that comes to be split over them."""
+    """The splits of a movement: axes, and the dimension that comes to be split over them."""
     match operation:
         case ReduceScatter() | Slice():
             return list(operation.targets)

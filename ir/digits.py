@@ -27,7 +27,7 @@ def radix(digit: str | int, mesh: Mapping[str, int]) -> int:
 
 
 def order_size(order: Order, mesh: Mapping[str, int]) -> int:
-    """What a dimension's size must be divisible by."""
+    """The number by which a dimension's size must be divisible."""
     return math.prod(radix(digit, mesh) for digit in order)
 
 
@@ -115,7 +115,7 @@ def digit_values(order: Order, axis: str, indices: np.ndarray, size: int, mesh: 
 
 
 def is_contiguous(order: Order, axes: Iterable[str], mesh: Mapping[str, int]) -> bool:
-    """Whether every chip's indices are one block, in the order that `prefix_axes` gives."""
+    """Tells whether every chip's indices are one block, in the order that `prefix_axes` gives."""
     split = {axis for axis in axes if mesh[axis] > 1}
     digits = [digit for digit in order if radix(digit, mesh) > 1]
     return set(digits[: len(split)]) == split

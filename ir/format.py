@@ -170,7 +170,7 @@ def _lay_pair(
 
 
 def _breaks(expr: ast.Expr) -> bool:
-    """Whether there is a call with operands to break in an expression."""
+    """Tells whether there is a call with operands to break in an expression."""
     match expr:
         case ast.CallExpr():
             return bool(expr.args)

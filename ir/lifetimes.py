@@ -34,13 +34,13 @@ def check_lifetimes(program: Program, func: Func) -> list[Diagnostic]:
 
 
 def has_lifetimes(func: Func) -> bool:
-    """Whether a schedule is written down in a function: something is started or freed."""
+    """Tells whether a schedule is written down in a function: something is started or freed."""
     return any(isinstance(s, Free) or (isinstance(s, Let) and isinstance(s.operation, Start)) for s, _ in func.walk())
 
 
 @dataclass
 class _Block:
-    """What is known of names at a point of one body.
+    """The state of names at a point of one body.
 
     `outside` are names whose lives do not end here: they come from around the body, or belong to the caller.
     """

@@ -52,6 +52,6 @@ def home_along(placement: Placement, source: Shape, dim: str, result: Shape) -> 
 
 
 def is_written(placement: Placement, shape: Shape) -> bool:
-    """Whether a type of this shape can say the placement: a slice of what is shared along a loop's dimension, which it
-    has no more, lies in one memory or in another by the trip."""
+    """Tells whether a type of this shape can say the placement: a slice of what is shared along a loop's dimension,
+    which it has no more, lies in one memory or in another by the trip."""
     return placement.along is None or placement.along in shape

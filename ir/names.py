@@ -77,7 +77,7 @@ def reserved(name: str, owner: str, span: Span) -> DiagnosticError:
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether `check_name` accepts `name`."""
+    """Tells whether `check_name` accepts `name`."""
     taken = name in KEYWORDS or name in PARTIALS or name in DTYPES or name in _PYTHON
     return _NAME.fullmatch(name) is not None and not taken
 

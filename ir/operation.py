@@ -1,4 +1,4 @@
-"""What an operation is: statics, inference of shapes, and one table of strategies per mesh axis.
+"""The definition of an operation: statics, inference of shapes, and one table of strategies per mesh axis.
 
 The table of an operation says, for one mesh axis at a time, which states of the operands give which
 states of the results. `ir.strategies` forms the strategies over a whole mesh from it; the verifier,
@@ -22,7 +22,7 @@ SOFTMAX = Reduction.SOFTMAX
 
 
 class AxisRow(NamedTuple):
-    """What one mesh axis does to the operands and to the results of an operation."""
+    """The role of one mesh axis: what it does to the operands and to the results of an operation."""
 
     operands: tuple[State, ...]
     results: tuple[State, ...]
@@ -80,7 +80,8 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What inference may ask of its surroundings: the sizes of dimensions, and the declared result, if any."""
+    """The facts that inference may ask of its surroundings: the sizes of dimensions, and the declared result, if
+    any."""
 
     sizes: Mapping[str, int]
     declared: Shape | None = None
@@ -121,7 +122,7 @@ class Operation(metaclass=_Abstract):
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        """What is printed between the square brackets."""
+        """The text between the square brackets."""
         return ()
 
     @abstractmethod
@@ -150,7 +151,7 @@ class Operation(metaclass=_Abstract):
 
     @property
     def is_movement(self) -> bool:
-        """Whether it moves bytes and computes nothing."""
+        """Tells whether it moves bytes and computes nothing."""
         return False
 
 

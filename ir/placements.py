@@ -35,7 +35,7 @@ def on_device(program: Program) -> Program:
 
 
 def off_device(program: Program) -> bool:
-    """Whether a value lies elsewhere than on the device, or may."""
+    """Tells whether a value lies elsewhere than on the device, or may."""
     kinds = [value.type for _, value in program_values(program)]
     return any(kind.placement != ON_DEVICE for kind in (*kinds, *(kind for f in program.funcs for kind in f.results)))
 

@@ -212,7 +212,7 @@ def slice_view(kind: ValueType, loops: tuple[Loop, ...], outside: int) -> ValueT
 
 @dataclass
 class Scope:
-    """What is visible at a point of a function: values with the number of loops around their definitions."""
+    """The names visible at a point of a function: values with the number of loops around their definitions."""
 
     values: dict[str, tuple[ValueType, int]]
     loops: tuple[Loop, ...] = ()

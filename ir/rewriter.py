@@ -1,4 +1,5 @@
-"""What passes write statements with: names that are free, types, and for each value what it was made from."""
+"""The tools with which passes write statements: names that are free, types, and for each value what it was made
+from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between the square brackets of a call, `[T, causal=L]`, read item by item."""
+"""The items between the square brackets of a call, `[T, causal=L]`, read item by item."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Statics:
         return word is not None
 
     def operands(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these optional operands that the call is given, in the order written."""
+        """The optional operands that the call is given, in the order written."""
         self.named = names
         written = [arg.name for arg in self.call.args or () if isinstance(arg, syntax.KeywordExpr)]
         if len(set(written)) != len(written):

@@ -68,7 +68,7 @@ def strategies(operation: Operation, args: Sequence[Arg], results: Sequence[Shap
 
 
 def divides(kind: TensorType, mesh: Mapping[str, int]) -> bool:
-    """Whether every dimension's extent is divisible by the chips that split it."""
+    """Tells whether every dimension's extent is divisible by the chips that split it."""
     for dim, axes in zip(kind.dims, kind.splits, strict=True):
         chips = 1
         for axis in axes:
@@ -363,7 +363,7 @@ def explain_movement(operation: Movement, name: str, kind: TensorType) -> None:
 def digits_fit(
     operation: Operation, operand: TensorType, result: TensorType, orders: Mapping[str, Order], mesh: Mesh
 ) -> bool:
-    """Whether rename, split and merge keep every index on its chip, given the dimensions' orders of digits.
+    """Tells whether rename, split and merge keep every index on its chip, given the dimensions' orders of digits.
 
     Compares the sequences of digits on both sides: chip digits must stand at equal places between equal
     stretches of local ones.

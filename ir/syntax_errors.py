@@ -1,4 +1,5 @@
-"""What the parser says where the text breaks off from the grammar: what stands there, what should, and a way out."""
+"""The message of the parser where the text breaks off from the grammar: what stands there, what should, and a way
+out."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def compact_dims(token: Any) -> tuple[ast.RowDim, ...]:
 
 
 def _is_open(text: str) -> bool:
-    """Whether the last `?` stands for the whole layout, not for the axes of the last dimension."""
+    """Tells whether the last `?` stands for the whole layout, not for the axes of the last dimension."""
     return text.endswith("?") and not text.endswith("_?")
 
 
@@ -441,7 +441,7 @@ class TreeBuilder:
 
 
 def _left(piece: Any) -> ast.DimsStatic | ast.WordStatic:
-    """What stands left of an arrow: a bare word may be a dimension or axes."""
+    """The word left of an arrow: a bare word may be a dimension or axes."""
     if isinstance(piece, str):
         token: Any = piece
         return _word(token) if _kind(token) == "NAME" else _static_dims(token)

@@ -93,7 +93,7 @@ because `is_split` does.
 
 
 def is_split(state: State) -> bool:
-    """Whether the state is the name of a dimension."""
+    """Tells whether the state is the name of a dimension."""
     return state is not None and not isinstance(state, Reduction)
 
 
@@ -155,12 +155,12 @@ _SHORT_AXIS = re.compile(r"[a-z][0-9]*")
 
 
 def is_compact_dim(name: str) -> bool:
-    """Whether the dimension can be written without brackets, as the `E2` of `BE2_x`."""
+    """Tells whether the dimension can be written without brackets, as the `E2` of `BE2_x`."""
     return _COMPACT_DIM.fullmatch(name) is not None
 
 
 def is_short_axis(name: str) -> bool:
-    """Whether the axis can be written without braces, as the `x` and `y` of `E_xy`."""
+    """Tells whether the axis can be written without braces, as the `x` and `y` of `E_xy`."""
     return _SHORT_AXIS.fullmatch(name) is not None
 
 
@@ -280,7 +280,7 @@ class TensorType:
 
     @property
     def is_pair(self) -> bool:
-        """Whether there is a logarithm of a sum beside the value."""
+        """Tells whether there is a logarithm of a sum beside the value."""
         return self.partial is not None and self.partial.kind is Reduction.SOFTMAX
 
     def bytes_of(self, elements: int) -> int:
@@ -301,7 +301,7 @@ class TensorType:
         return ()
 
     def state(self, axis: str) -> State:
-        """What the mesh axis does to this value."""
+        """The state of the mesh axis: what it does to this value."""
         for dim, axes in zip(self.dims, self.splits, strict=True):
             if axis in axes:
                 return dim.name
@@ -386,7 +386,7 @@ class OpenType:
         return tuple(dim.name for dim in self.dims)
 
     def admits(self, candidate: TensorType) -> bool:
-        """Whether the candidate fills the holes and changes nothing else."""
+        """Tells whether the candidate fills the holes and changes nothing else."""
         if candidate.shape != self.shape:
             return False
         if self.placement is not None and candidate.placement != self.placement:

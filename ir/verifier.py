@@ -82,7 +82,7 @@ def check_divisibility(program: Program, used: SplittingAxes | None = None) -> N
 
 
 def has_holes(program: Program) -> bool:
-    """Whether any type of the program is open."""
+    """Tells whether any type of the program is open."""
     return any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
 
@@ -184,7 +184,7 @@ class _Checker:
             self.digits(statement, known[0], made[0])
 
     def memories(self, statement: Let, kinds: Sequence[TensorType | None], results: Sequence[TensorType]) -> None:
-        """What is computed with is on the device, and so is what is computed. Movements go from memory to memory; what
+        """Operands of computation are on the device, and so are results. Movements go from memory to memory; what
         computes nothing leaves a value where it is; and a demanded type shares what is on the device among memories."""
         operation = statement.operation
         if isinstance(operation, Movement):
@@ -221,7 +221,7 @@ class _Checker:
                 )
 
     def shapes(self, statement: Let, scope: Scope) -> None:
-        """What inference gives is what stands there; passes that build statements by hand are caught here."""
+        """Checks that what inference gives stands there; passes that build statements by hand are caught here."""
         declared = [value.shape for value in statement.results]
         keeps = isinstance(statement.operation, Contract | Elementwise)
         args = [

@@ -1,4 +1,4 @@
-"""What statements read, define, set and free, said once, and the walks and rewrites that follow from it.
+"""The names that statements read, define, set and free, said once, and the walks and rewrites that follow from it.
 
 Each kind of statement is described in the first section alone: all else, here and in passes, prices and backends, is
 made of these descriptions. A loop reads what it begins with and what it hands on; what its body reads is the body's.

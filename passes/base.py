@@ -1,4 +1,5 @@
-"""What a pass is: a pure function from programs to programs, with options, that states the level of its input."""
+"""The definition of a pass: a pure function from programs to programs, with options, that states the level of its
+input."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Proof(Protocol):
     def as_json(self) -> Mapping[str, Any]: ...
 
     def beyond(self, other: Any) -> str:
-        """What these layouts cost more than others of the same objective."""
+        """The extra cost of these layouts over others of the same objective."""
         ...
 
 

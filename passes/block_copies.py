@@ -91,7 +91,7 @@ def stored_early(rows: Sequence[Statement], scope: Scope, writer: Rewriter) -> l
 
 
 def _alone(rows: Sequence[Statement], setting: SetState, store: Let) -> bool:
-    """Whether nothing reads the state after it is set, nor what is stored but the `set`."""
+    """Tells whether nothing reads the state after it is set, nor what is stored but the `set`."""
     at = rows.index(setting)
     later = names_read(rows[at + 1 :])
     twice = sum(isinstance(s, SetState) and s.state == setting.state for s in rows) > 1
@@ -100,7 +100,7 @@ def _alone(rows: Sequence[Statement], setting: SetState, store: Let) -> bool:
 
 
 def _fetched(update: Let, state: str, lets: Mapping[str, Let]) -> bool:
-    """Whether what is updated is the state as it was fetched."""
+    """Tells whether what is updated is the state as it was fetched."""
     cache = lets.get(str(update.operands[0]))
     return cache is not None and isinstance(cache.operation, Fetch) and cache.operands == (state,)
 
@@ -132,7 +132,8 @@ class Flight:
 
 
 class Flights:
-    """What a schedule has under way: weights of the next layer, caches and hidden states of the next batch."""
+    """The transfers that a schedule has under way: weights of the next layer, caches and hidden states of the next
+    batch."""
 
     def __init__(
         self, batches: str, layers: str, sizes: Mapping[str, int], writer: Rewriter, lasting: Collection[str]
@@ -194,7 +195,7 @@ class Flights:
         return made
 
     def _ahead(self, statement: Statement, before: Sequence[Statement]) -> str | None:
-        """What a statement fetches, where it can be fetched a turn before: not if it was set in this turn."""
+        """The value that a statement fetches, where it can be fetched a turn before: not if it was set in this turn."""
         if not isinstance(statement, Let) or not isinstance(statement.operation, Fetch) or statement.operation.ahead:
             return None
         source = str(statement.operands[0])
@@ -204,7 +205,7 @@ class Flights:
         return any(flight.source == source for flight in self.rows) and bool(before)
 
     def _shared_along(self, kind: ValueType) -> bool:
-        """Whether its parts in several memories lie along what a loop slices."""
+        """Tells whether its parts in several memories lie along what a loop slices."""
         return kind.placement is not None and kind.placement.along in (self.layers, self.batches)
 
     def _flight(self, source: str, fetch: Let, ahead: tuple[str, ...], *, wrap: bool) -> Flight:
@@ -278,7 +279,7 @@ def freed(body: Sequence[Statement], ending: Sequence[str]) -> tuple[Statement, 
 def _read_later(
     roots: Mapping[str, str], source: str, body: Sequence[Statement], ending: Sequence[str]
 ) -> bool:  # fmt: skip
-    """Whether a copy, or a view of it, is read again."""
+    """Tells whether a copy, or a view of it, is read again."""
     later = {*ending, *names_read(body), *names_freed(body)}
     return any(root == source and name in later for name, root in roots.items())
 

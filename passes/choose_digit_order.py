@@ -95,7 +95,7 @@ class _Edge:
         return next((axes or () for dim, axes in named if dim.name == name), ())
 
     def lacking_bytes(self, name: str, order: Order, mesh: Mesh) -> Fraction:
-        """What a chip lacks of its blocks; nothing of a value in the host's memory, which stays as it is."""
+        """The bytes that a chip lacks of its blocks; nothing of a value in the host's memory, which stays as it is."""
         if not isinstance(self.type, TensorType) or self.type.placement != ON_DEVICE:
             return Fraction(0)
         axes = self.axes(name)

@@ -133,7 +133,7 @@ class _Kept:
 
 
 def _bytes_of(found: Found, name: str) -> int:
-    """Of a weight or a state value, on a chip, whatever the memory."""
+    """The bytes of a weight or a state value on a chip, whatever the memory."""
     kept = (*found.placed.weights, *found.placed.state)
     return next(value.concrete.local_bytes(found.placed.mesh) for value in kept if value.name == name)
 

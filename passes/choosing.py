@@ -75,7 +75,7 @@ class Found:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Of one call of each function."""
+        """The costs of one call of each function."""
         from shardwright.cost.program_cost import cost_of
 
         wanted = self.objective
@@ -115,7 +115,7 @@ class Found:
 
     @property
     def chip_seconds_per_token(self) -> float:
-        """Of all functions together, for the tokens that their calls work on."""
+        """The chip-seconds of all functions together, for the tokens that their calls work on."""
         return sum(self.objective.count(cost.func) * cost.chip_seconds_per_token for cost in self.costs)
 
     @property
@@ -126,7 +126,7 @@ class Found:
 
 @dataclass(frozen=True)
 class TimeProof:
-    """What is known of the layouts of a program that were chosen by time: the predicted seconds on a chip, how many
+    """The proof of the layouts of a program that were chosen by time: the predicted seconds on a chip, how many
     there are at least, and the bytes of weights on each chip."""
 
     chip: str
@@ -140,13 +140,13 @@ class TimeProof:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is to be said where no chip was named, whose memory would have counted."""
+        """The lines to be said where no chip was named, whose memory would have counted."""
         if self.chip != "reference" or self.weight_bytes <= 8e10:
             return ()
         return (f"weights take {_bytes(self.weight_bytes)} on each chip; --chip NAME chooses under a chip's memory",)
 
     def beyond(self, other: TimeProof) -> str:
-        """What these layouts cost more than others."""
+        """The extra cost of these layouts over others."""
         from shardwright.cost.movements import duration_text
 
         more = self.time_s - other.time_s
@@ -259,7 +259,7 @@ class _Chooser:
             self.bound_ns = self.priced(Prices(), effort).placement.solution.bound
 
     def open(self) -> bool:
-        """Whether there may be something better than what was found."""
+        """Tells whether there may be something better than what was found."""
         return self.bound_ns < self.incumbent() * (1 - ENOUGH)
 
     def exact(self) -> None:
@@ -310,7 +310,7 @@ class _Chooser:
         return [found for found in self.found if found.fits]
 
     def attempt(self, prices: Prices, *, thorough: bool = False) -> Found:
-        """What takes little time at these prices, as a few axes at a time find it."""
+        """The choice that takes little time at these prices, as a few axes at a time find it."""
         known = repr((prices, thorough))
         if known not in self.known:
             self.tried.append(prices)
@@ -318,7 +318,7 @@ class _Chooser:
         return self.known[known]
 
     def priced(self, prices: Prices, effort: Effort) -> Found:
-        """What is chosen at these prices with so much effort."""
+        """The layouts chosen at these prices with so much effort."""
 
         def solve(problem: LayoutProblem) -> Placement:
             return TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort).solve()
@@ -408,7 +408,7 @@ class _Chooser:
             price = 2 * price if math.isinf(high) else math.sqrt(low * high) or high / 8
 
     def dual_price(self) -> Prices:
-        """Of the prices tried that with the highest bound, were the choices found at them the best."""
+        """Picks of the prices tried the one with the highest bound, were the choices found at them the best."""
         room = self.chip.memory_bytes
 
         def bound(prices: Prices) -> float:
@@ -435,7 +435,7 @@ class _Chooser:
             few, many = (few, middle) if self.attempt(prices).fits else (middle, many)
 
     def late(self) -> bool:
-        """Whether the time for looking for prices is over; the rest is for proofs."""
+        """Tells whether the time for looking for prices is over; the rest is for proofs."""
         return time.monotonic() > self.began + _FOR_PRICES * (self.end - self.began)
 
     def proved(self, best: Found) -> Found:

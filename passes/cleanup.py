@@ -68,7 +68,7 @@ def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
 
 @dataclass(frozen=True)
 class _Expression:
-    """What makes two statements compute the same; operands carry the version of a state."""
+    """The key under which two statements compute the same; operands carry the version of a state."""
 
     operation: Operation
     operands: tuple[tuple[str, int] | Number, ...]

@@ -226,7 +226,7 @@ class EnteringBatch:
         return tuple(map(self.value, self.loop.results))
 
     def before(self, beside: Sequence[Statement]) -> list[Statement]:
-        """What stands before the layers. What is computed `beside` it already is not computed again."""
+        """The statements before the layers. What is computed `beside` it already is not computed again."""
         return self._once(self._block(self.func.body[: self.at], self.scope), beside)
 
     def in_layers(self, beside: Sequence[Statement]) -> tuple[list[Statement], tuple[str, ...]]:
@@ -247,7 +247,7 @@ class EnteringBatch:
         return self._once(made, beside), tuple(self.names.get(name, name) for name in following)
 
     def after(self, beside: Sequence[Statement]) -> list[Statement]:
-        """What stands after the layers, and the state that is set outside of them."""
+        """The statements after the layers, and the state that is set outside of them."""
         made = self._block(self.func.body[self.at + 1 :], self.scope)
         others = [value for value in self.rows if self.loop.dim not in value.type.names and value.name in self.written]
         return self._once([*made, *self._placed_all(others, self.scope)], beside)

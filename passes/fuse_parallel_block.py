@@ -83,7 +83,7 @@ def _fused(program: Program, groups: Sequence[PackedGroup]) -> Program:
 
 
 def _gathered(program: Program, groups: Sequence[PackedGroup], gathers: Mapping[str, Gathers]) -> Program:
-    """What was gathered before is gathered again, packed weights where their parts were."""
+    """Gathers again what was gathered before, packed weights where their parts were."""
     packed = {part.weight: group.recipe.name for group in groups for part in group.recipe.parts}
     funcs = tuple(
         with_gathers(program, func, {packed.get(name, name): axes for name, axes in gathers[func.name].items()})

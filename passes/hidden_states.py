@@ -11,7 +11,7 @@ from shardwright.passes.micro_batches import MicroBatches, fresh_dim
 
 
 class HiddenStates:
-    """What loops over layers carried, as state: values that each function sets before it reads them."""
+    """The values that loops over layers carried, as state: values that each function sets before it reads them."""
 
     def __init__(self, program: Program, made: MicroBatches) -> None:
         self.program = program
@@ -59,6 +59,6 @@ class CarriedState:
 
 
 def over_layers(loop: Loop, program: Program, made: MicroBatches) -> bool:
-    """Whether a loop carries rows of the batch over a dimension of the weights."""
+    """Tells whether a loop carries rows of the batch over a dimension of the weights."""
     carries = any(made.has_rows(carry.value.type) for carry in loop.carries)
     return carries and any(loop.dim in value.type.names for value in program.weights)

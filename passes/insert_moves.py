@@ -61,7 +61,8 @@ class _Digits:
         }
 
     def room(self, func: Func) -> dict[str, int]:
-        """What the digits of a dimension have to divide: its size in the function, and every extent that is split."""
+        """The sizes that the digits of a dimension have to divide: its size in the function, and every extent that is
+        split."""
         sizes = self.program.sizes(func)
         return {name: math.gcd(size, self.extents.get(_key(name, func), size)) for name, size in sizes.items()}
 

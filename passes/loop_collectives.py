@@ -154,7 +154,7 @@ class LoopCollectives(Pass):
         return kept
 
     def wanted(self, site: Site) -> bool:
-        """Whether the options ask for this site."""
+        """Tells whether the options ask for this site."""
         named = self.values == "all" or site.collective.result.name in self.values.split("+")
         return named and self.sites in ("all", "gathers" if site.is_gather else "scatters")
 

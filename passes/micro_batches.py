@@ -44,7 +44,7 @@ class MicroBatches:
         return replace(value, type=self.whole(value.type))
 
     def has_rows(self, kind: ValueType) -> bool:
-        """Whether a value has something for each row of the batch."""
+        """Tells whether a value has something for each row of the batch."""
         return self.batch in kind.names
 
     def part_value(self, value: Value) -> Value:
@@ -167,7 +167,7 @@ def _product(mesh: Mesh, axes: Axes | None) -> int:
 
 @dataclass(frozen=True)
 class _Check:
-    """Whether every statement computes each row from that row alone.
+    """Tells whether every statement computes each row from that row alone.
 
     It does where a mesh axis that splits B in all operands that have it, and in the result, leaves nothing to be
     communicated: a row of the operation's own table of strategies.

@@ -99,7 +99,8 @@ def _home(kind: ValueType) -> Placement:
 
 
 def _stays(statement: Let, scope: Scope) -> bool:
-    """Whether it only addresses a memory: one index of what lies there, or rows written that are there already."""
+    """Tells whether it only addresses a memory: one index of what lies there, or rows written that are there
+    already."""
     match statement.operation:
         case Take(stop=None):
             read = 1
@@ -163,7 +164,7 @@ class _Writer:
         return self.results_stored(made, scope)
 
     def results_stored(self, made: list[Statement], scope: Scope) -> list[Statement]:
-        """What is computed is on the device first: the last statement, and a store for each result that lives
+        """Stores results, which are on the device first: the last statement, and a store for each result that lives
         elsewhere."""
         statement = made.pop()
         assert isinstance(statement, Let)

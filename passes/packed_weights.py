@@ -110,7 +110,7 @@ class PackedWeights(DerivedSource):
         return made
 
     def _pieces(self, packed: Packed, start: int, stop: int) -> Iterator[tuple[Part, Index]]:
-        """What lies in a range of the packed dimension: boxes of the parts' packed dimensions."""
+        """The pieces in a range of the packed dimension: boxes of the parts' packed dimensions."""
         extents = [self._extents(part) for part in packed.parts]
         shares = [math.prod(sizes) // packed.blocks for sizes in extents]  # of a part in a block
         block = sum(shares)

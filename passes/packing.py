@@ -22,7 +22,7 @@ BY = "fuse-parallel-block: by"
 
 
 def packing(program: Program, by: str = "all") -> Packing:
-    """What `fuse-parallel-block` packs in this program (given as it is before the pass)."""
+    """The weights that `fuse-parallel-block` packs in this program (given as it is before the pass)."""
     stored, gathers = stored_weights(with_supposed_layouts(program, axes_named(BY, by, program.mesh)))
     return tuple(group.recipe for group in packed_groups(stored, gathers))
 
@@ -340,7 +340,7 @@ def _blocks(
 
 
 def _compatible(by: Order, order: Order, program: Program, dim: str) -> bool:
-    """Whether one order begins with the other; what the author pinned takes no further digit."""
+    """Tells whether one order begins with the other; what the author pinned takes no further digit."""
     if program.dim(dim).order is not None and len(by) > len(order):
         return False
     shorter = min(len(by), len(order))

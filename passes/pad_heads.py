@@ -60,7 +60,7 @@ def padded_sizes(program: Program, to: int) -> Mapping[str, int]:
 
 
 def padding(program: Program, to: int) -> Padding:
-    """What `pad-heads{to=...}` does to the arrays of this program, which is the one before the pass.
+    """The changes that `pad-heads{to=...}` makes to the arrays of this program, which is the one before the pass.
 
     The paper's "18B parameters" for PaLM 540B, of 48 heads padded to 64, are 2 E (64 - 48) D in each of 118 layers.
     """

@@ -92,7 +92,7 @@ class PaddedWeights(DerivedSource):
 
 
 def _kept(dim: PaddedDim | None, taken: slice) -> Iterator[tuple[slice, slice]]:
-    """What of a range is not added, block by block: where it goes, and where it comes from."""
+    """The parts of a range that are not added, block by block: where it goes, and where it comes from."""
     if dim is None:
         yield slice(0, taken.stop - taken.start), taken
         return

@@ -1,4 +1,4 @@
-"""What passes that rewrite products with weights look for: which values are weights."""
+"""The patterns that passes rewriting products with weights look for: which values are weights."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ EXPLICIT = explicit_passes(Place())
 
 @dataclass(frozen=True)
 class Trace:
-    """What one pass did: the programs after and before it, the seconds that it took, and the proof of its layouts where
-    it chose any."""
+    """The record of one pass: the programs after and before it, the seconds that it took, and the proof of its layouts
+    where it chose any."""
 
     applied: Pass
     program: Program
@@ -152,8 +152,8 @@ _AFTER_PLACE = (
 
 
 def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: bool) -> DiagnosticError | None:
-    """What the program before a pass lacks that takes layouts, which are chosen where it is `placed`, and orders of
-    digits for chosen; None where it lacks nothing."""
+    """The thing that the program before a pass lacks that takes layouts, which are chosen where it is `placed`, and
+    orders of digits for chosen; None where it lacks nothing."""
     first = error.diagnostics[0]
     if applied.leaves is not Level.EXPLICIT:
         return None

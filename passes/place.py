@@ -173,7 +173,7 @@ class Chosen:
 
 
 def _is_explicit(program: Program) -> bool:
-    """Whether every type is written and every movement a statement."""
+    """Tells whether every type is written and every movement a statement."""
     if has_holes(program):
         return False
     try:
@@ -388,7 +388,7 @@ def _made_word(kind: TensorType) -> str:
 
 
 def change_word(source: TensorType, target: TensorType) -> str:
-    """What a value is called after it has gone from one layout to another."""
+    """The word that a value is called by after it has gone from one layout to another."""
     if target.partial and set(target.partial_axes) - set(source.partial_axes):
         return "addend"
     if source.partial and source.partial != target.partial:

@@ -1,4 +1,5 @@
-"""What passes that change layouts look for: the batch, what is made of weights alone, projections, attention."""
+"""The statements that passes changing layouts look for: the batch, what is made of weights alone, projections,
+attention."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ class Dataflow:
 
     @cached_property
     def weights(self) -> dict[str, Value]:
-        """What is stored for multiplying with: declared weights; where there are none, parameters without batch."""
+        """The values stored for multiplying with: declared weights; where there are none, parameters without batch."""
         leaves = self.program.weights or self.func.params
         return {
             value.name: value
@@ -179,7 +180,7 @@ class Dataflow:
 
     @cached_property
     def heads(self) -> tuple[tuple[str, ...], ...]:
-        """Those of every attention, also where it is written as products around a softmax, or around its parts."""
+        """The heads of every attention, also where it is written as products around a softmax, or around its parts."""
         found = [attention.heads for attention in self.attentions]
         for let in lets_in(self.func.body):
             if isinstance(let.operation, Softmax | Max):
@@ -187,7 +188,7 @@ class Dataflow:
         return tuple(found)
 
     def _heads_of_scores(self, name: str, along: set[str]) -> Iterator[tuple[str, ...]]:
-        """Those of the products of queries and keys that a value is computed from; `along` runs over the keys."""
+        """The heads of the products of queries and keys that a value is computed from; `along` runs over the keys."""
         seen, rest = {name}, [name]
         while rest:
             for let in self.lets.get(rest.pop(), ()):
@@ -215,7 +216,8 @@ class Dataflow:
         return tuple(sorted(own, key=lambda name: name not in self.values[k].type.names))
 
     def _numbers_heads(self, dim: str) -> bool:
-        """Whether projections make the dimension, whole or split, as they do heads and not the queries' positions."""
+        """Tells whether projections make the dimension, whole or split, as they do heads and not the queries'
+        positions."""
         made = {name for p in self.projections for name in self.values[p.weight_name].type.names}
         return dim in made or any(
             isinstance(let.operation, Split) and dim in let.operation.parts and let.operation.source in made
@@ -245,7 +247,7 @@ class Dataflow:
         )
 
     def is_demanded(self, name: str) -> bool:
-        """Whether a value only demands a layout of another, as a query does that goes to the batch."""
+        """Tells whether a value only demands a layout of another, as a query does that goes to the batch."""
         return any(is_demanded_alias(let) for let in self.lets.get(name, ()))
 
     def weight_path(self, name: str) -> Iterator[tuple[Let, int]]:
@@ -265,13 +267,13 @@ class Dataflow:
 
 
 def _is_position(value: Value) -> bool:
-    """Whether the values are indices or masks, which are small and stay where they are."""
+    """Tells whether the values are indices or masks, which are small and stay where they are."""
     dtype = value.shape.dtype
     return (dtype.is_integer and dtype.bits == 32) or (not dtype.is_float and not dtype.is_integer)
 
 
 def is_numeric(kind: ValueType) -> bool:
-    """Whether a type is of numbers that are multiplied and not of indices or masks."""
+    """Tells whether a type is of numbers that are multiplied and not of indices or masks."""
     return not _is_position(Value("", kind))
 
 
@@ -300,7 +302,7 @@ def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
 
 
 def is_demanded_alias(let: Let) -> bool:
-    """Whether a statement only demands a layout: `q: B_xyzLHD = q_heads`."""
+    """Tells whether a statement only demands a layout: `q: B_xyzLHD = q_heads`."""
     value = let.result
     return isinstance(let.operation, Alias) and value.marking is Marking.DEMANDED and isinstance(value.type, TensorType)
 

@@ -213,7 +213,7 @@ class QuantizedWeights(DerivedSource):
 
 
 def _unsummed(entry: Quantized, index: Index) -> Index:
-    """Of a box of a weight that of its scales."""
+    """The box of a weight's scales for a box of the weight."""
     return tuple(taken for dim, taken in zip(entry.dims, index, strict=True) if dim not in entry.summed)
 
 

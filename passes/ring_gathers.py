@@ -45,7 +45,8 @@ class GatherLoop(RingLoop):
             self.finished(value, factors, product.let.result)
 
     def gather_cuts(self, moving: Tensor, operands: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, bool]]:
-        """What may be cut: a dimension that is whole, and summed over with every operand, or of the traveller alone."""
+        """The dimensions that may be cut: a dimension that is whole, and summed over with every operand, or of the
+        traveller alone."""
         others = [other for _, other in operands]
         summed = [n for n in moving.names if all(n in other.names for other in others)]
         free = [n for n in moving.names if not any(n in other.names for other in others)]
@@ -57,7 +58,7 @@ class GatherLoop(RingLoop):
         return [(n, s) for n, s in made if not any(value.kind.split(n) for value in values)]
 
     def is_summed(self, name: str) -> bool:
-        """Whether a dimension, or a factor of one, is summed over in every product."""
+        """Tells whether a dimension, or a factor of one, is summed over in every product."""
         for product in self.site.products:
             parts = {f.name for dim in product.dims for f in self.parts(dim)}
             if name not in parts:

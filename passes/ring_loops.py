@@ -18,7 +18,8 @@ from shardwright.passes.shuffling import Shuffled
 
 @dataclass(frozen=True)
 class Half:
-    """What goes one way round: its direction, which half it is, what travels, and the operands of each product."""
+    """The half that goes one way round: its direction, which half it is, what travels, and the operands of each
+    product."""
 
     way: int
     number: int
@@ -27,7 +28,7 @@ class Half:
 
     @property
     def word(self) -> str:
-        """What its values are called."""
+        """The word that its values are called by."""
         return "up" if self.way > 0 else "down"
 
 

@@ -44,7 +44,8 @@ class ScatterLoop(RingLoop):
         self.finished(value, {}, original)
 
     def scatter_cuts(self, operands: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, bool]]:
-        """What may be cut: a dimension of the result that is whole and, in each product, of one operand alone."""
+        """The dimensions that may be cut: a dimension of the result that is whole and, in each product, of one operand
+        alone."""
         rings = {self.own(ring) for ring in self.site.rings} | {self.block(ring) for ring in self.site.rings}
         first = [f.name for dim, rows in self.targets().items() for f in self.factors(dim, rows, own=True)]
         names = [*first, *(n for n in self.site.operand_names if n not in self.targets())]

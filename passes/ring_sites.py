@@ -53,7 +53,7 @@ class Product:
 
     @property
     def other(self) -> str:
-        """What the operand that stays is made of."""
+        """The origin of the operand that stays."""
         return self.sources[1 - self.at]
 
 
@@ -111,7 +111,7 @@ class Surroundings:
         return found if isinstance(found, TensorType) else None
 
     def declared(self, kind: TensorType) -> bool:
-        """Whether every dimension has its declared extent."""
+        """Tells whether every dimension has its declared extent."""
         return all(self.sizes[dim.name] == dim.size for dim in kind.dims)
 
 
@@ -221,7 +221,7 @@ def _consumers(block: Surroundings, collective: Let, at: int) -> tuple[tuple[Pro
 
 
 def _source(name: str, lets: Mapping[str, Let], counts: Mapping[str, int]) -> tuple[str, tuple[Let, ...]]:
-    """What a value is converted from, and the conversions, where nothing else reads them."""
+    """The value that another is converted from, and the conversions, where nothing else reads them."""
     made: tuple[Let, ...] = ()
     while counts.get(name, 0) == 1:
         match lets.get(name):
@@ -283,7 +283,8 @@ def _addends(name: str, lets: Mapping[str, Let], counts: Mapping[str, int], cons
 
 
 def _made_here(block: Surroundings, product: Product, axis: str, dim: str) -> bool:
-    """Whether the sum over the axis begins in this contraction, and one operand alone has the dimension, whole."""
+    """Tells whether the sum over the axis begins in this contraction, and one operand alone has the dimension,
+    whole."""
     a, b = (_known(block, name) for name in product.sources)
     return a.state(axis) in product.dims and (dim in a.names) != (dim in b.names)
 

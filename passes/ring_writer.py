@@ -65,7 +65,7 @@ class Dims:
         return self.known[full]
 
     def stem(self, dim: str) -> str:
-        """What names of parts of a dimension begin with: its letter, or its whole name where that is a word."""
+        """The beginning of names of parts of a dimension: its letter, or its whole name where that is a word."""
         return dim[0] if is_compact_dim(dim) else dim
 
 

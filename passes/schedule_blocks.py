@@ -187,7 +187,7 @@ class _Function:
         return [*first, carrying, *frees([flight.over for flight in flights])]
 
     def lasting(self, body: Sequence[Statement], at: int, scope: Scope) -> set[str]:
-        """What a loop around sees the same of in every trip, and nothing but the layers sets."""
+        """The values that a loop around sees the same of in every trip, and nothing but the layers sets."""
         if not scope.loops:
             return set()
         set_here = states_set(s for i, s in enumerate(body) if i != at)
@@ -265,7 +265,7 @@ class _Function:
     def before(
         self, body: Sequence[Statement], carried: Sequence[CarriedState], later: set[str], scope: Scope
     ) -> list[Statement]:
-        """What the layers read is computed for all batches; the hidden states batch by batch."""
+        """Computes what the layers read for all batches; the hidden states batch by batch."""
         started = max((i + 1 for i, s in enumerate(body) if not isinstance(s, Let)), default=0)
         needed = set(later)
         together: set[int] = set(range(started))
@@ -346,7 +346,8 @@ class _Function:
         return Carry(replace(carry.value, type=self.made.part(carry.value.type)), carry.initial)
 
     def by_rows(self, statement: Statement, scope: Scope) -> bool:
-        """Whether a statement of the layers is done for each batch; raises where it is done for the whole block."""
+        """Tells whether a statement of the layers is done for each batch; raises where it is done for the whole
+        block."""
         match statement:
             case SetState():
                 if not self.made.has_rows(scope.type_of(statement.state)):
@@ -387,7 +388,7 @@ class _Function:
     def after(
         self, body: Sequence[Statement], last: dict[str, CarriedState], ending: Sequence[str], scope: Scope
     ) -> list[Statement]:
-        """What depends on the last hidden states is computed batch by batch, all else for all batches."""
+        """Computes what depends on the last hidden states batch by batch, all else for all batches."""
         names: dict[str, str] = {}
         made: list[Statement] = []
         for name, each in last.items():

@@ -87,7 +87,8 @@ class _Layouts:
         self.homes = self.weight_dims()
 
     def stay(self) -> frozenset[str]:
-        """What has a layout of its own: attention over batch, and around a cache all but query and output."""
+        """The values that have a layout of their own: attention over batch, and around a cache all but query and
+        output."""
         flow = self.flow
         found: set[str] = set()
         used = {p.activation_name for p in flow.projections}

@@ -80,7 +80,7 @@ def _of_rows(name: str, chip_name: str | None) -> Calibration:
 
 
 def _rows(name: str, chip: str | None) -> list[Row]:
-    """Of a published table the rows that its constants are fitted on, of a file all; of one chip."""
+    """The rows to fit: of a published table those that its constants are fitted on, of a file all; of one chip."""
     from shardwright.cost.chips import load_chip
     from shardwright.prediction.reproduction import calibration_rows, rows_of
 

@@ -91,8 +91,9 @@ LARGE = 64 << 20
 
 
 def warnings_of(program: Program, typed: Program) -> list[Diagnostic]:
-    """What is allowed and most likely not meant: sums whose operands both lack dimensions of the other, partial sums
-    demanded where what uses them needs the whole, large weights that were left open and lie whole on every chip.
+    """Warnings of what is allowed and most likely not meant: sums whose operands both lack dimensions of the other,
+    partial sums demanded where what uses them needs the whole, large weights that were left open and lie whole on every
+    chip.
 
     `program` is what the author wrote, `typed` the same with its layouts.
     """

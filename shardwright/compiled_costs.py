@@ -1,4 +1,5 @@
-"""What a target's compiler made of each kernel and movement that `cost` prices: its estimate, and bytes received."""
+"""The kernels and movements that a target's compiler made of each kernel and movement that `cost` prices: its estimate,
+and bytes received."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CollectiveReport:
 
     @property
     def hidden_by(self) -> str:
-        """What hides a collective: the time of the kernels beside it, or how many there are."""
+        """The kernels that hide a collective: the time of the kernels beside it, or how many there are."""
         from shardwright.cost.movements import duration_text
 
         if not self.beside:

@@ -87,7 +87,7 @@ class _NextBest:
         self.states = self.solver(Within()).begun()
 
     def beside(self, node: Node) -> str:
-        """What is said of a value's next best layout."""
+        """The line on a value's next best layout."""
         if time.monotonic() > self.end:
             return "; the time for asking what else there is has run out"
         text = self.best.placement.kinds[node.home].layout_text
@@ -113,7 +113,7 @@ class _NextBest:
         return best
 
     def solver(self, within: Within) -> Solver:
-        """Of a part of the problem."""
+        """The solver of a part of the problem."""
         effort = Effort(WorkLimit(most_entries(self.program)), self.end, start=self.best.placement)
         problem = layout_problem(self.program, self.options, within)
         if self.place.objective == "bytes":
@@ -142,7 +142,7 @@ class _NextBest:
         return made
 
     def chosen_cost(self, part: Solver) -> float:
-        """What the layouts that were chosen cost in a part."""
+        """The cost of the layouts that were chosen in a part."""
         if part not in self.costs:
             chosen = part.numbered(self.states)
             assert chosen is not None
@@ -155,8 +155,8 @@ class _NextBest:
 
     @cached_property
     def whole(self) -> list[Remainder] | None:
-        """What is left of the whole problem, with costs shifted, below the dearest next best; None where its tables are
-        too many."""
+        """The part that is left of the whole problem, with costs shifted, below the dearest next best; None where its
+        tables are too many."""
         solver = self.solver(Within())
         try:
             solver.build()
@@ -194,7 +194,8 @@ class _NextBest:
         return ENOUGH * proof.time_s * NANOSECONDS if isinstance(proof, TimeProof) else 0.25
 
     def said(self, above: float, unit: float) -> str:
-        """What so much above the cost of what was chosen is; of bytes there is a least difference, beneath it ties."""
+        """The words for so much above the cost of what was chosen; of bytes there is a least difference, beneath it
+        ties."""
         proof = self.best.proof
         if isinstance(proof, TimeProof):
             return replace(proof, time_s=proof.time_s + above / NANOSECONDS).beyond(proof)
@@ -204,7 +205,7 @@ class _NextBest:
         )
 
     def can_be(self, variable: int, number: int, choice: int) -> bool:
-        """Whether the next best divides its dimensions, and fits in the memory of a chip, where these count."""
+        """Tells whether the next best divides its dimensions, and fits in the memory of a chip, where these count."""
         program = self.program
         limited = self.place.objective != "bytes" and math.isfinite(self.place.wanted(program).chip.memory_bytes)
         if not limited and all(dim.size % program.mesh.n_chips == 0 for dim in program.dims):
@@ -220,7 +221,7 @@ class _NextBest:
         return not limited or Found(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
     def anew(self, node: Node, text: str) -> str:
-        """What another search says of it, as far as the time goes."""
+        """The answer of another search of it, as far as the time goes."""
         left = self.end - time.monotonic()
         try:
             other = self.place.chosen(self.program, frozenset({(node.func, node.name, text)}), left)

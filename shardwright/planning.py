@@ -55,8 +55,8 @@ _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
 @dataclass(frozen=True)
 class Demand:
-    """What is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a prefill's
-    start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
+    """The demand that is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a
+    prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
 
     model: BuiltIn
     chip: Chip
@@ -319,7 +319,7 @@ class _Planner:
         return found
 
     def _alone(self, phase: str, rows: int) -> Cost | DiagnosticError:
-        """What a phase takes with weights stored for it alone; where no layouts are found, why."""
+        """The time that a phase takes with weights stored for it alone; where no layouts are found, why."""
         key = phase, rows
         if key not in self.alone:
             program = serving_program(self.demand, self.meshes[0], rows, phase=phase)
@@ -335,7 +335,7 @@ class _Planner:
         return served if isinstance(served, Served) and lacking is None else None
 
     def _looked_at(self, mesh: Mesh, batch: int, prompts: int) -> tuple[Served | DiagnosticError, str | None]:
-        """What was found, and the demand that it does not meet."""
+        """The plan that was found, and the demand that it does not meet."""
         key = mesh, batch, prompts
         if key not in self.known:
             self.known[key] = self._searched(*key, self._share(4))
@@ -390,7 +390,7 @@ class _Planner:
     # ------------------------------------------------------------ what is told
 
     def _binding(self, best: Served) -> str:
-        """What more rows would lack; where they lack nothing, what bounds a step of decode."""
+        """The binding limit: what more rows would lack; where they lack nothing, what bounds a step of decode."""
         if self.demand.batch is not None:
             return "batch"
         looked = [(key[1], self._looked_at(*key)[1]) for key in self.known]
@@ -455,7 +455,7 @@ class _Planner:
 
 
 def limit(cost: Cost) -> tuple[str, float]:
-    """What bounds the kernels that take most of a function's time, and their share of it."""
+    """The resource that bounds the kernels that take most of a function's time, and their share of it."""
     bounds: dict[str, float] = defaultdict(float)
     for kernel in cost.kernels:
         bounds[kernel.times.bound] += kernel.total_s

@@ -37,7 +37,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Searched:
-    """What is best, the surface program whose layouts it has, the rewrites that led there, and all that was tried."""
+    """The best program found, the surface program whose layouts it has, the rewrites that led there, and all that was
+    tried."""
 
     best: Found
     program: Program
@@ -100,7 +101,7 @@ def search_rewrites(
 
 
 def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
-    """What makes the program for a mesh, after the passes that a text names."""
+    """The function that makes the program for a mesh, after the passes that a text names."""
     from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
 
     with located(Source("--rewrite", text)):
@@ -137,7 +138,7 @@ def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def with_loops(found: Found) -> tuple[Found, str]:
-    """What was found with loops in place of collectives, where that lowers its time and still fits, and the passes.
+    """The program found with loops in place of collectives, where that lowers its time and still fits, and the passes.
 
     Sites are tried in the order of the program, one way round and two; no text where none pays.
     """

@@ -1,4 +1,4 @@
-"""What a caller adds to a picture: a remark at a statement, and how strongly it is coloured."""
+"""The additions of a caller to a picture: a remark at a statement, and how strongly it is coloured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def annotation_of(annotations: Annotations, func: str, name: str) -> Annotation 
 
 
 def together(annotations: Sequence[Annotation | None]) -> Annotation | None:
-    """Of several statements that one node shows: the remark of the only one that has one, or the sum of weights."""
+    """The annotation of several statements that one node shows: the remark of the only one that has one, or the sum of
+    weights."""
     found = [one for one in annotations if one is not None]
     if len(found) < 2:
         return found[0] if found else None

@@ -58,7 +58,7 @@ def frames_of(program: Program, name: str, func: str | None = None) -> tuple[lis
 
 
 def _before(program: Program, func: Func, statement: Statement) -> list[Frame]:
-    """What a movement moves."""
+    """The value that a movement moves."""
     if not isinstance(statement, Let) or not isinstance(statement.operation, Movement):
         return []
     operand = str(statement.operands[0])

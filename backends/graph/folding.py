@@ -92,7 +92,7 @@ def _spread(statement: Statement, used: set[str], own: Fold | None, made: Iterab
 
 
 def _key(statement: Statement) -> Key | None:
-    """What a statement stands for; None for what is never folded."""
+    """The line that a statement stands for; None for what is never folded."""
     if not isinstance(statement, Let) or not isinstance(statement.operation, _FOLDED):
         return None
     root = statement.result.origin[-1] if statement.result.origin else statement.result.name
@@ -100,7 +100,7 @@ def _key(statement: Statement) -> Key | None:
 
 
 def _in_order(body: Sequence[Statement], several: Sequence[Fold]) -> bool:
-    """Whether folds and what is by itself can be drawn one after the other, each after what it uses."""
+    """Tells whether folds and what is by itself can be drawn one after the other, each after what it uses."""
     home: dict[str, int] = {}
     unit: dict[int, int] = {}
     for number, fold in enumerate(several):
@@ -121,5 +121,5 @@ def _in_order(body: Sequence[Statement], several: Sequence[Fold]) -> bool:
 
 
 def distinctive(operation: Operation) -> bool:
-    """Whether an operation says what a fold is for, where there is no text to quote."""
+    """Tells whether an operation says what a fold is for, where there is no text to quote."""
     return isinstance(operation, Sum | Max | Softmax | Rmsnorm | Layernorm | Rotary | Cumsum | Argmax)

@@ -82,7 +82,7 @@ def tip(lines: Sequence[str]) -> str:
 
 @dataclass
 class Picture:
-    """What the functions of one picture share."""
+    """The drawing that the functions of one picture share."""
 
     program: Program
     body: Any
@@ -159,8 +159,8 @@ class FunctionDrawer:
                 self.statement(statement, folded, scope, trips)
 
     def begin_column(self, column: ExitStack, label: str) -> None:
-        """What follows stands together, with weights and state among it. Values of parts before it have their nodes
-        drawn once more, or their names."""
+        """Begins a column: what follows stands together, with weights and state among it. Values of parts before it
+        have their nodes drawn once more, or their names."""
         self.picture.n_clusters += 1
         name = f"cluster_c{self.picture.n_clusters}"
         cluster = column.enter_context(self.clusters[-1].subgraph(name=name))
@@ -239,7 +239,7 @@ class FunctionDrawer:
             )
 
     def title(self, fold: Fold) -> str:
-        """What a fold is called: the calls as the author wrote them, else its operations."""
+        """The title of a fold: the calls as the author wrote them, else its operations."""
         names: list[str] = []
         for member in fold.members:
             span, source = member.span, self.picture.source
@@ -477,7 +477,7 @@ class FunctionDrawer:
 
 
 def _ends(text: str, start: int) -> bool:
-    """Whether the bracket that opens at `start` is closed by the last character: the text is one call."""
+    """Tells whether the bracket that opens at `start` is closed by the last character: the text is one call."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)

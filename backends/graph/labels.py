@@ -170,12 +170,12 @@ def head_text(operation: Operation) -> str:
 
 
 def statics_text(operation: Operation) -> str:
-    """What stands between the square brackets."""
+    """The text between the square brackets."""
     return head_text(operation)[len(operation.keyword) :].removeprefix("[").removesuffix("]").replace("->", "→")
 
 
 def movement_text(operation: Movement) -> str:
-    """What a movement is called: `fetch`, `prefetch`, `start store`."""
+    """The text of a movement: `fetch`, `prefetch`, `start store`."""
     if isinstance(operation, Start):
         return "prefetch" if isinstance(operation.movement, Fetch) else f"start {operation.movement.keyword}"
     return operation.keyword

@@ -31,7 +31,8 @@ _SIZES_WIDTH = 72
 
 @dataclass
 class Tally:
-    """What occurs in a picture. `received` sums each collective's bytes per chip, over all trips of loops."""
+    """The count of what occurs in a picture. `received` sums each collective's bytes per chip, over all trips of
+    loops."""
 
     looks: dict[str, int] = field(default_factory=dict[str, int])
     received: dict[str, int] = field(default_factory=dict[str, int])

@@ -49,7 +49,7 @@ CARRIED = ("broadcast", "copy", "convert", "reshape", "bitcast", "transpose")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at an instruction, with the user's frames that it comes from, the innermost first."""
+    """The fault of an instruction, with the user's frames that it comes from, the innermost first."""
 
     instruction: str
     reason: str
@@ -101,7 +101,7 @@ class Checker:
     # ------------------------------------------------------------ computations
 
     def computed(self, computation: Computation, arguments: Sequence[Value]) -> Value:
-        """What a computation returns."""
+        """The result of a computation."""
         values: dict[str, Value] = {}
         for instruction in computation.instructions.values():
             if instruction.opcode == "parameter":
@@ -126,7 +126,7 @@ class Checker:
     def within(
         self, caller: Computation, instruction: Instruction, called: Computation, arguments: Sequence[Value]
     ) -> Value:
-        """What a computation returns that an instruction calls."""
+        """The result of a computation that an instruction calls."""
         self._callers.append((caller, instruction))
         try:
             return self.computed(called, arguments)

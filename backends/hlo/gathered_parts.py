@@ -80,7 +80,8 @@ class _Chain:
     seen: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
     def reads(self, scope: _Scope, gather: Instruction, digits: Digits) -> Iterator[_Read | None]:
-        """What is read of what a gather makes of a value with these digits; None where it is needed whole."""
+        """The parts that are read of what a gather makes of a value with these digits; None where it is needed
+        whole."""
         dim = _listed(_DIMENSIONS, gather)
         groups: Groups = groups_of(gather, self.module.devices)
         if len(dim) != 1 or len(gather.operands) != 1 or len({*map(len, groups)}) != 1:

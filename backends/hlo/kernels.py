@@ -72,7 +72,7 @@ class Kernel:
 
     @property
     def moves_only(self) -> bool:
-        """Whether it only lays an array otherwise, such as a copy into another tiling, or a slice."""
+        """Tells whether it only lays an array otherwise, such as a copy into another tiling, or a slice."""
         return not self.products and self.instructions.keys() <= _MOVES
 
     @property

@@ -54,7 +54,7 @@ def _starts(module: HloModule, instruction: Instruction) -> list[str]:
 
 
 def _end(module: HloModule, computation: Computation, start: Instruction) -> Instruction | None:
-    """What takes a started collective up, through the values that carry it on."""
+    """The instruction that takes a started collective up, through the values that carry it on."""
     seen: set[str] = set()
     stack = [start]
     while stack:

@@ -96,7 +96,7 @@ class State:
 
 
 def extent(dim: Dim) -> int:
-    """What one device holds of a dimension."""
+    """The part of a dimension that one device holds."""
     return math.prod(size for size, held in dim if not isinstance(held, tuple))
 
 
@@ -178,7 +178,7 @@ def varies(table: Table, groups: Groups) -> bool:
 
 @cache
 def between(table: Table, groups: Groups) -> Table:
-    """What a table still tells apart after all devices of a group have the same."""
+    """The table of what is still told apart after all devices of a group have the same."""
     seen: dict[tuple[int, ...], int] = {}
     made = list(table)
     for group in groups:

@@ -72,7 +72,7 @@ def lower_join(_operation: ops.JoinAttention, terms: Sequence[Term], _result: Te
 
 
 def lower_pair(operation: Operation, pair: Term, result: TensorType, lowering: Lowering, lower: Lower) -> str:
-    """What an operation makes of a partial softmax; `lower` is for what it makes of each half."""
+    """The code that an operation makes of a partial softmax; `lower` is for what it makes of each half."""
     if isinstance(operation, ops.Alias | ops.Rename):
         return pair.code
     kind = pair.tensor

@@ -145,7 +145,7 @@ class _Module:
         return [*lines, '"""']
 
     def donates(self, func: Func) -> bool:
-        """Whether the state's memory can be given to what the function returns.
+        """Tells whether the state's memory can be given to what the function returns.
 
         JAX pairs what is donated with what is returned by shape and number format alone, results before state: a
         result on the device would get the memory of a state of its shape on the host.

@@ -40,7 +40,7 @@ def moved_ahead(statement: Statement) -> ops.Ahead | None:
 
 
 def names_ahead(body: Sequence[Statement]) -> set[str]:
-    """What is moved ahead, inner loops included: loops around cannot hand out slices of it alone."""
+    """The names that are moved ahead, inner loops included: loops around cannot hand out slices of it alone."""
     return {str(let.operands[0]) for let in lets_in(body) if moved_ahead(let) is not None}
 
 

@@ -10,7 +10,7 @@ from shardwright.ir.program import Func, Program
 
 
 def has_globals(program: Program) -> bool:
-    """Whether functions take and return weights and state."""
+    """Tells whether functions take and return weights and state."""
     return bool(program.weights or program.state)
 
 

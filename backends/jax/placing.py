@@ -61,7 +61,7 @@ class Placement:
         return jax.jit(made, out_shardings={name: sharding_of(edge, self.mesh) for name, edge in edges.items()})()
 
     def lies_here(self, name: str, array: Any) -> bool:
-        """Whether a JAX array already lies as the edge says."""
+        """Tells whether a JAX array already lies as the edge says."""
         edge = self.edges[name]
         return (
             array.shape == edge.shape

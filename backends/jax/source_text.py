@@ -192,7 +192,7 @@ def _outermost_brackets(code: str) -> list[tuple[int, int]]:
 
 
 def _pieces(inner: str) -> list[str]:
-    """What stands between the outermost commas; those of strings, such as an einsum's, are none."""
+    """The pieces between the outermost commas; those of strings, such as an einsum's, are none."""
     pieces: list[str] = []
     depth, start, quoted = 0, 0, False
     for at, character in enumerate(inner):

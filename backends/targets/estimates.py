@@ -32,7 +32,7 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a TPU's compiler assumes of a chip, by its estimates of kernels.
+    """The rates that a TPU's compiler assumes of a chip, by its estimates of kernels.
 
     `compute` and `memory` are shares of the chip's rates; memory on the chip is `on_chip` times as fast for products,
     `on_chip_vectors` times for all else. `kernel_cycles` is the least that any kernel takes, `block_cycles` the most

@@ -84,7 +84,8 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 
 def _name(function: Any) -> str:
-    """That of a partial application is the applied function's, that of another object its class's."""
+    """The name of a function: of a partial application it is the applied function's, that of another object its
+    class's."""
     inner = getattr(function, "func", function)
     return getattr(inner, "__name__", type(inner).__name__)
 

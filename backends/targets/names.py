@@ -66,7 +66,7 @@ class Target:
 
     @property
     def rates(self) -> Rates | None:
-        """What its compiler assumes where it estimates kernels; None where it estimates none."""
+        """The rates that its compiler assumes where it estimates kernels; None where it estimates none."""
         rates = _tpus()["rates"].get(self.name.partition(":")[0])
         return Rates(**rates) if rates else None
 

@@ -125,7 +125,7 @@ def _ordered(timeline: Timeline) -> list[str]:
 
 
 def _tiers(timeline: Timeline) -> list[str]:
-    """Those whose memory is known."""
+    """The tiers whose memory is known."""
     return [
         tier
         for tier in map(str, Tier)

@@ -44,7 +44,7 @@ def _resource(kernel: KernelCost) -> str:
 
 
 def _bounds(entries: tuple[Entry, ...], seen: list[Happening], cost: Cost) -> Iterator[Bound]:
-    """What is not in flight runs by itself and bounds its own time; between these, a transfer is waited for."""
+    """The bounds of each moment: what is not in flight bounds its own time; between these, a transfer is waited for."""
     now = 0.0
     for entry, happening in zip(entries, seen, strict=True):
         flying = happening.number >= 0 and cost.kernels[happening.number].work.in_flight

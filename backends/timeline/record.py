@@ -54,8 +54,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Course:
-    """What happened, or would happen: events in the order of the schedule, and the memory of each tier. `given` is what
-    each moment waits for, where that is known from elsewhere: of one of several processes it may be another."""
+    """The events that happened, or would happen: events in the order of the schedule, and the memory of each tier.
+    `given` is what each moment waits for, where that is known from elsewhere: of one of several processes it may be
+    another."""
 
     entries: tuple[Entry, ...]
     memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
@@ -76,7 +77,7 @@ class Course:
 
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """What each moment waits for."""
+        """The resource that each moment waits for."""
         if self.given is not None:
             return self.given
         return tuple(bounds(self.entries, [Span(entry.start, entry.end) for entry in self.entries]))
@@ -108,7 +109,7 @@ class Timeline:
 
     @property
     def named_courses(self) -> tuple[tuple[str, Course], ...]:
-        """Those of all processes, with what they are called where there are others."""
+        """The courses of all processes, with what they are called where there are others."""
         return tuple(
             (f"{part.title}, {name}" if self.processes else name, course)
             for part in self.parts
@@ -117,7 +118,7 @@ class Timeline:
 
     @property
     def courses(self) -> tuple[tuple[str, Course], ...]:
-        """Those there are, with what they are called."""
+        """The courses there are, with what they are called."""
         named = (("predicted", self.predicted), ("measured", self.measured))
         return tuple((name, course) for name, course in named if course is not None)
 

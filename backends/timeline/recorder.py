@@ -21,7 +21,7 @@ MOST_EVENTS = 400_000
 
 @dataclass(frozen=True)
 class Recording:
-    """What one process has recorded. `origin` is when its course began, in seconds of the host's clock.
+    """The record of one process. `origin` is when its course began, in seconds of the host's clock.
 
     Events that a run which was cut short has not done are left out, and the others numbered anew.
     """
@@ -47,8 +47,8 @@ class Recording:
     def timeline(
         self, title: str, capacity: Mapping[str, float] | None = None, seconds: Seconds | None = None
     ) -> Timeline:
-        """What was measured, and the same schedule simulated with events that take `seconds`, by default each kind of
-        copy at its mean rate and each computation its mean time."""
+        """The measured timeline, and the same schedule simulated with events that take `seconds`, by default each kind
+        of copy at its mean rate and each computation its mean time."""
         if not self.timed:
             return Timeline(title)
         predicted = simulate(self.events, seconds or by_measurement(self.events, self.spans))

@@ -355,7 +355,7 @@ class _Function:
     # ------------------------------------------------------------ operations
 
     def computed(self, let: Let, views: dict[str, _View], indent: str) -> None:
-        """What the operation's kernel computes, written down, and rounded where it is not of the result's format."""
+        """The result of the operation's kernel, written down, and rounded where it is not of the result's format."""
         operation, results = let.operation, let.results
         args: list[Argument] = []
         for operand in let.operands:

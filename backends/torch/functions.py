@@ -14,7 +14,8 @@ def rows(table: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 def picked(table: Tensor, index: Tensor) -> Tensor:
-    """Of the last dimension of a table what an index aligned to the others says; zeros for an index out of range."""
+    """The elements of the last dimension of a table that an index aligned to the others says; zeros for an index out of
+    range."""
     held = (index >= 0) & (index < table.shape[-1])
     at = torch.where(held, index, 0).long()[..., None]
     extents = [max(a, b) for a, b in zip(table.shape[:-1], at.shape[:-1], strict=True)]

@@ -57,7 +57,8 @@ class Collectives:
         return torch.stack(parts).view(tensor.dtype).reshape(n, *tensor.shape)
 
     def exchanged(self, tensor: Tensor, axes: Sequence[str]) -> Tensor:
-        """Of [chips, ...] the i-th part goes to the i-th of these, whose own part for this chip becomes the i-th."""
+        """Exchanges parts: of [chips, ...] the i-th goes to the i-th of these, whose own part for this chip becomes the
+        i-th."""
         import torch
 
         if len(tensor) == 1:
@@ -237,7 +238,7 @@ def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: He
 
 
 def _weighed(to: Collectives, pair: Tensor, axes: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""
+    """This chip's addend of the mean over the chips along these axes, and the logarithm of the sum over them all."""
     from shardwright.backends.torch.functions import softmax_weights
 
     weights, lse = softmax_weights(to.gathered(pair.imag[..., :1].contiguous(), to.chip.digits.mesh.sorted(axes)), 0)

@@ -18,8 +18,8 @@ _WIDENED = 1 << 20
 
 
 def quantized_bytes(elements: int, quantized: GroupQuantization = INT4) -> int:
-    """Of a row of so many elements: their bits, an even number of bytes in all, and 4 for each group. The last group
-    may have fewer than 64."""
+    """The bytes of a row of so many elements: their bits, an even number of bytes in all, and 4 for each group. The
+    last group may have fewer than 64."""
     return _code_bytes(elements, quantized) + 4 * math.ceil(elements / quantized.group)
 
 

@@ -31,7 +31,7 @@ def held_of(kind: ValueType) -> Held | None:
 
 
 def held_in(reads: Mapping[str, Read]) -> dict[str, Held]:
-    """What the chip holds of values, as statements see them."""
+    """The part of values that the chip holds, as statements see them."""
     found = {name: held_of(read.kind) for name, read in reads.items()}
     return {name: held for name, held in found.items() if held is not None}
 

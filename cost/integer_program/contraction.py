@@ -115,7 +115,7 @@ class _Contraction:
         return len(self.around[node]) + len(self.held[node])
 
     def follow(self, node: int, other: int, strategy: NDArray[np.int64]) -> None:
-        """What the node costs and takes is the other's."""
+        """Makes what the node costs and takes the other's."""
         table = self.around[node][other]
         self.costs[other] = self.costs[other] + self.costs[node][strategy] + table[strategy, np.arange(len(strategy))]
         if self.limited[node]:

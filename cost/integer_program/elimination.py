@@ -46,7 +46,7 @@ class Order:
 
     @cached_property
     def entries(self) -> int:
-        """Of all tables together."""
+        """The number of entries of all tables together."""
         return sum(math.prod(self.sizes[n] for n in (clique.node, *clique.over)) for clique in self.cliques)
 
     @staticmethod
@@ -178,7 +178,7 @@ class Upward:
         return tuple(chosen)
 
     def beliefs(self) -> Iterator[tuple[int, Floats]]:
-        """Of each clique, the last first: the least cost of a choice with each entry of its table.
+        """The beliefs of each clique, the last first: the least cost of a choice with each entry of its table.
 
         A lower bound of that where the order gives one.
         """

@@ -21,7 +21,7 @@ class Neighbours:
             self.around[edge.b].append((edge.a, edge.costs.T))
 
     def alternatives(self, choice: list[int], node: int) -> Floats:
-        """What each strategy of a node costs, with its edges, while the others stay."""
+        """The cost of each strategy of a node, with its edges, while the others stay."""
         total = self.problem.costs[node].copy()
         for other, table in self.around[node]:
             total += table[:, choice[other]]

@@ -1,4 +1,4 @@
-"""What is known of a problem while it is being solved: the best choice so far, a bound, and the time that is left."""
+"""The facts known of a problem while it is being solved: the best choice so far, a bound, and the time that is left."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Known:
         return self.end - time.monotonic()
 
     def late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over."""
+        """Tells whether this share of the time is over."""
         return time.monotonic() > self.began + share * (self.end - self.began)
 
     def done(self) -> bool:
         return self.best is not None and self.closes(self.bound)
 
     def closes(self, bound: float) -> bool:
-        """Whether no choice above this bound is cheaper than the best one."""
+        """Tells whether no choice above this bound is cheaper than the best one."""
         if self.best is None:
             return False
         return bound > self.threshold()

@@ -23,7 +23,7 @@ MOST_ENTRIES = 1 << 21
 
 @dataclass(frozen=True)
 class Solved:
-    """What the solver found: a choice or None, a lower bound, and whether it proved the choice to be the best."""
+    """The outcome of the solver: a choice or None, a lower bound, and whether it proved the choice to be the best."""
 
     choice: Choice | None
     bound: float
@@ -61,7 +61,7 @@ class Solving:
         self.running.__exit__()
 
     def result(self, seconds: float) -> Solved | None:
-        """What was found, after waiting for so long at most; None while it is not done."""
+        """The solution found, after waiting for so long at most; None while it is not done."""
         found = self.running.result(seconds)
         if found is None:
             return None

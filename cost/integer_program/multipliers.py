@@ -23,7 +23,7 @@ _PRECISION = 1e-7
 
 @dataclass
 class Dual:
-    """What the prices gave: the best bound with its prices, and every choice seen."""
+    """The outcome of prices: the best bound with its prices, and every choice seen."""
 
     bound: float = -np.inf
     prices: Floats = field(default_factory=lambda: np.zeros(0))

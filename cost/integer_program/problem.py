@@ -69,7 +69,7 @@ class Problem:
 
     @cached_property
     def integral(self) -> bool:
-        """Whether every finite cost is a whole number, so that any two objectives differ by 1 or not at all."""
+        """Tells whether every finite cost is a whole number, so that any two objectives differ by 1 or not at all."""
         return all(
             bool(np.all(finite == np.floor(finite)))
             for costs in (*self.costs, *(edge.costs for edge in self.edges))
@@ -78,14 +78,14 @@ class Problem:
 
     @cached_property
     def dearest(self) -> float:
-        """What no choice that is allowed costs more than; infinite where some node or edge allows nothing."""
+        """The cost that no choice that is allowed exceeds; infinite where some node or edge allows nothing."""
         return sum(
             float(np.max(costs, initial=-np.inf, where=np.isfinite(costs))) if np.isfinite(costs).any() else np.inf
             for costs in (*self.costs, *(edge.costs for edge in self.edges))
         )
 
     def cost(self, choice: Sequence[int]) -> float:
-        """What a choice costs; infinite where it is forbidden, memory apart."""
+        """The cost of a choice; infinite where it is forbidden, memory apart."""
         nodes = sum(float(costs[s]) for costs, s in zip(self.costs, choice, strict=True))
         return nodes + sum(float(edge.costs[choice[edge.a], choice[edge.b]]) for edge in self.edges)
 
@@ -95,18 +95,18 @@ class Problem:
 
     @cached_property
     def taken(self) -> tuple[Floats, ...]:
-        """What the terms of `memory` take: of each node, then those held."""
+        """The memory that the terms of `memory` take: of each node, then those held."""
         return (*self.usages, *(held.usages for held in self.held))
 
     @cached_property
     def taken_by_strategy(self) -> tuple[Floats, NDArray[np.int64]]:
-        """What all terms of `memory` take, one after the other, and where each begins."""
+        """The memory that all terms of `memory` take, one after the other, and where each begins."""
         sizes = [len(usages) for usages in self.taken]
         return np.concatenate([*self.taken, np.zeros(0)]), np.cumsum([0, *sizes])[:-1]
 
     @cached_property
     def profiles(self) -> tuple[Profile | None, ...]:
-        """Of each node, what it takes over the times of `memory`; None where it is in no set."""
+        """The memory that each node takes over the times of `memory`; None where it is in no set."""
         memory, taken = self.memory, self.taken
 
         def profile(terms: NDArray[np.int64]) -> Profile:
@@ -219,14 +219,14 @@ class Memory:
 
     @cached_property
     def terms(self) -> tuple[NDArray[np.int64], ...]:
-        """Of each node, its terms that are in any set."""
+        """The terms of each node that are in any set."""
         found = np.flatnonzero(self.first < self.last)
         found = found[np.argsort(self.node[found], kind="stable")]
         n = int(self.node.max(initial=-1)) + 1
         return tuple(np.split(found, np.searchsorted(self.node[found], np.arange(1, n)))) if n else ()
 
     def limits(self, node: int) -> bool:
-        """Whether a node is in any set."""
+        """Tells whether a node is in any set."""
         return len(self.terms[node]) > 0
 
     def alive(self, row: int) -> NDArray[np.int64]:
@@ -250,7 +250,7 @@ class Memory:
 
 
 def _over_time(taken: Floats, first: NDArray[np.int64], last: NDArray[np.int64], n: int) -> Floats:
-    """What is taken in each of n sets, by what comes and what goes at each."""
+    """The memory taken in each of n sets, by what comes and what goes at each."""
     inside = first < last
     change = np.zeros(n + 1)
     np.add.at(change, first[inside], taken[inside])

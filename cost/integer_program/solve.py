@@ -308,7 +308,7 @@ class _Solve(Known):
     # ---------------------------------------------------------------- windows, and HiGHS beside them
 
     def for_highs(self, problem: Problem, seconds: float) -> bool:
-        """Whether HiGHS can do anything with a problem in this time."""
+        """Tells whether HiGHS can do anything with a problem in this time."""
         return seconds > 0 and _free(problem) <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
 
     def searched(self, reduced: Reduced) -> bool:
@@ -324,7 +324,7 @@ class _Solve(Known):
             return self.beside(reduced, highs)
 
     def beside(self, reduced: Reduced, highs: Solving | None) -> bool:
-        """What there is to do while HiGHS is at it, until that is done or the problem may have become smaller."""
+        """Does what there is to do while HiGHS is at it, until that is done or the problem may have become smaller."""
         solved: Solved | None = None
 
         def over() -> bool:
@@ -405,7 +405,7 @@ class _Solve(Known):
         return int(np.argmax(copies * np.array([len(costs) > 1 for costs in problem.costs])))
 
     def bound_of_part(self, part: Reduced, most_labels: int | None, late: Callable[[], bool]) -> float:
-        """What choices of a part of the problem cost at least; infinite where there are none."""
+        """The least that choices of a part of the problem cost; infinite where there are none."""
         problem = part.problem
         if not _may_fit(problem):
             return math.inf
@@ -470,7 +470,7 @@ class _Solve(Known):
             size = max(size, 8.0)
 
     def take(self, reduced: Reduced, solved: Solved) -> None:
-        """What HiGHS found."""
+        """Takes over what HiGHS found."""
         # HiGHS may take a millionth more memory than there is; such a choice proves no more than its cost.
         fits = solved.choice is None or reduced.problem.memory.excess(reduced.problem, solved.choice) == 0
         if fits:
@@ -505,7 +505,7 @@ def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choi
 
 
 def _apart(problem: Problem) -> float:
-    """What every choice costs at least: each node and each edge at its cheapest."""
+    """The least that every choice costs: each node and each edge at its cheapest."""
     return sum(float(costs.min()) for costs in (*problem.costs, *(edge.costs for edge in problem.edges)))
 
 
@@ -516,7 +516,7 @@ def _free(problem: Problem) -> int:
 
 
 def _may_fit(problem: Problem) -> bool:
-    """Whether each node has a strategy, and the ones that use least memory fit."""
+    """Tells whether each node has a strategy, and the ones that use least memory fit."""
     if not all(len(costs) for costs in problem.costs):
         return False
     return bool((problem.least_usage <= problem.memory.limit + problem.memory.rounding).all())

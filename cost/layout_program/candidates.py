@@ -1,4 +1,4 @@
-"""What a factor graph's solutions below a cost can be made of: choices, rows of tables, moves of trees.
+"""The candidates that a factor graph's solutions below a cost can be made of: choices, rows of tables, moves of trees.
 
 The graph is reparametrised by message passing under prices; what its min-marginals put above the cost is ruled out
 (reduced-cost fixing). Several prices together rule out more than any one of them.
@@ -24,8 +24,9 @@ _ROUNDING = 1e-9
 
 @dataclass
 class Candidates:
-    """What is left: of each variable the choices, of each table (by its number in the graph) the rows, and of each
-    tree for each subset of its leaves the moves between layouts. `bound` is below every solution that is left.
+    """The choices, rows and moves that are left: of each variable the choices, of each table (by its number in the
+    graph) the rows, and of each tree for each subset of its leaves the moves between layouts. `bound` is below every
+    solution that is left.
     """
 
     choices: Masks

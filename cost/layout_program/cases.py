@@ -40,8 +40,8 @@ _UNDECIDED = 0.02
 
 @dataclass
 class Case:
-    """What is left of the graph, the price of a byte that gave the bound, and how far above the bound a program was
-    looked for and not found, as a share."""
+    """The part that is left of the graph, the price of a byte that gave the bound, and how far above the bound a
+    program was looked for and not found, as a share."""
 
     left: Remainder
     price: float
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def choices(self) -> int:
-        """Of all variables together."""
+        """The choices of all variables together."""
         return sum(map(len, self.left.values))
 
 
@@ -160,7 +160,7 @@ class Cases:
     # ------------------------------------------------------------ telling apart
 
     def cut(self, case: Case) -> Cut | None:
-        """What the bound says least of, for what it costs: two ways that cost about as much at this price."""
+        """The cut of which the bound says least, for what it costs: two ways that cost about as much at this price."""
         self.priced.follow(case.left, case.price)
         enough = _UNDECIDED * case.bound
         found: list[Cut] = []
@@ -177,7 +177,7 @@ class Cases:
         return max(found, key=lambda cut: cut.worth, default=None)
 
     def least_of(self, left: Remainder, variable: int) -> Floats:
-        """What each choice of a variable costs at least above the bound, as one of the factors around it says."""
+        """The least that each choice of a variable costs above the bound, as one of the factors around it says."""
         above = np.zeros(len(left.values[variable]))
         for f, slot in left.neighbours[variable]:
             costs = left.factors[f].min_marginals(left.theta[f])[slot]

@@ -60,7 +60,7 @@ class _Moves:
 
 
 class _Part:
-    """What a value takes at a moment, made when it is asked for, and about the most that it can be."""
+    """The memory that a value takes at a moment, made when it is asked for, and about the most that it can be."""
 
     def __init__(self, make: Callable[[], Linear], most: float) -> None:
         self._make, self.most = make, most
@@ -127,7 +127,7 @@ class MemoryRows:
                     yield func.name, [*kept, *arguments, *parts], parting
 
     def rows(self, times: Timeline) -> Iterator[tuple[list[_Part], Linear | None]]:
-        """What is alive beside weights, state and arguments, at each kernel and each movement; and what else lowers
+        """The values alive beside weights, state and arguments, at each kernel and each movement; and what else lowers
         the sum, where a movement would part the kernel."""
         for moment in times.moments:
             now = moment.time
@@ -178,7 +178,7 @@ class MemoryRows:
         return part
 
     def read_late(self, value: Lifetime, number: int, moment: Moment) -> _Part:
-        """What a statement within the kernel has read, which is there until the kernel has run."""
+        """The values that a statement within the kernel has read, which is there until the kernel has run."""
         if any(span.end >= moment.time for span in value.uses):
             return _NOTHING  # it is counted for the later use, if perhaps in another layout
         last = max(range(len(value.uses)), key=lambda k: value.uses[k].end)
@@ -234,7 +234,7 @@ class MemoryRows:
         return self.known[f]
 
     def sends(self, value: Lifetime) -> bool:
-        """Whether the value may be moved between chips."""
+        """Tells whether the value may be moved between chips."""
         return any(
             moves is not None and any(moves.sent(arcs).any() for arcs in moves.tree.arcs)
             for moves in (self.moves(value.node, made=False), self.moves(value.node, made=True))
@@ -268,7 +268,8 @@ class MemoryRows:
         return line
 
     def but_slices(self, value: Lifetime, line: Linear, every: Sequence[_Moves], over: set[int]) -> Linear:
-        """What is only sliced, by movements to come or without any, is not written whole, nor before the slice is."""
+        """Leaves out what is only sliced: what is sliced, by movements to come or without any, is not written whole,
+        nor before the slice is."""
         if not value.shrinks:
             return line
         for moves in every:
@@ -442,7 +443,7 @@ class MemoryRows:
         return self.on_the_way(value, moves, 1)
 
     def cut(self, value: Lifetime, moves: _Moves, arcs: Arcs, sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of the collectives among the arcs, those for which the value is sliced first: it is not written whole."""
+        """The collectives among the arcs for which the value is sliced first: it is not written whole."""
         if not value.shrinks:
             return np.zeros(int(sent.sum()), np.bool_)
         return np.array([each.sliced for each in self.plans(value, moves, arcs, sent)], np.bool_)

@@ -28,7 +28,7 @@ class PricedGraph:
                     self.slopes[f] = slope
 
     def factor(self, f: int, price: float, left: Factor) -> Factor:
-        """What is left of a factor, at another price."""
+        """The part left of a factor, at another price."""
         base = self.base.factors[f]
         if f not in self.slopes or not isinstance(left, TableFactor) or not isinstance(base, TableFactor):
             return left

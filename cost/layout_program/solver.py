@@ -72,7 +72,7 @@ class Excluded:
 
 @dataclass
 class Outcome:
-    """What solving said beside the placement. It may take several problems: one of which the others are cases."""
+    """The outcome of solving beside the placement. It may take several problems: one of which the others are cases."""
 
     bounds_ns: list[float] = field(default_factory=list[float])
     solved: bool = True
@@ -209,8 +209,8 @@ class _ProgramSolver(TimeSolver):
         return best
 
     def tried(self, case: Case, upper: float, most: float) -> tuple[Solution | None, bool]:
-        """What HiGHS finds little above the bound of a case, which rises; whether it came to an end. It is given no
-        more candidates than `most`."""
+        """The solution that HiGHS finds little above the bound of a case, which rises; whether it came to an end. It is
+        given no more candidates than `most`."""
         case.above = 4 * case.above or _ABOVE
         limit = min(upper, case.bound * (1 + case.above))
         left = self.candidates(case, limit)
@@ -235,7 +235,7 @@ class _ProgramSolver(TimeSolver):
         return self.read(made, solved), ended
 
     def candidates(self, case: Case, upper: float) -> Candidates | None:
-        """What the bounds of a case leave below the time `upper`."""
+        """The candidates that the bounds of a case leave below the time `upper`."""
         choices: list[NDArray[np.bool_]] = []
         for size, values in zip(self.graph.sizes, case.left.values, strict=True):
             mask = np.zeros(size, np.bool_)
@@ -249,7 +249,7 @@ class _ProgramSolver(TimeSolver):
         return left
 
     def read(self, made: Formulation, solved: Solved) -> Solution | None:
-        """What the columns say, and which moves."""
+        """The choice that the columns say, and which moves."""
         if solved.values is None:
             return None
         choice = tuple(made.chosen(solved.values))
@@ -277,7 +277,7 @@ class _ProgramSolver(TimeSolver):
     # ------------------------------------------------------------ what does not fit after all
 
     def exclusion(self, made: Formulation, choice: Sequence[int], values: Floats) -> Excluded:
-        """What was chosen."""
+        """The row that excludes what was chosen."""
         chosen: list[tuple[int, int]] = []
         for variable, domain in enumerate(self.choices):
             if len(domain) > 1:

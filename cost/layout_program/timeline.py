@@ -74,7 +74,7 @@ class Moment:
 
 @dataclass
 class Timeline:
-    """Of one function: its values and kernels."""
+    """The timeline of one function: its values and kernels."""
 
     func: Func
     arguments: list[Node]

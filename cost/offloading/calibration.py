@@ -48,7 +48,7 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class Measurement:
-    """What ran, and the seconds that it took: of the whole block, or of one phase."""
+    """A measured run, and the seconds that it took: of the whole block, or of one phase."""
 
     name: str
     sizes: Sizes
@@ -60,7 +60,7 @@ class Measurement:
     phase: Literal["both", "prefill", "decode"] = "both"
 
     def times(self, runtime: Runtime) -> Times:
-        """What is predicted of it."""
+        """The times that are predicted of it."""
         own = replace(runtime, overlapped=runtime.overlapped and self.overlapped)
         rates = rates_of(self.machine, own, page_cache=self.page_cache)
         return times_of(self.sizes, self.policy, own, rates)

@@ -23,7 +23,7 @@ class Shares:
 
     @property
     def elsewhere(self) -> float:
-        """What is not on the device."""
+        """The share that is not on the device."""
         return self.host + self.disk
 
 
@@ -65,7 +65,7 @@ class Policy:
 
 
 def shares(device_percent: float, host_percent: float) -> Shares:
-    """Of percentages; the rest is on disk."""
+    """The shares of percentages; the rest is on disk."""
     return Shares(device_percent / 100, host_percent / 100, max(0.0, 100 - device_percent - host_percent) / 100)
 
 

@@ -61,11 +61,12 @@ class Setting:
 
     @cached_property
     def stage(self) -> Sizes:
-        """What one machine holds: its layers, and both tables, of which the first and the last machine have one."""
+        """The part that one machine holds: its layers, and both tables, of which the first and the last machine have
+        one."""
         return replace(self.sizes, layers=-(-self.sizes.layers // self.devices))
 
     def price(self, policy: Policy) -> Plan:
-        """What the policy costs, whether it fits or not."""
+        """The price of the policy, whether it fits or not."""
         groups = self.groups(policy)
         group = replace(policy, n_gpu_batches=-(-policy.n_gpu_batches // groups))
         times = times_of(self.stage, group, self.runtime, self.rates)

@@ -19,7 +19,8 @@ _NO_DISK = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What of a machine's datasheet a runtime gets; `calibration` fits them on measurements. Shares are at most 1.
+    """The shares of a machine's datasheet that a runtime gets; `calibration` fits them on measurements. Shares are at
+    most 1.
 
     `matmul` of the rate of products in 16 bits that the chip sustains, `link` of the host link from pinned memory,
     `unpinned` of it from memory that is not, `host_attention` of the host memory's rate, counted in bytes of a cache in
@@ -101,7 +102,7 @@ class Runtime:
 
     @property
     def movable(self) -> tuple[str, ...]:
-        """What a search divides between tiers."""
+        """The things that a search divides between tiers."""
         weights = () if self.weights_together else ("weights",)
         return (*weights, "cache", "hidden") if self.offloads_cache else weights
 
@@ -115,7 +116,7 @@ FIGURES = (*NAMES, *(item.name for item in fields(Runtime) if item.type == "floa
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a runtime gets of a machine: FLOP/s, and bytes a second."""
+    """The rates that a runtime gets of a machine: FLOP/s, and bytes a second."""
 
     matmul: float
     memory: float
@@ -187,7 +188,7 @@ def measured_on(runtime: Runtime, machine: Machine) -> Runtime:
 
 
 def rates_of(machine: Machine, runtime: Runtime, *, page_cache: bool = True, dtype: str = "f16") -> Rates:
-    """What the runtime gets of the machine; with `page_cache` off every read of a file goes to the disk.
+    """The rates that the runtime gets of the machine; with `page_cache` off every read of a file goes to the disk.
 
     Raises where the chip has no rate for products in `dtype`.
     """

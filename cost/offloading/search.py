@@ -116,8 +116,8 @@ def _weights(setting: Setting) -> tuple[Shares, ...]:
 
 
 def _starts(setting: Setting, policy: Policy, relaxed: Relaxed) -> list[Plan]:
-    """What the program's shares round to and fits; where nothing does, for whole tensors may round far, what comes to
-    fit as more and more goes a tier down."""
+    """The shares that the program's round to and that fit; where nothing does, for whole tensors may round far, what
+    comes to fit as more and more goes a tier down."""
     rounded = list(_rounded(policy, relaxed))
     fitting = [plan for each in rounded if (plan := _priced(setting, each)) is not None]
     if fitting:

@@ -113,7 +113,7 @@ def critical_path(events: Sequence[Served], spans: Sequence[Span]) -> list[int]:
 
 
 def bounds(events: Sequence[Served], spans: Sequence[Span]) -> list[Bound]:
-    """What each moment from the beginning to the end waits for, neighbours of one resource joined."""
+    """The resource that each moment from the beginning to the end waits for, neighbours of one resource joined."""
     made: list[Bound] = []
     now = 0.0
     for number in critical_path(events, spans):
@@ -129,7 +129,8 @@ def bounds(events: Sequence[Served], spans: Sequence[Span]) -> list[Bound]:
 
 
 def step_bounds(ends: Sequence[float], pieces: Sequence[Bound]) -> list[Bound]:
-    """Of steps that end at these times, one after the other: each with the resource that bounds most of it."""
+    """The bounds of steps that end at these times, one after the other: each with the resource that bounds most of
+    it."""
     made: list[Bound] = []
     start, at = 0.0, 0
     for end in ends:

@@ -1,4 +1,5 @@
-"""What a program of a model asks of memory, links and arithmetic, read from the types of its values.
+"""The bytes and FLOPs that a program of a model asks of memory, links and arithmetic, read from the types of its
+values.
 
 Offloading moves a model's layer in two parts, attention and feedforward, and the tables before and after the layers as
 parts of their own. A weight with a dimension of the heads (one that the cache has too) belongs to attention, as does
@@ -145,9 +146,9 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
 
 
 def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: str) -> float:
-    """What norms, functions, sums and the like in a layer read and write of one token, each operation by itself, of
-    which a norm has several; what goes over the cache is counted apart, and what only moves or names a value anew is
-    not."""
+    """The bytes that norms, functions, sums and the like in a layer read and write of one token, each operation by
+    itself, of which a norm has several; what goes over the cache is counted apart, and what only moves or names a value
+    anew is not."""
     lets = [s for s, _ in decode.walk() if isinstance(s, Let)]
     values = {value.name: value for s in lets for value in s.results}
     values |= {carry.value.name: carry.value for s, _ in decode.walk() if isinstance(s, Loop) for carry in s.carries}
@@ -196,7 +197,7 @@ def _layer_parts(
 
 
 def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Part, Part]:
-    """What is looked up before the layers, and everything else outside them, the unembedding above all."""
+    """The parts looked up before the layers, and everything else outside them, the unembedding above all."""
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
     flops = 0.0

@@ -151,7 +151,7 @@ class _Model:
         return Phase(seconds, busy, Load(**bounding))
 
     def busy(self, tokens: int, context: float) -> Load:
-        """What a pass keeps busy, without what it waits for."""
+        """The seconds that a pass keeps busy, without what it waits for."""
         busy = Load()
         for times, load in self.loads(tokens, context):
             busy.gather(load, times)
@@ -164,7 +164,7 @@ class _Model:
                 yield count * repeat, step + Load(disk=self.rates.disk_step_s) if step.disk else step
 
     def seconds(self, load: Load) -> float:
-        """Of a step, or of everything where copies run ahead of the computation as far as they like."""
+        """The seconds of a step, or of everything where copies run ahead of the computation as far as they like."""
         runtime = self.runtime
         if not runtime.overlapped:
             copies = load.to_device + load.from_device + load.disk
@@ -222,7 +222,7 @@ class _Model:
         )
 
     def _relayed(self, seconds: float) -> float:
-        """What reading and copying take one after the other, where one thread does both."""
+        """The seconds that reading and copying take one after the other, where one thread does both."""
         return seconds if self.runtime.relays else 0.0
 
     def _placed(self, part: Part) -> Placed:
@@ -238,7 +238,7 @@ class _Model:
         )
 
     def _cache_bytes(self, positions: float) -> float:
-        """Of one batch in one layer, as it is stored."""
+        """The cache's bytes of one batch in one layer, as it is stored."""
         sizes = self.sizes
         each = self.policy.quantized_cache.element_bytes if self.policy.quantized_cache else sizes.cache_element_bytes
         return self.policy.gpu_batch * positions * sizes.cache_elements * each
@@ -347,5 +347,5 @@ def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> It
 def computation(
     sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates, part: Part, tokens: int, context: float
 ) -> Load:
-    """What a step of this part keeps busy on the device and on the host, without any copy."""
+    """The seconds that a step of this part keeps busy on the device and on the host, without any copy."""
     return _Model(sizes, policy, runtime, rates).computation(part, tokens, context)

@@ -1,4 +1,4 @@
-"""Whether what an operation gives is what the author declared."""
+"""Tells whether what an operation gives is what the author declared."""
 
 from __future__ import annotations
 

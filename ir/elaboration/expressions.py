@@ -218,7 +218,7 @@ def _check_movement(operation: ops.Movement, operands: tuple[Operand, ...], scop
 
 
 def _word(expr: syntax.Expr) -> str:
-    """What a temporary is called after."""
+    """The word that a temporary is called after."""
     match expr:
         case syntax.CallExpr():
             return expr.name

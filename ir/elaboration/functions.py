@@ -293,7 +293,8 @@ class _FuncBuilder:
     def loop_results(
         self, statement: syntax.LoopStmt, carries: list[Carry], wanted: list[ValueType | None]
     ) -> tuple[tuple[Value, ...], list[Let]]:
-        """What the loop leaves: its carried values; where the left side demands another type, converted from them."""
+        """The results of the loop: its carried values; where the left side demands another type, converted from
+        them."""
         results: list[Value] = []
         conversions: list[Let] = []
         for i, carry in enumerate(carries):

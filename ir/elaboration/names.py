@@ -1,4 +1,4 @@
-"""What the names in a function stand for where it is read: their places, faults and versions of state."""
+"""The meaning of the names in a function where it is read: their places, faults and versions of state."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _wrong(
     target: str | None,
     name: str | None,
 ) -> str | None:
-    """What is to be said where something else is expected."""
+    """The message to be said where something else is expected."""
     from shardwright.backends.hlo.notation import parse_entries
     from shardwright.explaining import explain
 

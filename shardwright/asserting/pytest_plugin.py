@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Locks:
-    """What the tests of a session assert, by lock file and test, and what becomes of the files."""
+    """The collectives that the tests of a session assert, by lock file and test, and what becomes of the files."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

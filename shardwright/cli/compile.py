@@ -106,8 +106,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _explained(args: argparse.Namespace, program: Program) -> Explanation:
-    """What the target's compiler made of the program, told on standard error: in short, and where it does other than
-    what is written. Raises a `DiagnosticError` where it refuses a function."""
+    """The report of what the target's compiler made of the program, told on standard error: in short, and where it does
+    other than what is written. Raises a `DiagnosticError` where it refuses a function."""
     import sys
 
     from shardwright.cli.explain import refuse

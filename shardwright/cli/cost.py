@@ -112,7 +112,7 @@ def load_named_chip(name: str) -> Chip:
 
 
 def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
-    """What `--chip` and `--datasheet` say. Raises where there is no such chip."""
+    """The chip and the constants that `--chip` and `--datasheet` say. Raises where there is no such chip."""
     from shardwright.cost.constants import DATASHEET
 
     chip = load_named_chip(args.chip)
@@ -297,7 +297,7 @@ def cost_json(cost: Cost) -> dict[str, Any]:
 
 
 def _compiled_json(cost: Cost, compiled: CompiledCosts | None) -> dict[str, Any]:
-    """What `--target` adds: totals, and its own columns of each of `ops`."""
+    """The keys that `--target` adds: totals, and its own columns of each of `ops`."""
     if compiled is None:
         return {}
     columns = [compiled.parts[kernel.work.name] for kernel in cost.kernels]

@@ -65,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _fits_the_file(args: argparse.Namespace) -> str | None:
-    """What is asked for must be of a timeline or of a program, as FILE is."""
+    """Checks that what is asked for is of a timeline or of a program, as FILE is."""
     of_program = [
         f"--{name}"
         for name in ("func", "passes", "cost", "shapes", "unfold", "value", "timeline", "mesh", "dim")
@@ -125,7 +125,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _predicted(args: argparse.Namespace, program: Program) -> Timeline:
-    """Of the function that `--func` names, or of the only one."""
+    """The timeline of the function that `--func` names, or of the only one."""
     from shardwright.backends.timeline.predicted import predicted_timeline
     from shardwright.cli.cost import chip_and_constants
     from shardwright.cost.program_cost import cost_of

@@ -75,7 +75,7 @@ OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 class Command(Protocol):
-    """What a command's module offers."""
+    """The interface of a command's module."""
 
     def add_parser(self, subparsers: Subparsers) -> None:
         """Declare the command's name, options and help."""

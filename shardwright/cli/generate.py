@@ -167,7 +167,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace, *, writes: bool) -> int:
-    """What one process does. Of several all compute the same, and the first `writes` it."""
+    """Does what one process does. Of several all compute the same, and the first `writes` it."""
     import sys
     import time
     from contextlib import nullcontext
@@ -272,7 +272,7 @@ def _run_settings(args: argparse.Namespace, prompts: list[Prompt], settings: Set
 
 
 def _described(plan: Plan) -> dict[str, Any]:
-    """What `--json` says of how it was computed."""
+    """The keys that `--json` says of how it was computed."""
     from shardwright.backends.jax.devices import arrange_devices
 
     devices = arrange_devices(plan.mesh.n_chips)
@@ -310,7 +310,7 @@ class _Shown:
 
 
 def _is_plain(args: argparse.Namespace) -> bool:
-    """Whether there is one text to show, and nothing to say of it."""
+    """Tells whether there is one text to show, and nothing to say of it."""
     alone = len(args.prompt or args.tokens or []) == 1 and args.samples == 1 and not args.logprobs
     return alone and not args.json and args.output is None
 

@@ -1,4 +1,4 @@
-"""What `generate` shows of its progress on a terminal: bytes of weights, texts, tokens per second."""
+"""The lines that `generate` shows of its progress on a terminal: bytes of weights, texts, tokens per second."""
 
 from __future__ import annotations
 

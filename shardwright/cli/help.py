@@ -77,7 +77,7 @@ def help_text(parser: argparse.ArgumentParser) -> str:
 
 
 def _own_groups(parser: argparse.ArgumentParser) -> Sequence[Any]:
-    """Those that the command made, beside argparse's two."""
+    """The groups that the command made, beside argparse's two."""
     return [group for group in parser._action_groups[2:] if group._group_actions]
 
 
@@ -98,7 +98,7 @@ def _first_clause(action: argparse.Action) -> str:
 
 
 def _names(actions: Sequence[argparse.Action]) -> Iterator[tuple[str, Sequence[str]]]:
-    """What the NAMEs of the options, and a MODEL, may be."""
+    """The names that the NAMEs of the options, and a MODEL, may be."""
     dests = {action.dest for action in actions}
     positional = " ".join(str(action.metavar) for action in actions if not action.option_strings)
     if "MODEL" in positional:

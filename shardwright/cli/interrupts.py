@@ -63,7 +63,7 @@ def one_interrupt() -> Generator[None]:
 
 @contextmanager
 def going_on_from(output: str | None) -> Generator[None]:
-    """Of an interrupt within it says what is left in the output of a run that can go on; None says nothing."""
+    """Says of an interrupt within it what is left in the output of a run that can go on; None says nothing."""
     try:
         yield
     except KeyboardInterrupt:

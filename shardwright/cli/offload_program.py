@@ -94,7 +94,7 @@ def model_program_text(args: argparse.Namespace, setting: Setting, plan: Plan, n
 
 
 def _comment(setting: Setting, plan: Plan, name: str) -> str:
-    """What the program is, at its head."""
+    """The comment at the head of the program."""
     policy = plan.policy
     option = "--compress 4bit" if policy.quantized_cache else "--weights int{bits}"
     lines = [
@@ -109,7 +109,7 @@ def _comment(setting: Setting, plan: Plan, name: str) -> str:
 
 
 def quantized_in(policy: Policy) -> dict[int, list[str]]:
-    """What of a policy is quantized, by its bits."""
+    """The quantized parts of a policy, by its bits."""
     made: dict[int, list[str]] = {}
     for what, quantized in (("weights", policy.quantized_weights), ("cache", policy.quantized_cache)):
         if quantized is not None:
@@ -118,7 +118,7 @@ def quantized_in(policy: Policy) -> dict[int, list[str]]:
 
 
 def asked_weights(args: argparse.Namespace) -> GroupQuantization | None:
-    """What --weights asks for."""
+    """The format that --weights asks for."""
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
 
     return WEIGHT_FORMATS[args.weights] if args.weights else None

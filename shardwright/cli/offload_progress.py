@@ -1,4 +1,5 @@
-"""What a run of `offload` shows on a terminal: prompts, tokens per second, time left, and bytes of each memory."""
+"""The lines that a run of `offload` shows on a terminal: prompts, tokens per second, time left, and bytes of each
+memory."""
 
 from __future__ import annotations
 

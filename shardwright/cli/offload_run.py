@@ -75,7 +75,7 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is asked to do: all that is known before anything is loaded."""
+    """The request of a run: what it is asked to do: all that is known before anything is loaded."""
 
     prompts: list[Prompt]
     tokenizer: Tokenizer | None
@@ -106,7 +106,7 @@ class Asked:
         )
 
     def facts(self) -> dict[str, str]:
-        """What several processes must have in common, by name."""
+        """The facts that several processes must have in common, by name."""
         import hashlib
 
         tokens = repr([(prompt.index, prompt.tokens) for prompt in self.prompts])
@@ -180,7 +180,7 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
 
 
 def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
-    """What one process does. Of several each has some of the layers, and the first writes."""
+    """Does what one process does. Of several each has some of the layers, and the first writes."""
     from shardwright.cli.offload_progress import OffloadProgress
     from shardwright.cli.output import print_json
     from shardwright.generation.journal import Journal
@@ -263,7 +263,7 @@ def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
 
 
 def _recorder(args: argparse.Namespace, world: World | None) -> Recorder | None:
-    """Of when events happen, where --timeline asks for it."""
+    """The recorder of when events happen, where --timeline asks for it."""
     if not args.timeline:
         return None
     from shardwright.backends.timeline import Recorder
@@ -273,7 +273,7 @@ def _recorder(args: argparse.Namespace, world: World | None) -> Recorder | None:
 
 
 def _recordings(recorder: Recorder, world: World | None) -> list[Recording]:
-    """Those of all processes, where this one writes."""
+    """The recordings of all processes, where this one writes."""
     from shardwright.backends.timeline import Recording
 
     if world is None:

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         return help_text(self)
 
     def format_all(self) -> str:
-        """What argparse says: every option with all there is to say about it."""
+        """The text that argparse says: every option with all there is to say about it."""
         return super().format_help()
 
     def check(self, rule: Rule) -> None:

@@ -62,7 +62,8 @@ def _contradiction(args: argparse.Namespace) -> str | None:
 
 
 def processes_from(args: argparse.Namespace) -> Processes | None:
-    """What the options say, for `shardwright.backends.jax.processes.joined`; None where there is one process.
+    """The processes that the options say, for `shardwright.backends.jax.processes.joined`; None where there is one
+    process.
 
     Raises a `DiagnosticError` where they do not go together.
     """

@@ -145,7 +145,7 @@ def _checks_text(table: Reproduced) -> str:
 
 
 def _errors_text(checks: Sequence[Check]) -> str:
-    """Of checks that are only reported: those fitted on, and the others."""
+    """The line of checks that are only reported: those fitted on, and the others."""
     from shardwright.prediction.reproduction import median_error
 
     lines: list[str] = []

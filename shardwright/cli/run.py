@@ -114,8 +114,8 @@ def _under_torch(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) -> int:
-    """What one process does. Of several all run the same, under PyTorch as the chips of `world`, and the first `writes`
-    what came out."""
+    """Does what one process does. Of several all run the same, under PyTorch as the chips of `world`, and the first
+    `writes` what came out."""
     from shardwright.cli.output import print_json, read_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaborate import elaborate
@@ -210,7 +210,7 @@ class Runner(NamedTuple):
 
 
 def _on_devices(program: Program, place: Place) -> Runner:
-    """Those of JAX."""
+    """The runner over the devices of JAX."""
     from functools import partial
 
     from shardwright.backends.jax.devices import arrange_devices
@@ -295,7 +295,7 @@ def _logits_function(program: Program) -> Func | None:
 def _against_transformers(
     folder: str, func: Func, arguments: Mapping[str, Array], logits: Array, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], float]:
-    """What `--json` says of the comparison, and the relative difference."""
+    """The keys that `--json` says of the comparison, and the relative difference."""
     import numpy as np
 
     from shardwright.models.transformers_logits import transformers_logits

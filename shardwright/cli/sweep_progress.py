@@ -1,4 +1,4 @@
-"""What `pareto` shows of its progress on a terminal: how many configurations are priced."""
+"""The lines that `pareto` shows of its progress on a terminal: how many configurations are priced."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a sample of a prompt. `new_tokens` has the stop token that ended it, if one did.
+    """The completion of a sample of a prompt. `new_tokens` has the stop token that ended it, if one did.
 
     With log-probabilities, `logprobs` has one for each new token, `prompt_logprobs` one for each of the prompt's,
     None for the first, which nothing precedes.
@@ -54,7 +54,7 @@ class _Text:
 
     @property
     def position(self) -> int:
-        """Of the next token."""
+        """The position of the next token."""
         return len(self.prompt.tokens) + len(self.new)
 
 

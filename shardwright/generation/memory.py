@@ -1,4 +1,4 @@
-"""Whether a plan fits into the memory of its chips, and which near it does where it does not."""
+"""Tells whether a plan fits into the memory of its chips, and which near it does where it does not."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def exhaustion(name: str) -> Generator[None]:
 
 
 def declared(program: Program) -> Need:
-    """What weights and state take, by their declarations; those that are left to the compiler count nothing."""
+    """The bytes that weights and state take, by their declarations; those that are left to the compiler count
+    nothing."""
 
     def bytes_of(values: tuple[Any, ...]) -> int:
         return sum(device_bytes(value, program.mesh) for value in values if isinstance(value.type, TensorType))
@@ -85,7 +86,7 @@ def declared(program: Program) -> Need:
 
 
 def compiled(program: Program) -> Need:
-    """What the explicit program takes in that function which takes the most."""
+    """The bytes that the explicit program takes in that function which takes the most."""
     most = max((memory_of(program, func) for func in program.funcs), key=lambda memory: memory.peak)
     return Need(most.weights, most.state, most.activations)
 

@@ -1,4 +1,5 @@
-"""What is written of completions: a JSON object for each on a line of its own, in order; and files written whole."""
+"""The lines that are written of completions: a JSON object for each on a line of its own, in order; and files written
+whole."""
 
 from __future__ import annotations
 

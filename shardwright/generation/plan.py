@@ -22,7 +22,7 @@ WeightFormat = Literal["int8", "int4"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What programs to make of a checkpoint.
+    """The programs to make of a checkpoint.
 
     A layout is a preset's name or the path of a `.shard` file with the functions of generation. Decode continues
     `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def before_layouts(self) -> tuple[Pass, ...]:
-        """What is done to the program before its layouts are chosen."""
+        """The passes done to the program before its layouts are chosen."""
         bits = () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
         return (*(given for given in self.passes if given.takes is Level.SURFACE), *bits)
 
@@ -68,7 +68,7 @@ class Plan:
 
 
 def is_file(layout: str) -> bool:
-    """Whether a layout is a file, not a preset's name."""
+    """Tells whether a layout is a file, not a preset's name."""
     return layout.endswith(".shard") or Path(layout).is_file()
 
 

@@ -29,7 +29,7 @@ BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 
 @dataclass(frozen=True)
 class Options:
-    """What is given of a `Plan`; None is left to `make_plan`. The mesh of None is that of a file, or all devices."""
+    """The given parts of a `Plan`; None is left to `make_plan`. The mesh of None is that of a file, or all devices."""
 
     mesh: Mesh | None = None
     decode_layout: str = "ws2d"
@@ -163,7 +163,7 @@ def _even(batch: int, mesh: Mesh, options: Options) -> int:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a layout's file says."""
+    """The declarations of a layout's file."""
 
     mesh: Mesh | None = None
     batch: int | None = None

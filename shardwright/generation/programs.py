@@ -148,7 +148,8 @@ def _of_file(source: Source, plan: Plan) -> Program:
 
 @dataclass(frozen=True)
 class _Signature:
-    """What generation calls: the parameters by name with their formats and dimensions, and the first result's."""
+    """The functions that generation calls: the parameters by name with their formats and dimensions, and the first
+    result's."""
 
     text: str
     params: Mapping[str, tuple[DType, int]]

@@ -28,8 +28,8 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run's answers depend on: `named` values, such as "--seed": 0, each a value of JSON, and the contents of
-    `files`, by what each is to the run."""
+    """The settings that a run's answers depend on: `named` values, such as "--seed": 0, each a value of JSON, and the
+    contents of `files`, by what each is to the run."""
 
     named: Mapping[str, Any]
     files: Mapping[str, Path]
@@ -38,7 +38,7 @@ class RunSettings:
 def run_settings(
     command: str, checkpoint: str | Path, prompts: Sequence[Prompt], settings: Settings, **more: Any
 ) -> RunSettings:
-    """Those of a command; `more` are its further options that change answers, by name, with _ for -."""
+    """The settings of a command; `more` are its further options that change answers, by name, with _ for -."""
     folder = Path(checkpoint)
     lines = json.dumps([[prompt.index, prompt.tokens, prompt.keys] for prompt in prompts])
     named = {
@@ -66,15 +66,15 @@ def settings_path(output: str) -> Path:
 
 @dataclass(frozen=True)
 class KeptSettings:
-    """What the file beside an output says: values by name, the digest of each file by its name, and what is known of
-    files by their whole names (`file_digests`)."""
+    """The settings in the file beside an output: values by name, the digest of each file by its name, and what is known
+    of files by their whole names (`file_digests`)."""
 
     named: Mapping[str, Any]
     digests: Mapping[str, str]
     known: Mapping[str, Any]
 
     def differences(self, other: KeptSettings) -> list[str]:
-        """What is otherwise in `other`, a sentence each."""
+        """The differences in `other`, a sentence each."""
         said: list[str] = []
         for name in {**self.named, **other.named}:
             then, now = self.named.get(name), other.named.get(name)
@@ -103,7 +103,7 @@ def kept_settings(settings: RunSettings, before: KeptSettings | None) -> KeptSet
 
 
 def read_settings(path: Path) -> KeptSettings | None:
-    """What the file says; None where there is none that was written by this module."""
+    """The settings in the file; None where there is none that was written by this module."""
     try:
         value: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

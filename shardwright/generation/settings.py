@@ -1,4 +1,4 @@
-"""What is asked of a run: how many tokens, how they are drawn, where a text ends."""
+"""The settings asked of a run: how many tokens, how they are drawn, where a text ends."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.js
 
 
 class Tokenizer:
-    """What `transformers` reads from the folder, and from nowhere else."""
+    """The tokenizer that `transformers` reads from the folder, and from nowhere else."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,8 @@ class TextStream:
         self._given = 0
 
     def add(self, token: int) -> str:
-        """What the token adds to the text that can be shown: nothing while its last character is incomplete."""
+        """The text that the token adds to the text that can be shown: nothing while its last character is
+        incomplete."""
         self._tokens.append(token)
         text = self._tokenizer.decode(self._tokens)
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -64,7 +65,7 @@ class TextStream:
         return self._from(text)
 
     def rest(self) -> str:
-        """What has not been shown, at the end."""
+        """The text that has not been shown, at the end."""
         return self._from(self._tokenizer.decode(self._tokens))
 
     def _from(self, text: str) -> str:

@@ -35,7 +35,7 @@ class BadNumber:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search through a checkpoint's tensors came to: the first bad number, if any was met, and how many bytes
+    """The outcome of a search through a checkpoint's tensors: the first bad number, if any was met, and how many bytes
     were looked at, all of them where it is `complete`."""
 
     bad: BadNumber | None

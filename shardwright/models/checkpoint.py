@@ -88,7 +88,7 @@ class CheckpointSource:
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """The bytes of all files."""
         return sum({file.path: file.size for file in self._files.values()}.values())
 
     def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
@@ -163,7 +163,7 @@ _Run = tuple[int, int, int]
 
 
 def _taken(item: str | Part, box: Mapping[str, slice]) -> slice:
-    """What of an item of a stored dimension is wanted."""
+    """The part of an item of a stored dimension that is wanted."""
     if isinstance(item, str):
         return box[item]
     if item.dim is None:

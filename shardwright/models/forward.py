@@ -26,7 +26,7 @@ FILLING = ("prefill", "score")
 
 @dataclass(frozen=True)
 class Request:
-    """What program to write of a model.
+    """The request of a program to write of a model.
 
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
     prefill, the same where None. With `cache` positions in a KV cache there are the functions `phases`, else
@@ -145,7 +145,7 @@ def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
 
 
 def _token_groups(model: Model, request: Request, rows: Mapping[str, Rows]) -> dict[str, TokenGroups]:
-    """Those of each function, that of one token for each row first; none where tokens are not sent to experts."""
+    """The groups of each function, that of one token for each row first; none where tokens are not sent to experts."""
     experts = model.feedforward.experts
     if experts is None or request.experts == "replicated":
         return {}

@@ -112,7 +112,7 @@ def _experts(layouts: Sequence[tuple[str, Layout]]) -> list[str]:
 
 
 def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
-    """What is to be said of keys and values that have fewer heads than the mesh could split."""
+    """The lines to be said of keys and values that have fewer heads than the mesh could split."""
     attention = model.attention
     queries = [axis for dim in attention.query_dims for axis in layout.split(Role.HEADS, dim)]
     keys = [axis for dim in attention.key_dims for axis in layout.split(Role.HEADS, dim)]

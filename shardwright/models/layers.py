@@ -29,7 +29,7 @@ class Layer:
 
     @property
     def tells_padding(self) -> bool:
-        """Whether padding is told from tokens: it takes no slots of experts where there are too few."""
+        """Tells whether padding is told from tokens: it takes no slots of experts where there are too few."""
         return self.padded and self.types.groups is not None and self.types.groups.bounded
 
     def lines(self) -> list[str]:

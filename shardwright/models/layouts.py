@@ -54,7 +54,7 @@ class Axes(Enum):
 
 
 class Role(Enum):
-    """What a dimension is to a stored weight."""
+    """The role of a dimension in a stored weight."""
 
     NORM = "E of norms, of positions, and of biases added to the residual stream"
     EMBED = "E of the weight matrices"
@@ -123,7 +123,7 @@ class Layout:
 
     @property
     def open(self) -> bool:
-        """Whether types are holes."""
+        """Tells whether types are holes."""
         return self.name == OPEN
 
     def split(self, role: Role | None, dim: str) -> tuple[str, ...]:

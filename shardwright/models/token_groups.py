@@ -41,7 +41,7 @@ class TokenGroups:
 
     @property
     def tokens(self) -> int:
-        """Of one group."""
+        """The tokens of one group."""
         return (self.batch // self.over_rows) * (self.length // self.over_positions)
 
     @property
@@ -52,7 +52,7 @@ class TokenGroups:
 
     @property
     def bounded(self) -> bool:
-        """Whether a group may have more tokens for an expert than slots."""
+        """Tells whether a group may have more tokens for an expert than slots."""
         return self.slots < self.tokens
 
     def dim(self, letter: str) -> str:
@@ -61,7 +61,7 @@ class TokenGroups:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Those that number the groups."""
+        """The dimensions that number the groups."""
         return (self.dim("J"), "O") if self.over_positions > 1 else (self.dim("J"),)
 
     @property

@@ -93,14 +93,15 @@ class ValueTypes:
         return self.text(self.dtype, dims, {batch: self.layout.batch, "F": self.layout.used(Role.FEEDFORWARD, "F")})
 
     def of_tokens(self, dtype: DType, *dims: str) -> str:
-        """Of tokens in their groups: these dimensions after those of the groups, E over what splits no group."""
+        """The type of tokens in their groups: these dimensions after those of the groups, E over what splits no
+        group."""
         groups = self.sending
         letters = [groups.dim(dim) if dim in ("S", "C", "Z") else dim for dim in dims]
         return self.text(dtype, [*groups.dims, *letters], self.layout.groups)
 
     @property
     def sent(self) -> str:
-        """What experts are given: tokens in slots, split over the experts and no more over the groups."""
+        """The type of what experts are given: tokens in slots, split over the experts and no more over the groups."""
         groups = self.sending
         return self.text(self.dtype, [*groups.dims, "X", groups.dim("C"), "E"], {"X": self.layout.experts or ()})
 
@@ -118,7 +119,7 @@ class ValueTypes:
 
     @property
     def last_logits(self) -> str:
-        """Those of one position of each sequence, the same under every layout of the activations."""
+        """The logits of one position of each sequence, the same under every layout of the activations."""
         return self.text(DType.F32, [self.rows.dim, "V"], {"V": self.layout.split(Role.VOCAB, "V")})
 
     @property

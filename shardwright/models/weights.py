@@ -11,7 +11,7 @@ from shardwright.models.layouts import Role
 
 @dataclass(frozen=True)
 class Part:
-    """Of `size` indices of a tensor those from `start` to `stop`, which are the dimension `dim` of the weight.
+    """The indices from `start` to `stop` of the `size` of a tensor, which are the dimension `dim` of the weight.
 
     Without `dim` it is a single index, and the weight has no dimension for it.
     """

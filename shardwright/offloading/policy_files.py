@@ -13,7 +13,7 @@ from shardwright.ir.diagnostics import fault, located
 
 
 def is_program(path: str) -> bool:
-    """Whether a name is that of a program of the language."""
+    """Tells whether a name is that of a program of the language."""
     return path.endswith(".shard")
 
 

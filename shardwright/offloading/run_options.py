@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is said of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
+    """The options of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
     `machine`, or for the rates of a T4, and for the memory that the caps leave; `compress` and `weights` say what is
     quantized, `latency` how many seconds a planned block may take. The other fields are those of `Request`."""
 
@@ -86,8 +86,8 @@ class RunOptions:
     def with_room(
         self, prompts: Sequence[Prompt], request: Request, run: Callable[[Request], T], told: Callable[[str], object]
     ) -> T:
-        """What `run` gives; where it chose its policy and a memory does not suffice for that, with one that takes less
-        there. `told` gets a line each time."""
+        """The result of `run`; where it chose its policy and a memory does not suffice for that, with one that takes
+        less there. `told` gets a line each time."""
         from shardwright.backends.torch.memory import OutOfMemoryError
         from shardwright.backends.torch.resident import give_back_now
 

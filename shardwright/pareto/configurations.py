@@ -1,4 +1,4 @@
-"""What a sweep is over, and the configurations that it consists of, each once."""
+"""The axes of a sweep, and the configurations that it consists of, each once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from shardwright.prediction.rows import torus_mesh
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked: `prompt` tokens in and `generated` tokens out of each sequence, under every combination of these.
+    """The question of a sweep: `prompt` tokens in and `generated` tokens out of each sequence, under every combination
+    of these.
 
     `chips` are the least and the most. `every_mesh` takes every way to lay axes on every slice, rather than the one
     way that Pope et al. 2022 describe. `looped` adds each configuration with its collectives as loops. With `together`
@@ -156,7 +157,8 @@ def _demands(fitted: Layout) -> tuple[object, ...]:
 
 
 def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:
-    """Whether prefill in this layout reads the weights as decode stores them, so that one program can have both."""
+    """Tells whether prefill in this layout reads the weights as decode stores them, so that one program can have
+    both."""
     here = decode.deployment
     names: Sequence[str] = (here.layout, layout)
     sizes = sweep.model.model.sizes(decode.batch, sweep.prompt, sweep.context)

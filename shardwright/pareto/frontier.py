@@ -9,7 +9,7 @@ from shardwright.pareto.pricing import Point
 
 
 def frontier(points: Iterable[Point]) -> list[Point]:
-    """Those that fit, and than which none that is as fast is cheaper; from the fastest to the cheapest."""
+    """The points that fit, and than which none that is as fast is cheaper; from the fastest to the cheapest."""
     best: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.latency_s, p.chip_seconds_per_token, p.chips)):
         if not best or point.chip_seconds_per_token < best[-1].chip_seconds_per_token:
@@ -39,12 +39,12 @@ def cheapest(points: Sequence[Point], bound_s: float | None = None) -> Point:
 
 
 def what(phase: str) -> str:
-    """What the latency is of."""
+    """The subject of the latency."""
     return {"decode": "a step of decode", "generation": "the whole generation"}.get(phase, phase)
 
 
 def token(phase: str) -> str:
-    """What the cost is for."""
+    """The unit of the cost."""
     return "token put out" if phase == "generation" else "token"
 
 

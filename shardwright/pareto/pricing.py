@@ -44,7 +44,7 @@ class Point:
 
     @property
     def fits(self) -> bool:
-        """Whether it has a price, and the chip's memory is enough."""
+        """Tells whether it has a price, and the chip's memory is enough."""
         return not self.trouble and not self.too_many_bytes
 
     @property

@@ -72,13 +72,13 @@ def cache_folder() -> Path:
 
 
 def identity_of(point: Point) -> tuple[Any, ...]:
-    """What names a point among those of a store."""
+    """The text that names a point among those of a store."""
     return tuple(getattr(point, name) for name in _IDENTITY)
 
 
 @cache
 def digest(text: str) -> str:
-    """Of a text, the same everywhere."""
+    """The digest of a text, the same everywhere."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "published"
 
 @dataclass(frozen=True)
 class Check:
-    """What was published and what is predicted, in the statement's own unit; how far apart they may be, relatively,
+    """A published and a predicted figure, in the statement's own unit; how far apart they may be, relatively,
     None where the two are only reported beside each other; and a remark. Which tolerances were set before the first
     prediction and which after stands in docs/concepts/cost.md."""
 

@@ -78,7 +78,7 @@ def _formula(layout: str, expected: Callable[[], float], what: str, row: str, st
 
 
 def _weights_gathered(row: str, statement: str, _: str) -> Check:
-    """Of X, XY and XYZ the one that is farthest off."""
+    """The one of X, XY and XYZ that is farthest off."""
     pairs = [
         (2 * _E * _F * n / _N, volume(name, _MESH, _BL, _E, _F).weights)
         for name, n in (("wg-x", 4), ("wg-xy", 16), ("wg-xyz", 64))
@@ -169,7 +169,7 @@ def _overall(row: str, statement: str, value: str) -> Check:
 
 
 def _attention_share(row: str, statement: str, value: str) -> Check:
-    """Of the two ends of the range the upper one, batch 128 at context 32768."""
+    """The share at the upper of the two ends of the range, batch 128 at context 32768."""
     shares: list[float] = []
     for batch, context in ((512, 8192), (128, 32768)):
         cost = _cost(_PADDED, "decode", batch, 1, context, "bf16", "ws2d", "batch", 64)

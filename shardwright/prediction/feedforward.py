@@ -34,7 +34,7 @@ class Volume:
 
 
 def volume(layout: str, mesh: tuple[int, int, int], tokens: int, E: int, F: int) -> Volume:
-    """Of one layer with two E x F matrices, as the paper's formulas assume, on a mesh X x Y x Z."""
+    """The volume of one layer with two E x F matrices, as the paper's formulas assume, on a mesh X x Y x Z."""
     program = resized(_program(layout, mesh, E, F), {"L": tokens // _B})
     weights = activations = 0.0
     for work in work_of(program, program.func("ffn")):

@@ -264,7 +264,7 @@ def _row_of_table_2(scenario: str, phase: Phase) -> Mapping[str, str]:
 
 
 def _published_540b(phase: Phase) -> list[tuple[str, Ran]]:
-    """Of table 2, and of section 4.4 where it gives latencies that table 2 has not; a step for decode."""
+    """The points of table 2, and of section 4.4 where it gives latencies that table 2 has not; a step for decode."""
     made: list[tuple[str, Ran]] = []
     for line in published_lines("pope2022_table_2.csv"):
         if line["phase"] == phase:

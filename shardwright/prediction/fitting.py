@@ -1,4 +1,4 @@
-"""What fits into the memory of chips: the fewest of them, the largest batch, the longest context."""
+"""The models that fit into the memory of chips: the fewest of them, the largest batch, the longest context."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Fitting:
-    """What decode needs on a number of chips, and the most that fits there; 0 where not even one does. `dropped`
-    says what is not split, since it does not divide."""
+    """The memory that decode needs on a number of chips, and the most that fits there; 0 where not even one does.
+    `dropped` says what is not split, since it does not divide."""
 
     deployment: Deployment
     memory: Memory
@@ -86,13 +86,13 @@ def fitting(
 
 
 def decode_memory(deployment: Deployment, batch: int, context: int) -> Memory:
-    """What decode needs on one chip."""
+    """The memory that decode needs on one chip."""
     program = phase_program(deployment, "decode", batch, 1, context)
     return memory_of(program, program.func("decode"))
 
 
 def weight_bytes(model: Model, weights: Weights) -> int:
-    """Of all weights together, without scales."""
+    """The bytes of all weights together, without scales."""
     return parameters_of(model) * (1 if weights == "int8" else 2)
 
 

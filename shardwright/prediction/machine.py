@@ -18,7 +18,7 @@ _FORMATS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "int8": "int
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and the text of a chip file with it. Rates are what was reached, so its constants are 1."""
+    """The measured values, and the text of a chip file with it. Rates are what was reached, so its constants are 1."""
 
     values: dict[str, Any]
     text: str

@@ -221,7 +221,7 @@ def figure_4_checks() -> list[Check]:
 
 
 def petals_tokens_per_s(generated: int, delay_ms: str, mbit_per_s: str) -> float:
-    """Of one of four GPUs, for OPT-30B at prompt 512."""
+    """The throughput of one of four GPUs, for OPT-30B at prompt 512."""
     sizes = model_sizes(built_in("opt-30b").model, _PROMPT, generated)
     network = Network(float(delay_ms) / 1e3, float(mbit_per_s) * 1e6 / 8)
     return swarm_tokens_per_s(sizes, load_chip("t4"), _SERVERS, network, petals())

@@ -102,7 +102,7 @@ def _in_steps(setting: Setting, policy: Policy) -> Course:
 
 
 def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[int, ...]) -> Iterator[_Task]:
-    """What a step does; the last of these ends it, and waits for the others."""
+    """The tasks of a step; the last of these ends it, and waits for the others."""
     runtime, load = setting.runtime, step.load
     where = f"{step.part} batch {step.batch} token {step.token}"
     waits = runtime.overlapped
@@ -137,7 +137,7 @@ def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[i
 def _memory_by_token(
     setting: Setting, policy: Policy, ends: dict[int, float]
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    """What the tiers hold at each token: the price's peaks, with the cache as long as it has grown."""
+    """The bytes that the tiers hold at each token: the price's peaks, with the cache as long as it has grown."""
     points: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
     start = 0.0
     for token, end in ends.items():

@@ -69,7 +69,7 @@ def setting_of(
     devices: int = 1,
     dtype: DType = DType.F16,
 ) -> Setting:
-    """What a policy is priced for. Raises where the model has fewer layers than there are devices."""
+    """The setting that a policy is priced for. Raises where the model has fewer layers than there are devices."""
     sizes = model_sizes(model, prompt, generated, dtype)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")

@@ -47,9 +47,9 @@ class Ran:
 
 @cache
 def sweep(size: str, phase: Phase, weights: Weights) -> tuple[Ran, ...]:
-    """What fits into memory: a step of decode with 2D weight-stationary layouts and attention over the batch, the cache
-    half through 64 new tokens; prefill of 2048 tokens with stationary weights for one sequence, with gathered ones for
-    a sequence on each chip and more (sections 4.1 and 4.2)."""
+    """The points that fit into memory: a step of decode with 2D weight-stationary layouts and attention over the batch,
+    the cache half through 64 new tokens; prefill of 2048 tokens with stationary weights for one sequence, with gathered
+    ones for a sequence on each chip and more (sections 4.1 and 4.2)."""
     made: list[Ran] = []
     for chips in CHIPS[size]:
         if phase == "decode":
@@ -79,7 +79,7 @@ def decode_step(layout: str, chips: int) -> Ran:
 
 
 def frontier(ran: Iterable[Ran]) -> list[Ran]:
-    """Those that nothing beats in both latency and cost, by latency."""
+    """The points that nothing beats in both latency and cost, by latency."""
     best: list[Ran] = []
     for one in sorted(ran, key=lambda one: (one.seconds, one.cost)):
         if not best or one.cost < best[-1].cost:

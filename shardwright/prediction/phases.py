@@ -25,7 +25,7 @@ _MICRO_BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of a model: `batch` sequences, `prompt` tokens of each in, `generated` tokens of each out.
+    """The work that is asked of a model: `batch` sequences, `prompt` tokens of each in, `generated` tokens of each out.
 
     `context` are the positions in the cache before decode, those of the prompt where None.
     """

@@ -144,7 +144,7 @@ def pipeline_cost(
 
 
 def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> Demand:
-    """What a stage's loop carries, from its chips to those of the next."""
+    """The values that a stage's loop carries, from its chips to those of the next."""
     topology = topology_of(chip, {**stages.axes, **program.mesh})
     loops = [s for s, _ in func.walk() if isinstance(s, Loop) and s.dim == stages.dim]
     nbytes = sum(carry.value.concrete.local_bytes(program.mesh) for loop in loops for carry in loop.carries)

@@ -95,7 +95,7 @@ def phase_program(
 
 
 def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:
-    """What `phase_program` has to compile first."""
+    """The program that `phase_program` has to compile first."""
     return next(candidates(deployment, phase, batch))
 
 
@@ -109,8 +109,9 @@ def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
 
 
 def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
-    """What `phase_program` tries one after the other: on standard meshes if the layout is the same there, on the
-    deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer axes.
+    """The programs that `phase_program` tries one after the other: on standard meshes if the layout is the same there,
+    on the deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer
+    axes.
 
     Projections are packed first, save where weights are gathered over axes that the batch does not fill: the digits of
     packed parts then conflict in so many ways that the choice of layouts takes minutes.
@@ -174,7 +175,7 @@ def compile_text(text: str, passes: str) -> str:
 
 
 def digest(text: str, passes: str) -> str:
-    """Of what a compiled program was made of."""
+    """The digest of what a compiled program was made of."""
     return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
 
 
@@ -208,7 +209,7 @@ def shipped() -> Mapping[str, str]:
 
 
 def is_compiled(wanted: Wanted) -> bool:
-    """Whether the program is at hand."""
+    """Tells whether the program is at hand."""
     made = digest(wanted.text, wanted.passes)
     return made in shipped() or (own_folder() / f"{made}.shard").exists()
 

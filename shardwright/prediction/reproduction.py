@@ -189,5 +189,5 @@ def rows_of(name: str) -> list[Row]:
 
 
 def median_error(errors: Sequence[float]) -> float:
-    """Of absolute values; 0 of none."""
+    """The median of absolute values; 0 of none."""
     return median(map(abs, errors)) if errors else 0.0

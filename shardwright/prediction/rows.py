@@ -301,7 +301,7 @@ def _palm_of(line: _Line, chip: Chip, phases: tuple[Phase, ...], context: int, g
 
 
 def _parallel(line: _Line, system: str, chips: int, model: BuiltIn) -> tuple[int, int]:
-    """Of `fastertransformer-pp3-tp8` 3 stages, each over 8 chips."""
+    """The stages of a system, and the chips of each: of `fastertransformer-pp3-tp8` 3, each over 8."""
     numbers = dict(re.findall(r"(pp|tp)[ =_]?(\d+)", system.lower()))
     stages = int(numbers.get("pp", 1))
     if stages < 1 or chips % stages or int(numbers.get("tp", chips // stages)) != chips // stages:

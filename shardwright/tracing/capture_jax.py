@@ -86,7 +86,7 @@ def origins(closed: Any) -> dict[int, Any]:
 
 
 def evaluate_inlined(closed: Any, args: Sequence[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
-    """What a jaxpr computes, with the calls inlined that a graph has inlined; `change` is given each variable and its
+    """The results of a jaxpr, with the calls inlined that a graph has inlined; `change` is given each variable and its
     value, and says what goes on in its place."""
     from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 

@@ -44,7 +44,7 @@ class Exported:
         }
 
     def called(self, weights: Mapping[str, Any], leaves: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """What the module itself computes, with these weights in place of its own."""
+        """The results of the module itself, with these weights in place of its own."""
         import torch
         from torch.utils import _pytree as pytree
 
@@ -144,7 +144,7 @@ def _function(program: Any, paths: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
-    """What an operation gives: by PyTorch itself where nothing of it comes from weights or arguments."""
+    """The result of an operation: by PyTorch itself where nothing of it comes from weights or arguments."""
     import torch
     from torch.fx import node as fx_node
     from torch.utils import _pytree as pytree

@@ -9,13 +9,14 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, f
 
 
 def untraceable(message: str, place: str, *notes: str) -> DiagnosticError:
-    """That something cannot become a program, at `FILE:LINE` or, where that is empty, at no place of a file."""
+    """The error that something cannot become a program, at `FILE:LINE` or, where that is empty, at no place of a
+    file."""
     path, _, line = place.rpartition(":")
     return _fault("untraceable", message, path or place, int(line) if path and line.isdigit() else 0, *notes)
 
 
 def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
-    """What is wrong with a file as a whole."""
+    """The error of a file as a whole."""
     return _fault(code, message, path, 0, *notes)
 
 

@@ -24,7 +24,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Value:
-    """What stands in the program for a variable.
+    """The value that stands in the program for a variable.
 
     `axes` has a slot for each axis of the variable, None for an axis of size 1 and for one along which the value is
     the same everywhere and which the program's value therefore lacks. `order` are the slots as the program's value has

@@ -34,7 +34,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Glance:
-    """What is known of a text at once: its tree, its program, and the faults where it has none."""
+    """The facts known of a text at once: its tree, its program, and the faults where it has none."""
 
     source: Source
     module: syntax.Module | None = None
@@ -72,7 +72,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class LineCost:
-    """What the kernels and movements of one line take of a call of its function."""
+    """The time that the kernels and movements of one line take of a call of its function."""
 
     func: str
     line: int
@@ -87,7 +87,7 @@ class LineCost:
 
 @dataclass(frozen=True)
 class Examined:
-    """What a look in depth found: types, the explicit program and its costs; or faults alone."""
+    """The findings of a look in depth: types, the explicit program and its costs; or faults alone."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
     values: tuple[ValueFacts, ...] = ()
@@ -162,7 +162,7 @@ def _examined(module: syntax.Module, program: Program, settings: Settings) -> Ex
 
 
 def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:
-    """What the author left open."""
+    """The types that the author left open."""
     from shardwright.ir import syntax
     from shardwright.workbench.symbols import head_of
 
@@ -217,7 +217,7 @@ def _facts(program: Program, func: str, value: Value, typed: Value, op: str) -> 
 
 
 def _lines(func: Func, cost: Cost) -> list[LineCost]:
-    """What the kernels of each line take, those that passes wrote among them at the line that they are for."""
+    """The time that the kernels of each line take, those that passes wrote among them at the line that they are for."""
     readers: dict[str, list[Statement]] = {}
     for statement in statements(func.body):
         for name in reads(statement):

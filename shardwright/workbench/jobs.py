@@ -1,4 +1,4 @@
-"""What the explorer has done in other processes: each takes plain data, and gives plain data."""
+"""The jobs that the explorer has done in other processes: each takes plain data, and gives plain data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Beginning:
 
 
 def faults(source: Source, settings: Settings) -> tuple[Diagnostic, ...]:
-    """What is wrong with a text, found without choosing layouts."""
+    """The faults of a text, found without choosing layouts."""
     return glance(source, settings).diagnostics
 
 

@@ -64,13 +64,13 @@ class Server(LanguageServer):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the client asks for hints anew where it is told to."""
+        """Tells whether the client asks for hints anew where it is told to."""
         workspace = self.client_capabilities.workspace
         hints = workspace.inlay_hint if workspace is not None else None
         return bool(hints is not None and hints.refresh_support)
 
     def opened(self, uri: str) -> Opened | None:
-        """What is known of a text, None where it is not open."""
+        """The facts known of a text, None where it is not open."""
         return self.texts.get(uri)
 
     def look(self, uri: str) -> None:
@@ -253,7 +253,7 @@ def make_server() -> Server:
 
 
 def _settings(options: dict[str, Any]) -> Settings:
-    """What the client was told: `chip`, `objective` and `level`; what is of another kind is left out."""
+    """The settings that the client was told: `chip`, `objective` and `level`; what is of another kind is left out."""
     chip, objective, level = (options.get(key) for key in ("chip", "objective", "level"))
     return Settings(
         chip=chip if isinstance(chip, str) else "",

@@ -60,7 +60,7 @@ class Explorer:
 
     @property
     def settings(self) -> Settings:
-        """What the controls say. Raises a `DiagnosticError` where one is at fault."""
+        """The settings that the controls say. Raises a `DiagnosticError` where one is at fault."""
         said = self.controls.get
         return Settings(
             mesh=jobs.parse_sizes(said("mesh", "")),
@@ -143,7 +143,7 @@ class Page:
         return made
 
     def tabs(self) -> None:
-        """What is shown of the program."""
+        """The tabs that show the program."""
         ui = self.ui
         names = ("Program", "Picture", "Collectives", "Memory", "Timeline", "Reasons", "Compare")
         with ui.tabs().props("dense align=left").classes("w-full") as tabs:
@@ -310,7 +310,7 @@ class Page:
         self.editor.run_method("setLineTooltips", lines)
 
     def show(self, found: Examined) -> None:
-        """What is known as soon as layouts are chosen."""
+        """Shows what is known as soon as layouts are chosen."""
         self.panels["Program"].content = f"<pre>{panels.coloured(found.text)}</pre>"
         self.panels["Memory"].content = "".join(panels.memory_of(cost) for cost in found.costs)
         self.collectives.rows = panels.collectives_of(found)

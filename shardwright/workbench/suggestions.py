@@ -1,4 +1,4 @@
-"""What could be written at a place of a text that is not complete yet."""
+"""The words that could be written at a place of a text that is not complete yet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SuggestionKind(StrEnum):
-    """What a suggestion is, for its sign in a list."""
+    """The kind of a suggestion, for its sign in a list."""
 
     OPERATION = "operation"
     VALUE = "value"
@@ -66,7 +66,7 @@ def operation_help() -> dict[str, tuple[str, str]]:
 
 
 def suggestions(source: Source, line: int, column: int) -> list[Suggestion]:
-    """What could be written before this place; the text may be at fault behind it, and unfinished there."""
+    """The words that could be written before this place; the text may be at fault behind it, and unfinished there."""
     before = source.line(line)[: column - 1]
     if "#" in before:
         return []
@@ -117,7 +117,7 @@ def _read(text: str) -> tuple[list[Token], frozenset[str]]:
 
 
 def _between_statics(tokens: list[Token]) -> bool:
-    """Whether the last bracket that is open is the square one of an operation or of a contraction."""
+    """Tells whether the last bracket that is open is the square one of an operation or of a contraction."""
     open_ones: list[int] = []
     for at, token in enumerate(tokens):
         if token.type in ("LSQB", "LPAR"):
@@ -161,7 +161,7 @@ def _dimensions(tokens: list[Token]) -> list[Suggestion]:
 
 
 def _declared(tokens: list[Token], item: str) -> list[tuple[str, str]]:
-    """What the lines that begin with a word give sizes to, and the sizes as written."""
+    """The names that the lines that begin with a word give sizes to, and the sizes as written."""
     found: list[tuple[str, str]] = []
     inside = False
     for at, token in enumerate(tokens):

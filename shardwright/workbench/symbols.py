@@ -1,4 +1,4 @@
-"""What stands at a place of a text, and where it is defined."""
+"""The word at a place of a text, and where it is defined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.ir.elaboration.names import head_span
 
 
 class Kind(StrEnum):
-    """What a word can stand for."""
+    """The things that a word can stand for."""
 
     VALUE = "value"
     PARAMETER = "parameter"
@@ -43,7 +43,7 @@ class Symbol:
 
 
 def contains(span: Span, line: int, column: int) -> bool:
-    """Whether a place is inside, its end counted in: the cursor stands behind what was just typed."""
+    """Tells whether a place is inside, its end counted in: the cursor stands behind what was just typed."""
     return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)
 
 
@@ -85,7 +85,8 @@ class Symbols:
         return list(seen.values())
 
     def at(self, text: str, line: int, column: int) -> tuple[Symbol, Span] | None:
-        """What the word at a place refers to, with the word's own place; `text` is the line. None between words."""
+        """The thing that the word at a place refers to, with the word's own place; `text` is the line. None between
+        words."""
         around = [node for node in syntax.nodes(self.module) if node.span.line and contains(node.span, line, column)]
         node = min(reversed(around), key=_extent, default=None)
         word = next((m for m in _WORD.finditer(text) if m.start() + 1 <= column <= m.end() + 1), None)

@@ -1,4 +1,4 @@
-"""What is known of a value, a line or a function, as a person reads it."""
+"""The facts known of a value, a line or a function, as a person reads it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["bytes_text", "cost_text", "duration_text", "function_text", "held_te
 
 
 def held_text(facts: ValueFacts) -> str:
-    """What one chip holds of a value."""
+    """The part of a value that one chip holds."""
     shape = " × ".join(map(str, facts.chip_shape)) or "a number"
     return f"on each chip: {shape}, {bytes_text(facts.chip_bytes)}"
 
 
 def cost_text(cost: LineCost) -> str:
-    """What a line takes."""
+    """The time that a line takes."""
     moved = f", {bytes_text(cost.received)} received" if cost.received else ""
     bound = f"bound by {' and '.join(cost.bounds)}"
     return f"{duration_text(cost.seconds)}, {100 * cost.share:.1f} % of {cost.func}, {bound}{moved}"
 
 
 def function_text(cost: Cost) -> str:
-    """What a call of a function takes."""
+    """The time that a call of a function takes."""
     return (
         f"{duration_text(cost.time_s)} on {cost.n_chips} {cost.chip.name},"
         f" {bytes_text(cost.bytes_received_per_chip)} received and {bytes_text(cost.memory.peak)} held at most a chip"

@@ -32,7 +32,7 @@ class Worker:
         self._running: Any = None
 
     async def ask(self, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        """What the function returns, run in the process; its arguments and its result are copied there and back.
+        """The result of the function, run in the process; its arguments and its result are copied there and back.
 
         Raises `SupersededError` where another question came meanwhile, a `DiagnosticError` where a limit was met, and
         what the function raises.

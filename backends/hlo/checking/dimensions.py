@@ -91,7 +91,7 @@ def only_tables(dim: Dim) -> list[Factor]:
 
 
 def shortened(dim: Dim, n: int) -> list[Factor]:
-    """What a slice at the same place on all devices leaves of a dimension."""
+    """The dimension that a slice at the same place on all devices leaves."""
     if is_loose(dim):
         return [(n, ANY)]
     apart = taken_apart(dim, extent(dim) // n) if extent(dim) % n == 0 else None

@@ -134,7 +134,7 @@ class ElementwiseStep(Step):
         return f"one over {self.checker.along(state.sums)}" if state.sums else "whole"
 
     def _shifted(self, a: State, b: State, result: State) -> State:
-        """What a device's own maximum is added to, or subtracted from."""
+        """The value that a device's own maximum is added to, or subtracted from."""
         sign = -1 if self.instruction.opcode == "subtract" else 1
         if a.sums or b.sums:
             return result.but(open=result.open | a.sums | b.sums)

@@ -100,8 +100,8 @@ class Step:
         return None
 
     def fault(self, reason: str, *, by_block: bool = False) -> State:
-        """What comes after a fault is not told again. Under `shard_map` what a collective does may be meant so, and
-        where blocks go is not always followed (`by_block`)."""
+        """Notes a fault; what comes after it is not told again. Under `shard_map` what a collective does may be meant
+        so, and where blocks go is not always followed (`by_block`)."""
         meant = by_block or (not self.checker.typed and self.instruction.opcode.removesuffix("-start") in WORDS)
         if not meant or "shard_map" not in self.instruction.op_name:
             self.checker.fault(self.instruction, reason)
@@ -109,7 +109,7 @@ class Step:
         return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
 
     def opaque(self) -> Value:
-        """What no rule knows: open along everything that an operand differs along."""
+        """The state of what no rule knows: open along everything that an operand differs along."""
         along = frozenset(table for state in self.states for table in state.tables)
         made = [State(whole(shape_of(t)), open=along) for t in leaf_types(self.instruction.type)]
         return packed(self.instruction.type, iter(made))
@@ -118,7 +118,7 @@ class Step:
         return State(whole(self.shape), open=frozenset({self.checker.apart}))
 
     def opaque_like(self, state: State) -> State:
-        """What waits for a sum still does; where blocks lie is not known."""
+        """Keeps waiting what waits for a sum; where blocks lie is not known."""
         split = frozenset(t for dim in state.dims for t in tables_of(dim)) | state.hidden
         return State(whole(self.shape), state.partial, open=state.open | split, scale=state.scale, shift=state.shift)
 
@@ -175,7 +175,7 @@ class Step:
         return result.but(partial=partial, scale=nonzero(scale))
 
     def reduction(self) -> str | None:
-        """What a reduction applies: `add`, `maximum` or `minimum`."""
+        """The operation that a reduction applies: `add`, `maximum` or `minimum`."""
         called = self.checker.called(self.instruction, "to_apply")
         opcode = called.root.opcode if called else None
         while called and opcode in {"convert", "copy"}:

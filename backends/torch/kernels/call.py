@@ -1,4 +1,4 @@
-"""What a kernel is given: operands, the shapes of its results, and the library that it computes with."""
+"""The arguments that a kernel is given: operands, the shapes of its results, and the library that it computes with."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _itself(value: Any, *_names: str) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given beside its operation: operands, the shapes of the results, and the device. On one chip of
-    a mesh the shapes are those on the chip, and `held` says what it has of the first result.
+    """The arguments that a kernel is given beside its operation: operands, the shapes of the results, and the device.
+    On one chip of a mesh the shapes are those on the chip, and `held` says what it has of the first result.
 
     `torch` and `functions` are PyTorch and `backends.torch.functions`; or pieces of source, as operands then are, too:
     a kernel uses attributes, calls and operators of tensors alone, and of their shapes what names say, so that it can

@@ -71,7 +71,7 @@ def _rotary(operation: ops.Rotary, call: Call) -> Tensor:
 
 
 def _update(operation: ops.Update, call: Call) -> Tensor:
-    """What would be written before the beginning of the cache or past its end is dropped."""
+    """Drops what would be written before the beginning of the cache or past its end."""
     cache, new = call.tensor(0), call.tensor(1)
     names = cache.names
     written = operation.written_dim([as_arg(arg) for arg in call.args]) or operation.dim

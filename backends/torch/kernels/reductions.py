@@ -57,7 +57,7 @@ def _argmax(operation: ops.Argmax, call: Call) -> Tensor:
 
 
 def _topk(operation: ops.Topk, call: Call) -> tuple[Tensor, ...]:
-    """Of each block its share."""
+    """Takes of each block its share."""
     value = call.tensor(0)
     blocks, n, axis = in_blocks(value, operation.dim, operation.by)
     if operation.k % n:
