@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from html import escape
+from pathlib import Path
+
 _STYLE = """
 .shardwright{position:relative;overflow:hidden;background:#fff;font:13px "DejaVu Sans",Verdana,sans-serif}
 .shardwright svg{width:100%;height:100%;display:block;cursor:grab;user-select:none}
@@ -57,6 +60,14 @@ if(g&&g!==held){held=g;light(g,true);}else{held=null;clear();}});
 box.querySelector('.in').onclick=function(){zoom(0.8,view[0]+view[2]/2,view[1]+view[3]/2);};
 box.querySelector('.out').onclick=function(){zoom(1.25,view[0]+view[2]/2,view[1]+view[3]/2);};
 box.querySelector('.fit').onclick=fit;
+function area(g){var b=g.getBBox(),m=svg.getScreenCTM().inverse().multiply(g.getScreenCTM());
+var p=svg.createSVGPoint();p.x=b.x;p.y=b.y;p=p.matrixTransform(m);return {x:p.x,y:p.y,w:b.width*m.a,h:b.height*m.d};}
+box.shardwright={fit:fit,choose:function(g){held=g;if(g)light(g,true);else clear();},
+centre:function(g){var a=area(g);view[0]=a.x+a.w/2-view[2]/2;view[1]=a.y+a.h/2-view[3]/2;show();},
+frame:function(g){var a=area(g),r=svg.clientWidth/svg.clientHeight,w=Math.max(a.w,a.h*r)*1.05;
+view=[a.x+a.w/2-w/2,a.y+a.h/2-w/r/2,w,w/r];show();},
+open:function(){var scale=Math.min(svg.clientWidth/base[2],svg.clientHeight/base[3]);
+if(scale<0.6){var w=svg.clientWidth/0.75;view=[base[0],base[1],w,w*svg.clientHeight/svg.clientWidth];show();}}};
 })();
 """
 
@@ -75,10 +86,7 @@ def fragment(svg: str, height: str = "560px") -> str:
 
 
 def page(svg: str, title: str = "Shardwright") -> str:
-    """A whole page with the picture."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>html,body{{margin:0;height:100%}}</style></head>\n"
-        f"<body>{fragment(svg, '100vh')}</body></html>\n"
-    )
+    """A whole page with the picture: beside it a search, its functions, its collectives by bytes or time, and what
+    stands behind the node at the pointer."""
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return template.replace("TITLE", escape(title), 1).replace("PICTURE", fragment(svg, "100vh").rstrip(), 1)
