@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwright.backends.graph.annotations import Annotations
 from shardwright.backends.graph.dot import to_dot
 from shardwright.backends.graph.rendering import FORMATS, render
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
-from shardwright.ir.program import Program
+from shardwright.ir.program import Func, Program
+
+if TYPE_CHECKING:
+    from shardwright.backends.timeline.record import Timeline
+    from shardwright.cost.constants import Constants
+    from shardwright.cost.program_cost import Cost
 
 __all__ = ["FORMATS", "Drawing", "draw"]
 
 
 class Drawing:
-    """A picture of a program. Notebooks show it as it is; `save` writes it."""
+    """A picture of a program. Notebooks show it as it is; `save` writes it. `dot` is the text of a graph, "" where the
+    picture is of a value's blocks or of time."""
 
-    def __init__(self, dot: str) -> None:
+    def __init__(self, dot: str, drawn: Callable[[str], bytes] | None = None) -> None:
         self.dot = dot
+        self._drawn = drawn or partial(render, dot)
+        self._formats = FORMATS if drawn is None else ("svg", "png", "pdf")
 
     @cached_property
     def svg(self) -> str:
         """The picture as SVG, with tooltips."""
-        return render(self.dot, "svg").decode()
+        return self._drawn("svg").decode()
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -35,14 +45,14 @@ class Drawing:
         return fragment(self.svg)
 
     def __repr__(self) -> str:
-        return f"Drawing({self.dot.count(chr(10))} lines of DOT)"
+        return f"Drawing({self.dot.count(chr(10))} lines of DOT)" if self.dot else "Drawing()"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture in the format that the file's suffix names: svg, png, pdf, dot or html.
+        """Write the picture in the format that the file's suffix names: svg, png or pdf, of a graph also dot or html.
 
         The file appears complete or not at all. Raises a `DiagnosticError` for another suffix.
         """
-        data = render(self.dot, format_of(path))
+        data = self._drawn(format_of(path, self._formats))
         target = Path(os.path.realpath(path))
         beside = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
@@ -53,16 +63,16 @@ class Drawing:
             raise
 
 
-def format_of(path: str | os.PathLike[str]) -> str:
-    """The format that a file's suffix names. Raises a `DiagnosticError` where it names none."""
+def format_of(path: str | os.PathLike[str], formats: Sequence[str] = FORMATS) -> str:
+    """The format that a file's suffix names. Raises a `DiagnosticError` where it names none of these."""
     suffix = Path(path).suffix.removeprefix(".").lower()
-    if suffix not in FORMATS:
+    if suffix not in formats:
         name = os.fspath(path)
         raise fault(
             "picture-format",
             f"{name!r} does not say which picture it is to be",
             NOWHERE,
-            f"end it in .{', .'.join(FORMATS)}",
+            f"end it in .{', .'.join(formats)}",
         )
     return suffix
 
@@ -77,15 +87,55 @@ def draw(
     annotations: Annotations | None = None,
     folded: bool = True,
     shapes: bool = False,
+    chip: str = "",
+    value: str | None = None,
+    timeline: bool = False,
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
-    The other arguments are those of `to_dot`. Raises a `DiagnosticError` for an unknown function or suffix.
+    With `chip` operations have their share of the predicted time on it. In place of the graph, of an explicit program:
+    with `value` which chip holds what of that value, with `timeline` when a call on `chip` computes and communicates.
+    The other arguments are those of `to_dot`. Raises a `DiagnosticError` for an unknown function, value or suffix.
     """
     if path is not None:
         format_of(path)
-    dot = to_dot(program, source=source, func=func, title=title, annotations=annotations, folded=folded, shapes=shapes)
-    drawing = Drawing(dot)
+    if value is not None:
+        from shardwright.backends.graph.blocks import draw_blocks, frames_of
+
+        drawing = Drawing("", partial(draw_blocks, program, *frames_of(program, value, func)))
+    elif timeline:
+        from shardwright.backends.timeline.gantt import draw as draw_timeline
+
+        drawing = Drawing("", partial(draw_timeline, timeline_of(program, func, chip)))
+    else:
+        if chip and annotations is None:
+            from shardwright.backends.graph.annotations import of_costs
+
+            annotations = of_costs([_cost(program, one, chip) for one in program.funcs if func in (None, one.name)])
+        drawing = Drawing(
+            to_dot(
+                program, source=source, func=func, title=title, annotations=annotations, folded=folded, shapes=shapes
+            )
+        )
     if path is not None:
         drawing.save(path)
     return drawing
+
+
+def timeline_of(program: Program, name: str | None, chip: str, constants: Constants | None = None) -> Timeline:
+    """When a call of the function of this name, or of the only one, computes and communicates on a chip."""
+    from shardwright.backends.timeline.predicted import predicted_timeline
+
+    found = [func for func in program.funcs if name in (None, func.name)]
+    if len(found) != 1:
+        names = ", ".join(func.name for func in program.funcs)
+        raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
+    return predicted_timeline(program, found[0], _cost(program, found[0], chip, constants))
+
+
+def _cost(program: Program, func: Func, chip: str, constants: Constants | None = None) -> Cost:
+    from shardwright.cost.chips import load_chip
+    from shardwright.cost.program_cost import cost_of
+
+    found = load_chip(chip)
+    return cost_of(program, func, found, constants or found.constants)

@@ -126,17 +126,10 @@ def execute(args: argparse.Namespace) -> int:
 
 def _predicted(args: argparse.Namespace, program: Program) -> Timeline:
     """The timeline of the function that `--func` names, or of the only one."""
-    from shardwright.backends.timeline.predicted import predicted_timeline
+    from shardwright.backends.graph.drawing import timeline_of
     from shardwright.cli.cost import chip_and_constants
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.ir.diagnostics import NOWHERE, fault
 
-    found = [func for func in program.funcs if args.func in (None, func.name)]
-    if len(found) != 1:
-        names = ", ".join(func.name for func in program.funcs)
-        raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
-    chip, constants = chip_and_constants(args)
-    return predicted_timeline(program, found[0], cost_of(program, found[0], chip, constants))
+    return timeline_of(program, args.func, args.chip, chip_and_constants(args)[1])
 
 
 def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str | bytes:

@@ -221,3 +221,19 @@ def test_a_long_program_is_drawn_in_seconds() -> None:
     svg = render(to_dot(program), "svg").decode()
     assert time.perf_counter() - began < 30
     assert svg.count('class="node"') >= 180
+
+
+def test_python_draws_what_the_command_draws(tmp_path: Path) -> None:
+    program = explicit(FFN)
+    over_time = draw(program, tmp_path / "time.svg", chip="tpu-v4", timeline=True)
+    assert (tmp_path / "time.svg").read_text() == over_time.svg
+    assert "links" in over_time.svg
+    blocks = draw(program, value="y")
+    assert blocks.dot == ""
+    assert blocks.svg.count("<text") > 8
+    assert "µs" in draw(program, chip="tpu-v4").dot
+    with pytest.raises(DiagnosticError) as caught:
+        blocks.save(tmp_path / "blocks.html")
+    assert [note.message for note in caught.value.diagnostics[0].notes] == ["end it in .svg, .png, .pdf"]
+    with pytest.raises(DiagnosticError, match="nothing"):
+        draw(program, value="nothing")
