@@ -84,13 +84,17 @@ class Diagnostic:
     notes: tuple[Note, ...] = ()
     severity: Severity = Severity.ERROR
 
+    def says(self) -> str:
+        """`message [code]`."""
+        return f"{self.message} [{self.code}]"
+
     def render(self, source: Source) -> str:
         """`file:line:column: error: message [code]`, the source line, carets, then the notes.
 
         Without the place where the source has no text, as a checkpoint has none: the program made of it is not at hand.
         """
         head = f"{source.name}:{self.span.line}:{self.span.column}: " if source.has(self.span) else f"{source.name}: "
-        parts = [f"{head}{self.severity}: {self.message} [{self.code}]", *_excerpt(source, self.span)]
+        parts = [f"{head}{self.severity}: {self.says()}", *_excerpt(source, self.span)]
         for note in self.notes:
             placed = note.span if note.span and source.has(note.span) else None
             where = f"{source.name}:{placed.line}:{placed.column}: " if placed else ""
@@ -131,16 +135,26 @@ def _excerpt(source: Source, span: Span) -> list[str]:
 
 
 class DiagnosticError(Exception):
-    """Raised where an input is at fault; carries every diagnostic found so far, never empty."""
+    """Raised where an input is at fault; carries every diagnostic found so far, never empty.
+
+    Its text is that of the diagnostics: each with its place and its line where the text is known, and its way out.
+    """
 
     def __init__(self, diagnostics: Sequence[Diagnostic], source: Source | None = None) -> None:
         self.diagnostics = tuple(dict.fromkeys(diagnostics))  # found twice, said once
         self.source = source
-        super().__init__("; ".join(f"{d.message} [{d.code}]" for d in self.diagnostics))
+        super().__init__(self.diagnostics)
 
     def render(self) -> str:
         source = self.source or Source("<program>", "")
         return "\n".join(d.render(source) for d in self.diagnostics)
+
+    def __str__(self) -> str:
+        if self.source:
+            return self.render()
+        return "\n".join(
+            line for d in self.diagnostics for line in (d.says(), *(f"note: {note.message}" for note in d.notes))
+        )
 
 
 class CompilerFault(Exception):  # noqa: N818 - the word of this project for what is wrong and whose it is

@@ -15,7 +15,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.passes.choosing import Found, search
 
 PALM = str(Path(__file__).parent.parent / "examples" / "search" / "palm.shard")
-FEW_SECONDS = 1.5
+FEW_SECONDS = 5.0
 """Of processor time beyond the limit: the first steps of the descent, and writing the program down."""
 
 

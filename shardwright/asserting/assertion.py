@@ -62,10 +62,6 @@ def assert_collectives(
         with located(Source("assert_collectives", "")):
             wrong = _wrong(function, args, sizes_of(mesh), expected, at_most, target, name)
     except DiagnosticError as error:
-        placed = error.source is not None and error.source.has(error.diagnostics[0].span)
-        said = error.render() if placed else error.render().partition("\n")[2]
-        if said:  # the place or the way out, which the message alone lacks
-            error.add_note(said)
         raise error.with_traceback(None) from None
     if wrong:
         raise AssertionError(wrong)

@@ -35,7 +35,7 @@ def test_what_fits_is_compiled() -> None:
     assert compile_within(KEYS, plan(), need.total, 2).explicit == made.explicit
     with pytest.raises(DiagnosticError) as caught:
         compile_within(KEYS, plan(), need.total - 1, 2)
-    assert str(caught.value) == (
+    assert caught.value.diagnostics[0].says() == (
         f"a chip of the mesh x=2 would need {need.total / 1000:.3g} kB, {need.weights / 1000:.3g} kB of weights,"
         f" {need.state / 1000:.3g} kB of KV cache, {need.activations / 1000:.3g} kB of activations,"
         f" and has {(need.total - 1) / 1000:.3g} kB [out-of-memory]"

@@ -135,7 +135,7 @@ def test_a_cache_that_is_full_is_foreseen(options: dict[str, Any], new: int, sai
 def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         Settings(**values)
-    assert str(caught.value) == f"{message} [bad-setting]"
+    assert caught.value.diagnostics[0].says() == f"{message} [bad-setting]"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
 def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         Options(**values)
-    assert str(caught.value) == f"{message} [bad-setting]"
+    assert caught.value.diagnostics[0].says() == f"{message} [bad-setting]"
 
 
 def test_a_prefix_is_shared_where_that_saves_calls() -> None:
@@ -207,12 +207,14 @@ def test_what_a_file_says_cannot_be_said_otherwise(tmp_path: Path) -> None:
     path = str(tmp_path / "f.shard")
     with pytest.raises(DiagnosticError) as caught:
         plan((3,), decode_layout=path, attention="batch")
-    assert str(caught.value) == f"--attention is for presets, and {path} says that itself [layout-file]"
+    assert (
+        caught.value.diagnostics[0].says() == f"--attention is for presets, and {path} says that itself [layout-file]"
+    )
     with pytest.raises(DiagnosticError) as caught:
         plan((3,), decode_layout=path, experts="all-to-all")
-    assert str(caught.value) == f"--experts is for presets, and {path} says that itself [layout-file]"
+    assert caught.value.diagnostics[0].says() == f"--experts is for presets, and {path} says that itself [layout-file]"
     with pytest.raises(DiagnosticError) as caught:
         plan((3,), decode_layout=path)
-    assert str(caught.value) == (
+    assert caught.value.diagnostics[0].says() == (
         "there is no dimension T here; B is rows, L tokens of a chunk, T positions of the cache [no-dimension]"
     )

@@ -110,7 +110,7 @@ def test_a_line_at_fault(line: str, said: str) -> None:
 def test_other_faults(line: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read(line)
-    assert str(caught.value) == message
+    assert caught.value.diagnostics[0].says() == message
 
 
 def test_all_lines_at_fault_are_named() -> None:
