@@ -44,14 +44,14 @@ class Cleanup(Pass):
                 before = cleaned
                 cleaned = _without_repeats(program, cleaned)
                 cleaned = _with_merged_movements(program, cleaned)
-                cleaned = _without_dead_code(cleaned)
+                cleaned = without_dead_code(cleaned)
                 if cleaned == before:
                     break
             funcs.append(cleaned)
         return replace(program, funcs=tuple(funcs))
 
 
-def _without_dead_code(func: Func) -> Func:
+def without_dead_code(func: Func) -> Func:
     uses = use_counts(func)
 
     def sweep(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

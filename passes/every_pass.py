@@ -17,6 +17,7 @@ from shardwright.passes.offload import Offload
 from shardwright.passes.pad_heads import PadHeads
 from shardwright.passes.place import Place
 from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.passes.recognize import Recognize
 from shardwright.passes.reduce_into import ReduceInto
 from shardwright.passes.schedule_blocks import ScheduleBlocks
 from shardwright.passes.split_collectives import SplitCollectives
@@ -36,6 +37,7 @@ PASSES: dict[str, type[Pass]] = {
         WeightGather,
         AttentionOverBatch,
         PadHeads,
+        Recognize,
         ReduceInto,
         LoopCollectives,
         GatherAhead,

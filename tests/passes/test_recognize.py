@@ -1,0 +1,109 @@
+"""`recognize`: operations that are written out become one each, and only where that is all that they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from program_text import program
+
+from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.reference import evaluate
+from shardwright.compiling import print_program
+from shardwright.passes.pipelines import parse_pipeline, run_passes
+
+HEAD = "mesh x=2\ndim B=4 L=8 T=8 D=16 E=32 F=64 P=8\n"
+
+
+def recognized(text: str) -> str:
+    """The program after the pass, and what it computes before and after is the same."""
+    before = program(HEAD + text)
+    after = run_passes(before, parse_pipeline("recognize"))
+    for func in before.funcs:
+        inputs = random_inputs(before, func, 0)
+        wanted, _ = evaluate(before, func.name, inputs.args)
+        found, _ = evaluate(after, func.name, inputs.args)
+        for one, other in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    return print_program(after).partition("{\n")[2].strip()
+
+
+def func(body: str, params: str = "x: f32 BLE", result: str = "f32 BLE") -> str:
+    lines = "\n  ".join(body.splitlines())
+    return f"func f({params}) -> {result} {{\n  {lines}\n}}"
+
+
+QKV = "q: f32 BLD, k: f32 BTD, v: f32 BTD"
+ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nreturn o"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (func("e = exp(x - max[LE](x))\ny = e / sum[EL](e)\nreturn y"), "y = softmax[EL](x)"),
+        (func("y = x * sigmoid(x)\nreturn y"), "y = silu(x)"),
+        (func("y = sigmoid(x) * x\nreturn y"), "y = silu(x)"),
+        (func("y = (tanh((x * x * x * 0.044715 + x) * 0.7978845608028654) + 1) * 0.5 * x\nreturn y"),
+         "y = gelu[form=tanh](x)"),
+        (func("y = x * rsqrt(sum[E](x * x) / 32 + 1e-6)\nreturn y"), "y = rmsnorm[E, eps=1e-6](x)"),
+        (func("y = x / sqrt(1e-3 + sum[E](x * x) * 0.03125)\nreturn y"), "y = rmsnorm[E, eps=0.001](x)"),
+        (func("y = g * (x * rsqrt(sum[E](x * x) / 32 + 1e-6))\nreturn y", "x: f32 BLE, g: f32 E"),
+         "y = rmsnorm[E, eps=1e-6](x, g)"),
+        (func("c = x - sum[E](x) / 32\ny = c * rsqrt(sum[E](c * c) / 32 + 1e-5)\nreturn y"),
+         "y = layernorm[E, eps=1e-5](x)"),
+        (func("m = sum[E](x) / 32\nc = x - m\nd = x - m\ny = c / sqrt(sum[E](d * d) / 32 + 1e-5) * g + b\nreturn y",
+              "x: f32 BLE, g: f32 E, b: f32 E"), "y = layernorm[E, eps=1e-5](x, g, b)"),
+        (func(ATTENTION.format("", "q @[D] k"), QKV, "f32 BLD"), "o = attend[T, D](q, k, v)"),
+        (func(ATTENTION.format("", "k @[D] q / 4"), QKV, "f32 BLD"), "o = attend[T, D, scale=0.25](q, k, v)"),
+        (func(ATTENTION.format("m = less_equal(iota[T](), iota[L]())\n", "where(m, 0.5 * (q @[D] k), -1e30)"), QKV,
+              "f32 BLD"), "o = attend[T, D, causal=L, scale=0.5](q, k, v)"),
+        (func(ATTENTION.format(
+            "t = iota[T]()\nl = iota[L]()\nm = logical_and(less_equal(t, l), less(l - t, 3))\n",
+            "where(m, q @[D] k, -inf)"), QKV, "f32 BLD"), "o = attend[T, D, causal=L, window=3](q, k, v)"),
+        (func(ATTENTION.format("m = less(iota[T](), n)\n", "where(m, q @[D] k, -1e30)"), f"{QKV}, n: int32 B",
+              "f32 BLD"), "o = attend[T, D](q, k, v, length=n)"),
+        (func(ATTENTION.format("m = less_equal(iota[T](), n)\n", "where(m, q @[D] k, -1e30)"), f"{QKV}, n: int32",
+              "f32 BLD"), "length = n + 1\n  o = attend[T, D](q, k, v, length=length)"),
+        (func("a = convert[f32](p) * g\nu = take[D 0:8](x)\nw = take[D 8:16](x)\n"
+              "one = rename[D -> P](u) * cos(a) - rename[D -> P](w) * sin(a)\n"
+              "two = rename[D -> P](u) * sin(a) + rename[D -> P](w) * cos(a)\n"
+              "y = concat[D](rename[P -> D](one), rename[P -> D](two))\nreturn y",
+              "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
+         "y = rotary[D, base=10000, style=neox](x, p, g)"),
+    ],
+)  # fmt: skip
+def test_becomes_one_operation(text: str, wanted: str) -> None:
+    found = recognized(text)
+    assert found.startswith(f"{wanted}\n"), found
+    assert len(found.splitlines()) == wanted.count("\n") + 3
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (func("e = exp(x - max[E](x))\ny = e / sum[E](e)\nreturn y, e", result="(f32 BLE, f32 BLE)"), "exp("),
+        (func("e: f32 BLE_x = exp(x - max[E](x))\ny = e / sum[E](e)\nreturn y"), "exp("),
+        (func("e = exp(x - max[L](x))\ny = e / sum[E](e)\nreturn y"), "exp("),
+        (func("y = x * rsqrt(sum[E](x * x) / 31 + 1e-6)\nreturn y"), "rsqrt("),
+        (func("y = x * rsqrt(sum[E](x * x) / 32 + 1e-6) * g\nreturn y", "x: f32 BLE, g: f32 LE"), "* g"),
+        (func("y = x * sigmoid(x * 2)\nreturn y"), "sigmoid("),
+        (func(ATTENTION.format("m = less(iota[T](), iota[L]())\n", "where(m, q @[D] k, -1e30)"), QKV, "f32 BLD"),
+         "softmax[T]"),
+        (func(ATTENTION.format("m = less_equal(iota[T](), iota[L]())\n", "where(m, q @[D] k, -5)"), QKV, "f32 BLD"),
+         "softmax[T]"),
+        (func(ATTENTION.format("", "q @[D] k + b"), f"{QKV}, b: f32 LT", "f32 BLD"), "softmax[T]"),
+    ],
+)  # fmt: skip
+def test_stays_what_it_is(text: str, kept: str) -> None:
+    assert kept in recognized(text)
+
+
+def test_a_block(golden: Callable[[str, str], None]) -> None:
+    source = Path(__file__).parents[2] / "docs" / "reference" / "programs" / "recognize.shard"
+    block = program(source.read_text(encoding="utf-8"))
+    after = print_program(run_passes(block, parse_pipeline("recognize")))
+    golden("passes/recognize.shard", after)
+    assert re.findall(r"rmsnorm|attend|silu", after) == ["rmsnorm", "attend", "silu"]
