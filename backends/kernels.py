@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.backends import foreign
 from shardwright.backends.local_values import Argument, Local, Setting, aligned
 from shardwright.backends.number_formats import Array, numpy_dtype, paired, softmax_weights
 from shardwright.backends.random_bits import uniform
@@ -422,6 +423,23 @@ def _merge(operation: ops.Merge, call: Call) -> Array:
     return array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
 
 
+def _foreign(operation: ops.Foreign, call: Call) -> Array:
+    """Chip by chip: the function is not ours, and takes one chip's arrays."""
+    values, setting = [_tensor(arg) for arg in call.args], call.setting
+    kinds = [value.kind for value in values]
+    extents = [dict(zip(k.names, k.local_shape(setting.mesh), strict=True)) for k in (*kinds, call.result)]
+    sizes = {name: size for known in extents for name, size in known.items()}
+    made: list[Array] = []
+    for chip in np.ndindex(setting.mesh_shape):
+        held = [np.asarray(value.array[chip]) for value in values]
+        if operation.name == foreign.STAND_IN:
+            made.append(foreign.stand_in(operation, held, [kind.names for kind in kinds], sizes))
+        else:
+            typed = [a.astype(numpy_dtype(kind.dtype)) for a, kind in zip(held, kinds, strict=True)]
+            made.append(foreign.call(operation, typed).astype(setting.formats.storage(operation.dtype)))
+    return np.stack(made).reshape((*setting.mesh_shape, *made[0].shape))
+
+
 KERNELS: dict[type[Operation], Kernel] = {
     ops.Contract: _contract,
     **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
@@ -442,6 +460,7 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Full: _full,
     ops.Uniform: _uniform,
     ops.Rotary: _rotary,
+    ops.Foreign: _foreign,
     ops.Update: _update,
     ops.Take: _take,
     ops.Concat: _concat,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardwright.backends.foreign import standing_in
 from shardwright.backends.reduced_sizes import at_reduced_sizes
 from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
@@ -59,6 +60,7 @@ class ValidationError(CompilerFault):
 def validate(surface: Program, compiled: Program, seed: int = 0) -> Validation:
     """Runs every function of both on the same random inputs. Raises `ValidationError` where results or state differ."""
     began = time.perf_counter()
+    surface, compiled = standing_in(surface), standing_in(compiled)
     try:
         small, small_compiled = at_reduced_sizes(surface, compiled)
         verify(complete(small_compiled), Level.EXPLICIT)

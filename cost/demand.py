@@ -66,6 +66,8 @@ def vector_s(widened: float, chip: Chip) -> float:
 def compute_s(product: Matmul, chip: Chip) -> float:
     """Seconds of a matrix product at the chip's rate, its sides rounded up to whole tiles, turned round if that is
     less: either operand may be the one that stays in the array."""
+    if product.given:
+        return product.flops / chip.rate(str(product.dtype))
     m, n, k = chip.matmul_tile
 
     def padded(rows: int, columns: int) -> int:

@@ -412,6 +412,9 @@ class TimeSolver(Solver):
 
         for product in products_of(statement, slots):
             count, m, n, k = map(local, (product.count, product.m, product.n, product.k))
+            if product.given:
+                total += count * product.given / self.chip.rate(str(product.dtype))
+                continue
             share, whole = product.seen
             n, k = (
                 np.ceil(side * share / whole - 1e-9) if product.positions == name else side

@@ -11,7 +11,7 @@ from typing import Literal
 from shardwright.cost.kernels import Block, Kernel, fused
 from shardwright.cost.movements import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Attend, Contract, Movement, Roll, Start
+from shardwright.ir.ops import Attend, Contract, Foreign, Movement, Roll, Start
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
 from shardwright.ir.types import DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
@@ -19,18 +19,22 @@ from shardwright.ir.walk import operand_names
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A contraction on one chip: `count` products of [m, k] and [k, n], operands in `dtype`."""
+    """A contraction on one chip: `count` products of [m, k] and [k, n], operands in `dtype`.
+
+    `flops` of a function that is not ours are `given`, and it has no m, n and k.
+    """
 
     count: int
     m: int
     n: int
     k: int
     dtype: DType
+    given: float = 0
 
     @property
     def flops(self) -> int:
         """A multiplication and an addition each: 2 m n k."""
-        return 2 * self.count * self.m * self.n * self.k
+        return round(self.count * self.given) if self.given else 2 * self.count * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Work:
     @property
     def matmul(self) -> Matmul | None:
         """The first product."""
-        return self.products[0] if self.products else None
+        return next((product for product in self.products if not product.given), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,7 @@ Side = tuple[int, tuple[str, ...]]
 @dataclass(frozen=True, slots=True)
 class Product:
     """`count` products of [m, k] and [k, n]. `seen` is the share of positions that attention computes with, of what are
-    `positions` here, the n or the k."""
+    `positions` here, the n or the k. `given` are the operations of each of `count`, where they are no product."""
 
     count: Side
     m: Side
@@ -233,6 +237,7 @@ class Product:
     dtype: DType
     positions: Literal["", "n", "k"] = ""
     seen: tuple[int, int] = (1, 1)
+    given: float = 0
 
     def on_a_chip(self, sizes: Sequence[Mapping[str, int]]) -> Matmul:
         """With these extents of the operands."""
@@ -241,7 +246,7 @@ class Product:
         )
         share, whole = self.seen
         n, k = (-(-side * share // whole) if self.positions == name else side for name, side in (("n", n), ("k", k)))
-        return Matmul(count, m, n, k, self.dtype)
+        return Matmul(count, m, n, k, self.dtype, self.given)
 
 
 def products_of(statement: Let, shapes: Sequence[Shape | None]) -> tuple[Product, ...]:
@@ -263,6 +268,11 @@ def products_of(statement: Let, shapes: Sequence[Shape | None]) -> tuple[Product
             Product((0, shared[0]), (0, own[0]), (1, (T,)), (0, (operation.contracted,)), q.dtype, "n", seen),
             Product((0, shared[1]), (0, own[1]), (2, width), (2, (T,)), q.dtype, "k", seen),
         )
+    if isinstance(operation, Foreign) and operation.flops:
+        first = _shape(shapes[0])
+        over = tuple(name for name in operation.splits if name in first)
+        each = operation.flops / math.prod(first.size(name) for name in over)
+        return (Product((0, over), (0, ()), (0, ()), (0, ()), first.dtype, given=each),)
     return ()
 
 

@@ -14,7 +14,7 @@ DEEPEST = 100
 """Brackets within brackets, and operators within operators, beyond which a program is refused: later stages
 walk expressions by recursion, and no program that a person or a compiler writes comes near."""
 
-_PIECES = re.compile(r"[()\[\]{}]|#[^\n]*|\n(?=(?:func|mesh|dim|weights|state)\b)")
+_PIECES = re.compile(r"[()\[\]{}]|#[^\n]*|'[^'#\n]*'|\n(?=(?:func|mesh|dim|weights|state)\b)")
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 
@@ -28,7 +28,7 @@ def check_brackets(source: Source) -> None:
     stack: list[int] = []
     for match in _PIECES.finditer(text):
         at, piece = match.start(), match[0]
-        if piece[0] == "#":
+        if piece[0] in "#'":
             continue
         if piece in _CLOSED_BY:
             if len(stack) == DEEPEST:

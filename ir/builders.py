@@ -129,6 +129,18 @@ def _attend(statics: Statics) -> ops.Attend:
     )
 
 
+def _foreign(statics: Statics) -> ops.Foreign:
+    return ops.Foreign(
+        statics.name(),
+        splits=statics.dims_option("splits"),
+        flops=statics.number("flops", 0),
+        params=statics.text("params"),
+        result=statics.whole_number("result", 0),
+        dtype=statics.dtype(),
+        dims=statics.dims(least=0),
+    )
+
+
 def _fetch(statics: Statics) -> ops.Fetch:
     ahead, wrap = _ahead(statics, "")
     return ops.Fetch(ahead=ahead, wrap=wrap)
@@ -171,6 +183,7 @@ BUILDERS: dict[str, Builder] = {
     "lookup": lambda s: ops.Lookup(wrap=_wraps(s), dim=s.dim()),
     "iota": _iota,
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
+    "foreign": _foreign,
     "rotary": _rotary,
     "update": lambda s: ops.Update(wrap=_wraps(s), dim=s.dim()),
     "uniform": lambda s: ops.Uniform(s.dims()),

@@ -158,6 +158,8 @@ def _static(static: ast.Static) -> str:
             return _dims(static, bare=False)
         case ast.WordStatic():
             return _words(static)
+        case ast.TextStatic(text):
+            return f"'{text}'"
         case ast.IntStatic():
             return str(static.value)
         case ast.ArrowStatic(left, right):

@@ -72,7 +72,7 @@ def parse_type(source: Source) -> ast.TypeExpr:
 
 
 def comments(source: Source) -> tuple[ast.Comment, ...]:
-    """Every `# ...` of a text. There are no strings in the language, so `#` always starts one."""
+    """Every `# ...` of a text. No text between quotes has a `#`, so that it always starts one."""
     found: list[ast.Comment] = []
     for number, line in enumerate(source.lines, 1):
         at = line.find("#")

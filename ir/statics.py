@@ -68,6 +68,23 @@ class Statics:
             raise self.wrong(f"{name} is {' or '.join(allowed)}{given}", option.span)
         return word
 
+    def name(self) -> str:
+        """The word that stands first, `cumprod`."""
+        first = self.left[0] if self.left else None
+        if not isinstance(first, syntax.WordStatic) or first.braces or _is_dtype(first):
+            raise self.wrong("its first word is a function's name", None, f"as in {self.keyword}[cumprod, BT, f32](x)")
+        del self.left[0]
+        return first.words[0]
+
+    def text(self, name: str) -> str:
+        """`params='...'`, empty where it is not given."""
+        option = self._option(name)
+        if option is None:
+            return ""
+        if not isinstance(option.value, syntax.TextStatic):
+            raise self.wrong(f"{name} is text between quotes", option.span, f"""as in {name}='{{"axis": 1}}'""")
+        return option.value.text
+
     def flag(self, name: str) -> bool:
         """`lse`, a word that is there or not."""
         word = next((s for s in self.left if isinstance(s, syntax.WordStatic) and s.words == (name,)), None)

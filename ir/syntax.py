@@ -156,6 +156,13 @@ class WordStatic(Static):
 
 
 @dataclass(frozen=True)
+class TextStatic(Static):
+    """`'{"axis": 1}'`, what stands between the quotes."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class IntStatic(Static):
     value: int
 
@@ -200,7 +207,7 @@ class OptionStatic(Static):
     """`eps=1e-5`, `style=neox`, `causal=L`."""
 
     name: str
-    value: NumberExpr | NegExpr | WordStatic | DimsStatic
+    value: NumberExpr | NegExpr | WordStatic | DimsStatic | TextStatic
 
 
 # ---------------------------------------------------------------- statements

@@ -42,6 +42,7 @@ _SYMBOLS = {
     "NAME": "a name",
     "INT": "an integer",
     "NUMBER": "a number",
+    "TEXT": "a text between quotes",
     "PARTIAL": "partial sums (`(partialsum-x)`)",
     "DTYPE": "a number format",
     "_NL": "the end of the line",

@@ -436,7 +436,8 @@ class TreeBuilder:
     def option(self, children: Children) -> ast.OptionStatic:
         name, _, value = children
         if isinstance(value, str):
-            value = _static_dims(value)
+            token: Any = value
+            value = ast.TextStatic(token[1:-1], span=span_of(token)) if _kind(token) == "TEXT" else _static_dims(token)
         return ast.OptionStatic(str(name), value, span=_across(children))
 
 

@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shardwright.advising import Verdict, advise
     from shardwright.asserting.assertion import assert_collectives
+    from shardwright.backends.foreign import kernel
     from shardwright.backends.graph import draw
     from shardwright.backends.random_inputs import random_inputs
     from shardwright.backends.reference import evaluate
@@ -60,6 +61,7 @@ _HOMES = {
     "fmt": "shardwright.commands",
     "generate": "shardwright.generation.generate",
     "import_checkpoint": "shardwright.commands",
+    "kernel": "shardwright.backends.foreign",
     "load": "shardwright.compiling",
     "offload": "shardwright.offloading.offload",
     "opt": "shardwright.commands",
@@ -106,6 +108,7 @@ __all__ = [
     "fmt",
     "generate",
     "import_checkpoint",
+    "kernel",
     "load",
     "offload",
     "opt",

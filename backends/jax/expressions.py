@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shardwright.backends import foreign
 from shardwright.backends.jax.attention import lower_attend, lower_join, lower_pair
 from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.helpers import HELPERS
@@ -221,6 +222,13 @@ def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowe
     )  # fmt: skip
 
 
+def _foreign(operation: ops.Foreign, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    if operation.name not in foreign.LAX:
+        lowering.use_helper("KERNELS")
+    code = foreign.source(operation, [term.code for term in terms])
+    return code if foreign.keeps_format(operation) else f"{code}.astype({JAX_DTYPES[result.dtype]})"
+
+
 LOWERINGS: dict[type[Operation], Rule] = {
     ops.Contract: _contract,
     **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
@@ -241,6 +249,7 @@ LOWERINGS: dict[type[Operation], Rule] = {
     ops.Uniform: lower_uniform,
     ops.Lookup: lower_lookup,
     ops.Rotary: lower_rotary,
+    ops.Foreign: _foreign,
     ops.Update: lower_update,
     ops.Take: lower_take,
     ops.Concat: lower_concat,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 HELPERS: dict[str, str] = {
+    "KERNELS": '''
+KERNELS = {}
+"""Functions of your own that this module calls, by name: put them here before it runs."""
+''',
     "attend": '''
 def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, scale=1.0, softcap=0.0, queries=None):
     """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from shardwright.backends.foreign import KERNELS
 from shardwright.backends.jax.source_text import check_identifier
 
 
@@ -21,7 +22,7 @@ def load_module(source: str, name: str = "compiled") -> ModuleType:
 
 
 def import_file(path: Path, source: str | None = None) -> ModuleType:
-    """A module from a file, which is written first where its source is given."""
+    """A module from a file, which is written first where its source is given. It has the kernels of this process."""
     if source is not None:
         path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"shardwright_compiled_{path.stem}", path)
@@ -33,6 +34,8 @@ def import_file(path: Path, source: str | None = None) -> ModuleType:
         spec.loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before
+    if "KERNELS" in vars(module):
+        module.KERNELS.update((name, kernel.function) for name, kernel in KERNELS.items())
     return module
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.backends.foreign import check_calls
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.edges import Edge, ProgramEdges
 from shardwright.backends.jax.emit import emit
@@ -48,6 +49,7 @@ class Session:
         """
         self.program = program
         self._edges = ProgramEdges(program)
+        check_calls(program)
         self._module = load_module(emit(program))
         self.mesh: Any = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
         self._functions: dict[str, _Function] = {}

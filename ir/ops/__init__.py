@@ -15,6 +15,7 @@ from shardwright.ir.ops.elementwise import (
     Sub,
     Tabled,
 )
+from shardwright.ir.ops.foreign import Foreign
 from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update
 from shardwright.ir.ops.movements import (
     Ahead,
@@ -51,6 +52,7 @@ __all__ = [
     "Div",
     "Elementwise",
     "Fetch",
+    "Foreign",
     "Full",
     "Function",
     "Iota",

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE [--weights FOLDER [--against transformers]] [--passes 'a,b'] [--seed N] [--mesh] [--dim] [--json]."""
+    """FILE [--weights FOLDER [--against transformers]] [--passes 'a,b'] [--kernels FILE.py] [--seed N] [--mesh] [--dim]
+    [--json]."""
     parser = subparsers.add_parser(
         "run",
         description="Run a program on the devices at hand, on random inputs, and say how far it is from the reference. "
@@ -45,6 +46,9 @@ def add_parser(subparsers: Subparsers) -> None:
         default="jax",
         help="the framework that runs it (default: jax). Under torch each chip is a process, of torchrun or one that "
         "this command starts on this machine, and values live where their types say",
+    )
+    parser.add_argument(
+        "--kernels", metavar="FILE.py", help="a file whose `@shardwright.kernel`s the program calls by name"
     )
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_choice(parser)
@@ -80,6 +84,10 @@ def execute(args: argparse.Namespace) -> int:
     `{"name", "type", "max_abs_difference", "max_rel_difference"}`, relative to the largest magnitude of the
     reference, and "virtual" says that the devices are virtual ones of the CPU.
     """
+    if args.kernels:
+        from shardwright.tracing.trace import user_module
+
+        user_module(args.kernels)
     if args.to == "torch":
         return _under_torch(args)
     from shardwright.backends.jax.processes import joined

@@ -205,10 +205,10 @@ def scaled_dot_product_attention(
 @_op()
 def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Any:  # fmt: skip
-    """Tap by tap, one channel to one (`groups` as many as channels) or all to all."""
+    """Tap by tap, one channel to one (`groups` as many as channels) or all to all; others as one call."""
     steps = [each[0] if isinstance(each, Sequence) else each for each in (stride, padding, dilation)]
     if steps[0] != 1 or steps[2] != 1 or (groups > 1 and not groups == a.shape[-2] == weight.shape[0]):
-        raise NotImplementedError("strides, dilations and groups of several channels")
+        return _convolved(a, weight, bias, stride, padding, dilation, groups)
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(steps[1], steps[1])])
     length = a.shape[-1] - weight.shape[-1] + 1
     taps = [a[..., at : at + length] for at in range(weight.shape[-1])]
@@ -219,14 +219,30 @@ def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any 
     return made if bias is None else made + bias[:, None]
 
 
+def _convolved(a: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    rank = weight.ndim - 2
+    steps, padded, apart = (
+        list(each) * (rank // len(each)) if isinstance(each, Sequence) else [each] * rank
+        for each in (stride, padding, dilation)
+    )
+    batched = a if a.ndim == weight.ndim else a[None]
+    spec = ("NCHWD"[: rank + 2], "OIHWD"[: rank + 2], "NCHWD"[: rank + 2])
+    made = jax.lax.conv_general_dilated(
+        batched, weight, steps, [(each, each) for each in padded], rhs_dilation=apart, dimension_numbers=spec,
+        feature_group_count=groups,
+    )  # fmt: skip
+    made = made if a.ndim == weight.ndim else made[0]
+    return made if bias is None else made + bias.reshape(-1, *[1] * rank)
+
+
 @_op()
 def conv2d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Any:  # fmt: skip
-    """Patches beside each other, which are a product."""
+    """Patches beside each other, which are a product; others as one call."""
     high, wide = weight.shape[-2:]
     steps, padded, apart = ([each] * 2 if isinstance(each, int) else list(each) for each in (stride, padding, dilation))
     if [steps, padded, apart, groups] != [[high, wide], [0, 0], [1, 1], 1]:
-        raise NotImplementedError("a convolution whose patches overlap or are padded")
+        return _convolved(a, weight, bias, stride, padding, dilation, groups)
     rows, columns = a.shape[-2] // high, a.shape[-1] // wide
     patches = a[..., : rows * high, : columns * wide].reshape(*a.shape[:-2], rows, high, columns, wide)
     made = jnp.einsum("...irhcw,oihw->...orc", patches, weight)
@@ -328,6 +344,12 @@ def topk(a: Any, k: int, dim: int = -1, largest: bool = True, _sorted: bool = Tr
     last = jnp.moveaxis(a, dim, -1)
     values, indices = jax.lax.top_k(last if largest else -last, k)
     return jnp.moveaxis(values if largest else -values, -1, dim), jnp.moveaxis(indices, -1, dim)
+
+
+@_op()
+def sort(a: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
+    indices = jnp.argsort(a, axis=dim, descending=descending, stable=True)
+    return jnp.take_along_axis(a, indices, axis=dim), indices
 
 
 # ---------------------------------------------------------------- shapes
@@ -563,7 +585,7 @@ def gather(a: Any, dim: int, ids: Any, **_: Any) -> Any:
 def scatter(a: Any, dim: int, ids: Any, value: Any) -> Any:
     chosen = jax.nn.one_hot(jnp.moveaxis(ids, dim, -1), a.shape[dim], dtype=bool).any(-2)
     if not isinstance(value, int | float | bool):
-        raise NotImplementedError("scatter of an array")
+        return jnp.put_along_axis(a, ids, value[tuple(map(slice, ids.shape))], axis=dim, inplace=False)
     return jnp.where(jnp.moveaxis(chosen, -1, dim), jnp.asarray(value, a.dtype), a)
 
 

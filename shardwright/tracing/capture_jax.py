@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.backends.foreign import KERNELS, PREFIX
 from shardwright.tracing.graph import Application, Constant, Edge, Graph, Layout, Operand, Traced, Variable, uniform
 from shardwright.tracing.places import untraceable
 
@@ -153,7 +154,9 @@ class _Reader:
         return graph
 
     def variable(self, aval: Any) -> Variable:
-        return Variable(next(self.numbers), tuple(aval.shape), str(aval.dtype))
+        """Its shape and number format; a key of random numbers is the two numbers that it is made of."""
+        shape, dtype = tuple(aval.shape), str(aval.dtype)
+        return Variable(next(self.numbers), *(((*shape, 2), "uint32") if dtype == "key<fry>" else (shape, dtype)))
 
     def constant(self, value: Any) -> Operand:
         array = np.asarray(value)
@@ -178,11 +181,13 @@ class _Reader:
         for equation in jaxpr.eqns:
             primitive = equation.primitive.name
             operands = tuple(map(operand, equation.invars))
+            params = dict(equation.params)
+            if primitive in ("jit", "pjit") and _is_kernel(equation):
+                primitive, params = "kernel", {"kernel": params["name"].removeprefix(PREFIX)}
             if primitive in _INLINED:
                 inner = equation.params[_INLINED[primitive]]
                 known.update(zip(equation.outvars, self.read(inner, operands, graph), strict=True))
                 continue
-            params = dict(equation.params)
             if primitive == "platform_index":
                 known[equation.outvars[0]] = Constant(_for_any_chip(params["platforms"]), (), "int32")
                 continue
@@ -203,6 +208,22 @@ class _Reader:
             known.update(zip(equation.outvars, results, strict=True))
             graph.applications.append(Application(primitive, operands, params, results, _place(equation)))
         return [operand(v) for v in jaxpr.outvars]
+
+
+def _is_kernel(equation: Any) -> bool:
+    """Tells whether a call is one of a kernel as declared, and not what a derivative or a batch has made of it."""
+    import jax
+
+    params = equation.params
+    kernel = KERNELS.get(str(params["name"]).removeprefix(PREFIX))
+    if kernel is None or not params["name"].startswith(PREFIX):
+        return False
+    shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
+    try:
+        own: Any = jax.make_jaxpr(kernel.function)(*shapes)
+    except Exception:  # noqa: BLE001 - a function of the user's, at operands that it may not take
+        return False
+    return str(own.jaxpr) == str(params["jaxpr"].jaxpr)
 
 
 def _has_explicit(mesh: Any) -> bool:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardwright.tracing.dimensions import Slot
-from shardwright.tracing.graph import Application, Constant, Graph, Operand, Variable
-from shardwright.tracing.writer import Rule, Value, Writer, dtype_of, refusal
+from shardwright.tracing.graph import Application, Constant, Graph, Operand, Variable, uniform
+from shardwright.tracing.writer import Rule, Value, Writer, dtype_of, number, refusal
 
 RULES: dict[str, Rule] = {}
 
@@ -83,10 +85,40 @@ def elementwise(w: Writer, op: Application, template: str, operands: Sequence[Op
     w.put(result, template.format(*texts, dt=dtype_of(result.dtype)), order, axes, type_, op.primitive)
 
 
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+"""What is computed of numbers while tracing; a quotient of integers is not."""
+
+
+def _folded(w: Writer, op: Application) -> bool:
+    """Computes numbers of numbers, and leaves out zeros that are added to integers."""
+    values = [w.value(operand) for operand in op.operands]
+    result = op.results[0]
+    if all(value.is_number for value in values) and op.primitive in _FOLDED and op.operands[0].dtype != "bfloat16":
+        numbers = [np.asarray(float(v.text)).astype(o.dtype) for v, o in zip(values, op.operands, strict=True)]
+        with np.errstate(all="ignore"):
+            made = uniform(np.asarray(_FOLDED[op.primitive](*numbers)))
+        if made is None or not math.isfinite(made):
+            return False
+        none = (None,) * len(result.shape)
+        w.alias(result, Value(number(made), none, (), is_number=True), none)
+        return True
+    if op.primitive not in ("add", "sub") or "int" not in result.dtype or op.operands[0].shape != result.shape:
+        return False
+    if values[0].is_number or not values[1].is_number or float(values[1].text) != 0:
+        return False
+    same(w, Application("copy", op.operands[:1], {}, op.results, op.place))
+    return True
+
+
 def _table_rule(w: Writer, op: Application) -> None:
+    if _folded(w, op):
+        return
     others = [each for each in op.operands if not (isinstance(each, Constant) and each.value == -math.inf)]
     if op.primitive == "max" and len(others) == 1 and others[0].shape == op.results[0].shape:
-        _same(w, Application("copy", (others[0],), {}, op.results, op.place))  # as softmax guards its maximum
+        same(w, Application("copy", (others[0],), {}, op.results, op.place))  # as softmax guards its maximum
         return
     dtype = dtype_of(op.operands[0].dtype)
     is_float = "f" in dtype
@@ -107,7 +139,7 @@ for _name in {*_ELEMENTWISE, *_ON_INTEGERS, *_BITWISE}:
 
 @rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "reduce_precision",
       "mesh_cast", "pvary", "layout_constraint")  # fmt: skip
-def _same(w: Writer, op: Application) -> None:
+def same(w: Writer, op: Application) -> None:
     for operand, result in zip(op.operands, op.results, strict=True):
         value = w.value(operand)
         axes = w.axes(result)
@@ -119,7 +151,7 @@ def _same(w: Writer, op: Application) -> None:
 @rule("sharding_constraint")
 def _constrained(w: Writer, op: Application) -> None:
     """A demand on the layout of the value, where it has dimensions."""
-    _same(w, op)
+    same(w, op)
     result, axes = op.results[0], op.params["axes"]
     value = w.value(result)
     split = {w.dimensions.find(slot): over for slot, over in zip(value.axes, axes or (), strict=False) if slot}
@@ -138,7 +170,7 @@ def _convert(w: Writer, op: Application) -> None:
         text = repr(number) if "f" in target else str(int(number) if target != "bool" else int(number != 0))
         w.alias(op.results[0], Value(text, value.axes, (), is_number=True), value.axes)
     elif source == target:
-        _same(w, Application("copy", op.operands, {}, op.results, op.place))
+        same(w, Application("copy", op.operands, {}, op.results, op.place))
     else:
         elementwise(w, op, f"convert[{target}]({{}})")
 
@@ -148,8 +180,13 @@ def _select(w: Writer, op: Application) -> None:
     which, *cases = op.operands
     if len(cases) != 2:
         raise refusal(op, "chooses among more than two")
-    if isinstance(which, Constant):
-        _same(w, Application("copy", (cases[int(which.value)],), {}, op.results, op.place))
+    value, low, high = (w.value(each) for each in op.operands)
+    if value.is_number:
+        same(w, Application("copy", (cases[int(float(value.text))],), {}, op.results, op.place))
+        return
+    bools = op.results[0].dtype == "bool" and which.shape == op.results[0].shape
+    if bools and low.is_number and high.is_number and (float(low.text), float(high.text)) == (0, 1):
+        same(w, Application("copy", (which,), {}, op.results, op.place))
         return
     elementwise(w, op, "where({}, {}, {})", [which, cases[1], cases[0]])
 
@@ -180,8 +217,7 @@ def _pow(w: Writer, op: Application) -> None:
         inner = "{0}" if exponent_is_float else f"convert[{dtype_of(op.results[0].dtype)}]({{0}})"
         elementwise(w, op, f"exp({inner} * {math.log(base.value)!r})", [exponent])
     else:
-        raise refusal(op, "of a base that may be negative has no counterpart in the language",
-                      "write the power as exp(y * log(x)) of a positive x, or with a constant exponent")  # fmt: skip
+        w.rules["pow_of_any"](w, op)
 
 
 # ------------------------------------------------------------ contractions and reductions
@@ -190,7 +226,10 @@ def _pow(w: Writer, op: Application) -> None:
 @rule("dot_general")
 def _dot_general(w: Writer, op: Application) -> None:
     (lc, rc), (lb, rb) = op.params["dimension_numbers"]
-    left, right = op.operands
+    wide = op.results[0].dtype
+    left, right = op.operands if op.operands[0].dtype == op.operands[1].dtype else (
+        each if each.dtype == wide else _do(w, op, ("wide", k), "convert_element_type", [each], each.shape, wide)
+        for k, each in enumerate(op.operands))  # fmt: skip
     x, y = w.value(left), w.value(right)
     # A summed dimension is one of both operands.
     if any(x.axes[i] is None and left.shape[i] > 1 for i in lc):
@@ -289,7 +328,7 @@ def _cumsum(w: Writer, op: Application) -> None:
     axis = op.params["axis"]
     value = w.whole(op.operands[0])
     if value.axes[axis] is None:
-        _same(w, op)
+        same(w, op)
         return
     text = value.text
     name = w.name(value.axes[axis])
@@ -500,11 +539,13 @@ def _concatenate(w: Writer, op: Application) -> None:
     axis, result = op.params["dimension"], op.results[0]
     axes = w.axes(result)
     target = axes[axis]
-    assert target is not None
+    parts = [operand for operand in op.operands if operand.shape[axis]]
+    if target is None:  # one of them has the one element that there is
+        same(w, Application("copy", tuple(parts), {}, op.results, op.place))
+        return
     order = tuple(slot for slot in axes if slot is not None)
     find = w.dimensions.find
     texts = []
-    parts = [operand for operand in op.operands if operand.shape[axis]]
     for operand in parts:
         value = w.value(operand)
         if value.axes[axis] is None and operand.shape[axis] > 1:
@@ -525,6 +566,16 @@ def _concatenate(w: Writer, op: Application) -> None:
     w.put(result, f"concat[{w.name(target)}]({', '.join(texts)})", order, axes, stem="concat")
 
 
+@rule("tile")
+def _tile(w: Writer, op: Application) -> None:
+    operand, result = op.operands[0], op.results[0]
+    apart = [size for pair in zip(op.params["reps"], operand.shape, strict=True) for size in pair]
+    spread = Variable((result.number, "apart"), tuple(apart), result.dtype)
+    dims = tuple(range(1, len(apart), 2))
+    _broadcast(w, Application("broadcast_in_dim", (operand,), {"broadcast_dimensions": dims}, (spread,), op.place))
+    w.rules["reshape"](w, Application("reshape", (spread,), {"dimensions": None}, (result,), op.place))
+
+
 @rule("stack")
 def _stack(w: Writer, op: Application) -> None:
     axis = op.params["axis"]
@@ -537,6 +588,10 @@ def _stack(w: Writer, op: Application) -> None:
 
 @rule("pad")
 def _pad(w: Writer, op: Application) -> None:
+    if 0 in op.operands[0].shape:
+        params: dict[str, Any] = {"broadcast_dimensions": ()}
+        _broadcast(w, Application("broadcast_in_dim", op.operands[1:], params, op.results, op.place))
+        return
     operand, padding = op.operands
     config = op.params["padding_config"]
     result = op.results[0]
@@ -568,7 +623,7 @@ def _pad(w: Writer, op: Application) -> None:
             total = sum(part.shape[axis] for part in parts)
             shape = [total if i == axis else size for i, size in enumerate(operand.shape)]
             operand = _do(w, op, ("padded", axis), "concatenate", parts, shape, dimension=axis)
-    _same(w, Application("copy", (operand,), {}, (result,), op.place))
+    same(w, Application("copy", (operand,), {}, (result,), op.place))
 
 
 @rule("rev")
@@ -582,7 +637,7 @@ def _rev(w: Writer, op: Application) -> None:
             made = Variable((op.results[0].number, "rev", axis), operand.shape, operand.dtype)
             w.values[made.number] = _looked_up(w, op, w.value(operand), axis, back, w.axes(back)[0])
             operand = made
-    _same(w, Application("copy", (operand,), {}, op.results, op.place))
+    same(w, Application("copy", (operand,), {}, op.results, op.place))
 
 
 def _looked_up(w: Writer, op: Application, table: Value, axis: int, ids: Variable, target: Slot | None) -> Value:
@@ -722,10 +777,15 @@ def _scatter(w: Writer, op: Application) -> None:
             rows.append(None)
     value = w.renamed(value, targets)
     mask, mask_order = "", []
+    clips = "CLIP" in str(op.params.get("mode"))
     for k, d in enumerate(indexed):
-        if axes[d] is None:
+        if axes[d] is None or (d in windows and d not in partial):
             continue
-        index = w.value(_component(w, op, indices, k))
+        component = _component(w, op, indices, k)
+        if clips:  # an index beyond the end is the last
+            bounds = [Constant(0, (), component.dtype), component, Constant(base.shape[d] - 1, (), component.dtype)]
+            component = _do(w, op, ("clipped", k), "clamp", bounds, component.shape, component.dtype)
+        index = w.value(component)
         index = w.renamed(index, {a: b for a, b in zip(index.axes, rows, strict=True) if a is not None})
         here = w.write("here", f"equal(iota[{w.name(axes[d])}](), {index.text})")
         mask = w.write("here", f"logical_and({mask}, {here})") if mask else here
@@ -786,7 +846,7 @@ def _update_slice(w: Writer, op: Application) -> None:
     order = tuple(axis for axis in axes if axis is not None)
     parts = [d for d, size in enumerate(new.shape) if size != cache.shape[d]]
     if not parts:
-        _same(w, Application("copy", (new,), {}, op.results, op.place))
+        same(w, Application("copy", (new,), {}, op.results, op.place))
         return
     along = next((d for d in reversed(parts) if new.shape[d] > 1), parts[-1])
     if any(new.shape[d] > 1 for d in parts if d != along):
@@ -898,7 +958,7 @@ def _cond(w: Writer, op: Application) -> None:
         for n, branch in reversed(list(enumerate(chosen[:-1]))):
             here = _do(w, op, ("is", k, n), "eq", [which, Constant(n, (), "int32")], (), "bool")
             best = _do(w, op, ("case", k, n), "where", [here, branch[k], best], result.shape, result.dtype)
-        _same(w, Application("copy", (best,), {}, (result,), op.place))
+        same(w, Application("copy", (best,), {}, (result,), op.place))
 
 
 @rule("while")

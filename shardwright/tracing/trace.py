@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from shardwright.tracing.places import of_file, place_of, untraceable
 
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
-    from shardwright.tracing.graph import Edge, Traced
+    from shardwright.tracing.graph import Edge, Graph, Traced, Variable
     from shardwright.tracing.writer import Site
 
 Array = npt.NDArray[Any]
@@ -44,6 +44,8 @@ class Trace:
     """The weights of a module by the program's names, as its `state_dict` names them; empty for functions."""
     sites: Mapping[str, Site] = field(default_factory=dict[str, "Site"], repr=False)
     """Where the function has the values that stand in the program."""
+    opaque: tuple[str, ...] = ()
+    """The functions that the program calls by name, because the language has no words for them."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -68,7 +70,7 @@ class Trace:
             "inputs": edges(self.inputs),
             "results": edges(self.results),
             "operations": dict(self.operations),
-            "opaque": [],
+            "opaque": list(self.opaque),
             "unnamed": 0,
             "largest_relative_difference": self.largest_relative_difference,
             "seconds": self.seconds,
@@ -90,9 +92,10 @@ def trace(
     """
     from shardwright.backends.reference import evaluate
     from shardwright.compiling import load, print_program
+    from shardwright.passes.recognize import Recognize
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
-    from shardwright.tracing.rules import RULES
+    from shardwright.tracing.opaque import RULES
     from shardwright.tracing.writer import program_text
 
     began = perf_counter()
@@ -109,8 +112,8 @@ def trace(
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
         raise untraceable(reason, place_of(error)) from error
-    written, names, sites = program_text(traced, RULES, mesh or {})
-    program = load(Source(f"<{traced.name}>", written))
+    written, names, sites, opaque = program_text(traced, RULES, mesh or {})
+    program = Recognize().run(load(Source(f"<{traced.name}>", written)))
     func = program.funcs[0]
     text = print_program(program)
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
@@ -141,7 +144,7 @@ def trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
-        sites,
+        sites, tuple(opaque),
     )  # fmt: skip
 
 
@@ -168,7 +171,18 @@ def _operations(program: Program) -> list[str]:
 
 def _precision(traced: Traced) -> Any:
     """Formats of 16 bits round in the function too, so the program's meaning is taken with its formats."""
-    return "declared" if any(edge.dtype in {"bfloat16", "float16"} for edge in traced.inputs) else "exact"
+    kinds = (variable.dtype for variable in _variables(traced.graph))
+    return "declared" if {"bfloat16", "float16"}.intersection(kinds) else "exact"
+
+
+def _variables(graph: Graph) -> Iterator[Variable]:
+    """The values that a function takes and makes, those of loops' bodies and branches included."""
+    yield from graph.parameters
+    for application in graph.applications:
+        yield from application.results
+        for body in (application.params.get("body"), *application.params.get("bodies", ())):
+            if body is not None:
+                yield from _variables(body)
 
 
 def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int) -> list[Array]:
@@ -222,10 +236,10 @@ def _difference(expected: Array, found: Array) -> float:
 def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function FUNCTION of FILE.py, or the module of PyTorch that it returns where it takes no arguments, and the
     example arguments that ARGS gives."""
-    module = _module(path)
+    module = user_module(path)
     function = _made(_member(module, path, name, "FUNCTION"), path, name)
     other, _, member = (arguments or f"{path}:example_args").rpartition(":")
-    made = _member(module if other == path else _module(other), other, member, "--args FILE.py:ARGS")
+    made = _member(module if other == path else user_module(other), other, member, "--args FILE.py:ARGS")
     args: Any = made() if callable(made) else made
     return function, tuple(args)
 
@@ -250,7 +264,7 @@ def _made(function: Any, path: str, name: str) -> Any:
     return made if is_module(made) else function
 
 
-def _module(path: str) -> Any:
+def user_module(path: str) -> Any:
     """Imports the user's file, which is what the command was asked to do."""
     import sys
     from importlib.util import module_from_spec, spec_from_file_location

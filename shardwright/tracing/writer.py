@@ -51,6 +51,7 @@ class Writer:
         self.taken: set[str] = set()
         self.loops: tuple[Hashable, ...] = ()
         self.counts: dict[str, int] = {}
+        self.opaque: dict[str, None] = {}
 
     # ------------------------------------------------------------ values
 
@@ -171,6 +172,10 @@ class Writer:
 
     def apply(self, graph: Graph) -> None:
         for application in graph.applications:
+            if all(0 in result.shape for result in application.results):  # nobody reads an element of it
+                for result in application.results:
+                    self.values[result.number] = Value("0", (None,) * len(result.shape), (), is_number=True)
+                continue
             rule = self.rules.get(application.primitive)
             if rule is None:
                 raise refusal(application, "has no counterpart in the language")
@@ -204,8 +209,9 @@ class Site:
 
 def program_text(
     traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]
-) -> tuple[str, list[str], dict[str, Site]]:
-    """The program's text, the names of the function's parameters, and where the function has the program's values."""
+) -> tuple[str, list[str], dict[str, Site], list[str]]:
+    """The program's text, the names of the function's parameters, where the function has the program's values, and
+    what it calls by name."""
     dimensions = Dimensions()
     _function(traced, Writer(rules, dimensions))
     _tie_by_path(traced, dimensions)
@@ -227,7 +233,7 @@ def program_text(
             if value is not None and not value.is_number:
                 dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
                 sites.setdefault(value.text, Site(result.number, dims, application.place))
-    return "\n".join([*items, *header, *writer.lines, "}", ""]), names, sites
+    return "\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque)
 
 
 def _edge_axes(writer: Writer, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pygments.lexer import RegexLexer, bygroups, words  # pyright: ignore[reportUnknownVariableType]
-from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, Whitespace
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Whitespace
 
 from shardwright.ir.names import DTYPES, KEYWORDS, TIERS
 
@@ -25,6 +25,7 @@ class ShardLexer(RegexLexer):
         "root": [
             (r"\s+", Whitespace),
             (r"#.*", Comment.Single),
+            (r"'[^'#\n]*'", String),
             (r"(chip)( +)([a-z0-9][\w./-]*)", bygroups(Keyword, Whitespace, Name.Constant)),
             (r"(func)( +)([a-z][a-z0-9_]*)", bygroups(Keyword, Whitespace, Name.Function)),
             (r"(\( *)(partial(?:sum|max|softmax))( *- *)(\?|\{[a-z0-9_, ]*\}|[a-z][a-z0-9_,]*)( *\))",

@@ -106,6 +106,8 @@ CASES = (
     Case(ops.Cumsum("A"), _f("AB")),
     *(Case(ops.Cumsum("B"), (("AB", dtype),)) for dtype in (I, DType.INT8)),
     Case(ops.Argmax("A"), _f("AB")),
+    Case(ops.Foreign("stand_in", ("A", "B"), F, ("A",)), _f("BA", "A")),
+    Case(ops.Foreign("stand_in", ("B",), I, ("B",)), (("AB", I), ("A", I))),
     Case(ops.Topk("A", "C", 5), _f("BAD"), sizes=(("C", 5),)),
     Case(ops.Topk("B", "B", 12, ("x",)), _f("BA")),
     Case(ops.Topk("B", "C", 6, ("x",)), (("AB", I),)),

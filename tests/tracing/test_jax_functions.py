@@ -24,6 +24,38 @@ def test_means_what_the_function_computes(name: str) -> None:
     assert trace(function, args).largest_relative_difference < 1e-4
 
 
+def test_a_row_of_each_cache_is_written_where_its_length_says() -> None:
+    """`vmap` makes one scatter of it, whose index is clipped and whose other dimensions are whole."""
+
+    def write(cache: jax.Array, rows: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.vmap(lambda c, r, i: jax.lax.dynamic_update_slice(c, r[None], (i, 0, 0)))(cache, rows, at)
+
+    normal = np.random.default_rng(0).normal
+    args = (normal(size=(3, 12, 2, 8)), normal(size=(3, 2, 8)), np.array([0, 7, 30]))
+    args = tuple(a.astype("f4" if a.dtype.kind == "f" else "i4") for a in args)
+    assert trace(write, args).largest_relative_difference < 1e-6
+
+
+def test_parts_without_an_element() -> None:
+    """An associative scan slices, pads and joins them."""
+
+    def scan(a: jax.Array, b: jax.Array) -> Any:
+        return jax.lax.associative_scan(lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b), axis=1)
+
+    normal = np.random.default_rng(0).normal
+    args = [normal(size=(2, 8, 3)).astype("f4") for _ in range(2)]
+    assert trace(scan, args).largest_relative_difference < 1e-6
+
+
+def test_formats_that_meet() -> None:
+    def mixed(x: jax.Array, g: jax.Array) -> Any:
+        half = x.astype(jnp.bfloat16)
+        return jnp.einsum("i,j->ij", jnp.arange(4), x), jnp.tile(x, (3, 2)), ((half @ half) * 3).astype("f4") * g
+
+    traced = trace(mixed, (np.linspace(-1, 2, 6, dtype="f4"), np.ones((2, 3), "f4")))
+    assert traced.largest_relative_difference < 1e-5
+
+
 def test_layers_that_meet_nowhere_share_their_dimensions() -> None:
     function, args = FUNCTIONS["llama"]
     types = {name: type_.removesuffix("?") for _, name, type_ in trace(function, args).inputs}

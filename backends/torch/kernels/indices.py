@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.backends import foreign
+from shardwright.backends.number_formats import Array, numpy_dtype
 from shardwright.backends.torch.kernels.call import Call, Kernel, as_arg, whole_size
-from shardwright.backends.torch.tensors import Named, aligned
+from shardwright.backends.torch.tensors import Named, aligned, held_as
 from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
 from shardwright.ir.types import DType
 
@@ -83,10 +86,29 @@ def _update(operation: ops.Update, call: Call) -> Tensor:
     return call.functions.updated(cache.tensor, rows, offset, names.index(operation.dim))
 
 
+def _foreign(operation: ops.Foreign, call: Call) -> Tensor:
+    """A function of JAX, on the host."""
+    from types import ModuleType
+
+    if not isinstance(call.torch, ModuleType):
+        message = f"{operation.name} is a function of JAX, which a module of PyTorch does not call"
+        raise fault("unsupported", message, NOWHERE, "emit JAX, or run the program: `run` calls it on the host")
+    arrays: list[Array] = []
+    for value in (call.tensor(i) for i in range(len(call.args))):
+        tensor = value.tensor.detach().cpu()
+        plain: Array = (tensor.float() if value.dtype.is_float else tensor).numpy()
+        arrays.append(plain.astype(numpy_dtype(value.dtype)))
+    made = foreign.call(operation, arrays)
+    if operation.dtype is not DType.BOOL:
+        made = made.astype("float32" if operation.dtype.is_float else "int64")
+    return call.torch.from_numpy(made.copy()).to(call.device, held_as(operation.dtype, call.torch))
+
+
 KERNELS: dict[type[Operation], Kernel] = {
     ops.Lookup: _lookup,
     ops.Iota: _iota,
     ops.Uniform: _uniform,
     ops.Rotary: _rotary,
+    ops.Foreign: _foreign,
     ops.Update: _update,
 }

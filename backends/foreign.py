@@ -1,0 +1,277 @@
+"""Functions that programs call by name: some of `jax.lax`, and kernels of users' own.
+
+What stands in a program is a name and JSON. Names are looked up here and nowhere else, so that a program calls nothing
+that is neither in this table nor declared by the Python that runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from shardwright.backends.number_formats import Array
+from shardwright.ir import ops
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest, placed
+from shardwright.ir.names import is_valid_name
+from shardwright.ir.program import Let, Program, Statement
+from shardwright.ir.walk import Site, map_sites, sites
+
+POINTWISE = frozenset((
+    "floor", "ceil", "round", "erf_inv", "lgamma", "digamma", "atan2", "pow", "asin", "acos", "atan", "sinh", "cosh",
+    "asinh", "acosh", "atanh", "nextafter", "population_count", "clz", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bessel_i0e", "bessel_i1e",
+    "igamma", "igammac", "regularized_incomplete_beta",
+))  # fmt: skip
+"""Functions of `jax.lax` that compute each element from those at its place."""
+
+ALONG = frozenset({"cumprod", "cummax", "cummin", "cumlogsumexp"})
+"""Functions of `jax.lax` along `axis`."""
+
+_LAX = {
+    **{name: name for name in (*POINTWISE, *ALONG, "conv_general_dilated", "ragged_dot", "reduce_prod")},
+    "cholesky": "linalg.cholesky",
+    "triangular_solve": "linalg.triangular_solve",
+    "reduce_window_max": "reduce_window",
+    "reduce_window_min": "reduce_window",
+    "reduce_window_sum": "reduce_window",
+}
+_BEFORE_PARAMS = {
+    "reduce_window_max": ("-jnp.inf", "lax.max"),
+    "reduce_window_min": ("jnp.inf", "lax.min"),
+    "reduce_window_sum": ("0", "lax.add"),
+}
+"""The source that the function takes between its operands and its parameters."""
+
+LAX = frozenset({*_LAX, "random_bits", "random_split", "random_fold_in"})
+"""The functions of JAX that programs may call."""
+
+STAND_IN = "stand_in"
+"""The name of what stands in for another function, at other sizes than it takes."""
+
+PREFIX = "shardwright_kernel_"
+"""The names of kernels begin with this in a jaxpr."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function of a user's own: the axes of its operands and results by letter, and those that chips may split."""
+
+    name: str
+    function: Callable[..., Any]
+    operands: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[str, ...], ...]
+    splits: tuple[str, ...]
+
+
+KERNELS: dict[str, Kernel] = {}
+"""Those that `kernel` has declared in this process, by name."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(axes: str, *, splits: str = "", name: str = "") -> Callable[[F], F]:
+    """Declares a function of JAX, as one in Pallas, that called by name as it is: `trace` does not look inside.
+
+    `axes` names the axes of operands and results, `"b t h d, b s h d, b s h d -> b t h d"`; `splits` those that chips
+    may divide between them, `"b h"`, since the function does the same at each of their indices. Along all others a chip
+    has its operands whole.
+
+    >>> import shardwright
+    >>> @shardwright.kernel("b t -> b t", splits="b")
+    ... def running_product(x):
+    ...     return jax.numpy.cumprod(x, axis=1)
+
+    Raises `DiagnosticError` where `axes` or `splits` does not say that.
+    """
+    before, arrow, after = axes.partition("->")
+    operands, results = (tuple(tuple(part.split()) for part in side.split(",")) for side in (before, after))
+    split = tuple(splits.split())
+
+    def declare(function: F) -> F:
+        own = name or getattr(function, "__name__", "")
+        _examine(own, arrow, operands, results, split, axes)
+        KERNELS[own] = Kernel(own, function, operands, results, split)
+
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        call.__name__ = f"{PREFIX}{own}"
+
+        @functools.cache
+        def jitted() -> Any:
+            return _jax().jit(call)
+
+        @functools.wraps(function)
+        def called(*args: Any) -> Any:
+            return jitted()(*args)
+
+        made: Any = called
+        return made
+
+    return declare
+
+
+def _examine(name: str, arrow: str, operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]],
+             splits: Sequence[str], axes: str) -> None:  # fmt: skip
+    """Raises where a declaration does not say what it has to."""
+    example = 'as in @shardwright.kernel("b t d, d -> b t", splits="b")'
+    if not is_valid_name(name):
+        raise fault("bad-kernel", f"a kernel cannot be called `{name}`", NOWHERE, "name=... is a name of lower case")
+    if name in LAX | {STAND_IN}:
+        raise fault("bad-kernel", f"{name} is a function of jax.lax", NOWHERE, "name=... is another name")
+    if not arrow:
+        raise fault("bad-kernel", f"`{axes}` has no arrow between operands and results", NOWHERE, example)
+    for row in (*operands, *results):
+        twice = next((axis for axis in row if row.count(axis) > 1), None)
+        if twice is not None:
+            raise fault("bad-kernel", f"{name} names the axis {twice} of an operand twice", NOWHERE, example)
+    for axis in splits:
+        if not any(axis in row for row in operands) or not all(axis in row for row in results):
+            raise fault(
+                "bad-kernel", f"{name}: splits={axis}, and it is no axis of an operand and of all results", NOWHERE,
+                "what is divided between chips is so in the results, too",
+            )  # fmt: skip
+
+
+def params_of(operation: ops.Foreign) -> dict[str, Any]:
+    """The parameters of the text, with tuples for lists. Raises `bad-static` where they are no JSON object."""
+    try:
+        made: Any = json.loads(operation.params or "{}")
+    except ValueError as error:
+        raise fault("bad-static", f"foreign: params are no JSON: {error}", NOWHERE) from None
+    given = cast("dict[str, Any]", made) if isinstance(made, dict) else {"": None}
+    if not all(key.isidentifier() for key in given):
+        raise fault("bad-static", "foreign: params are an object of JSON, as in params='{\"axis\": 1}'", NOWHERE)
+    return {key: _tuples(value) for key, value in given.items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
+
+
+def unknown(name: str) -> DiagnosticError:
+    """The fault of a name that is neither in the table nor declared."""
+    return fault(
+        "unknown-kernel",
+        f"the program calls {name}, which is no function of jax.lax that programs may call and no kernel declared here",
+        NOWHERE,
+        "declare it with @shardwright.kernel in the Python that runs the program",
+        *([near] if (near := nearest(name, [*LAX, *KERNELS])) else []),
+    )
+
+
+def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
+    """The call as an expression of an emitted module, which has `lax`, `jax`, `jnp` and `KERNELS`."""
+    name, params = operation.name, params_of(operation)
+    key = f"jax.random.wrap_key_data({codes[0]})"
+    if name == "random_bits":
+        made = f"jax.random.bits({key}, {params['shape']!r}, jnp.uint32)"
+    elif name == "random_split":
+        made = f"jax.random.key_data(jax.random.split({key}, {params['shape']!r}))"
+    elif name == "random_fold_in":
+        made = f"jax.random.key_data(jax.random.fold_in({key}, {codes[1]}))"
+    elif name in _LAX:
+        given = (*codes, *_BEFORE_PARAMS.get(name, ()), *(f"{key}={value!r}" for key, value in params.items()))
+        made = f"lax.{_LAX[name]}({', '.join(given)})"
+    else:
+        made = f"KERNELS[{name!r}]({', '.join(codes)})"
+    return f"{made}[{operation.result}]" if operation.result else made
+
+
+def function_of(operation: ops.Foreign) -> Callable[..., Any]:
+    """The function that is called, of arrays of JAX. Raises `unknown-kernel` where there is none of this name."""
+    name, params = operation.name, params_of(operation)
+    jax = _jax()
+    lax, random = jax.lax, jax.random
+
+    def bits(key: Any) -> Any:
+        return random.bits(random.wrap_key_data(key), params["shape"], "uint32")
+
+    def split(key: Any) -> Any:
+        return random.key_data(random.split(random.wrap_key_data(key), params["shape"]))
+
+    def fold_in(key: Any, data: Any) -> Any:
+        return random.key_data(random.fold_in(random.wrap_key_data(key), data))
+
+    of_keys = {"random_bits": bits, "random_split": split, "random_fold_in": fold_in}
+    if name in of_keys:
+        return of_keys[name]
+    if name in _LAX:
+        function: Any = functools.reduce(getattr, _LAX[name].split("."), lax)
+        words: Mapping[str, Any] = {
+            "-jnp.inf": -math.inf, "jnp.inf": math.inf, "0": 0,
+            "lax.max": lax.max, "lax.min": lax.min, "lax.add": lax.add,
+        }  # fmt: skip
+        between = [words[word] for word in _BEFORE_PARAMS.get(name, ())]
+        return lambda *args: function(*args, *between, **params)
+    if name not in KERNELS:
+        raise unknown(name)
+    return KERNELS[name].function
+
+
+def keeps_format(operation: ops.Foreign) -> bool:
+    """Tells whether the function of `jax.lax` gives the number format of its first operand."""
+    return operation.name in POINTWISE | ALONG
+
+
+def call(operation: ops.Foreign, arrays: Sequence[Array]) -> Array:
+    """The result of the function for these arrays, on one chip."""
+    made: Any = function_of(operation)(*map(_jax().numpy.asarray, arrays))
+    several = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else [made]
+    return np.asarray(several[operation.result])
+
+
+def _jax() -> Any:
+    return importlib.import_module("jax")
+
+
+def check_calls(program: Program) -> None:
+    """Raises `unknown-kernel`, at its place, where a program calls what is not known here."""
+    for func in program.funcs:
+        for site in sites(program, func):
+            operation = site.statement.operation if isinstance(site.statement, Let) else None
+            if isinstance(operation, ops.Foreign) and operation.name not in LAX | KERNELS.keys():
+                with placed(site.statement.span):
+                    raise unknown(operation.name)
+
+
+def standing_in(program: Program) -> Program:
+    """The program with others in the place of foreign functions."""
+
+    def rewrite(site: Site) -> Sequence[Statement]:
+        statement = site.statement
+        if isinstance(statement, Let) and isinstance(statement.operation, ops.Foreign):
+            return (replace(statement, operation=replace(statement.operation, name=STAND_IN, params="", result=0)),)
+        return (statement,)
+
+    return replace(program, funcs=tuple(map_sites(program, func, rewrite) for func in program.funcs))
+
+
+def stand_in(
+    operation: ops.Foreign, arrays: Sequence[Array], names: Sequence[Sequence[str]], sizes: Mapping[str, int]
+) -> Array:
+    """Another function in the place of this one, for programs at other sizes than it takes: every element depends on
+    every element that the operation says it may depend on, and on its own place along dimensions that are not split."""
+    kept = operation.splits
+    rest = [name for name in operation.dims if name not in kept]
+    made: Array = (np.arange(math.prod(sizes[name] for name in rest)) % 3).reshape([sizes[name] for name in rest])
+    for at, (array, own) in enumerate(zip(arrays, names, strict=True)):
+        here = [name for name in kept if name in own]
+        order = [*map(own.index, here), *(i for i, name in enumerate(own) if name not in kept)]
+        rows = array.transpose(order).reshape([*(sizes[name] for name in here), -1])
+        weights: Array = np.arange(rows.shape[-1], dtype=np.int64) * 7 % 5 + 1 + at
+        exact = rows.dtype.kind in "biu"
+        weighted: Array = np.ascontiguousarray(rows.astype(np.int64 if exact else np.float64) * weights)
+        mixed: Array = weighted.sum(axis=-1) if exact else weighted.sum(axis=-1) / rows.shape[-1]
+        shape = [*(sizes[name] if name in here else 1 for name in kept), *(1 for _ in rest)]
+        made = np.asarray(made + mixed.reshape(shape))
+    order = [*kept, *rest]
+    made = np.broadcast_to(made, [sizes[name] for name in order])
+    return made.transpose([order.index(name) for name in operation.dims])
