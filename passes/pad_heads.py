@@ -9,9 +9,24 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Concat, Layernorm, Max, Merge, Rmsnorm, Softmax, Split, Sum, Take, Topk
+from shardwright.ir.ops import (
+    Argmax,
+    Concat,
+    Cumsum,
+    Foreign,
+    Layernorm,
+    Max,
+    Merge,
+    Rmsnorm,
+    Softmax,
+    Split,
+    Sum,
+    Take,
+    Topk,
+)
 from shardwright.ir.program import Func, Let, Program, Value
 from shardwright.ir.unparse import unparse
+from shardwright.ir.walk import operand_names, sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.padded_weights import PaddedDim, PaddedWeights, Padding
@@ -182,12 +197,16 @@ def _require_independent(
 def _require_zeros_to_stay_apart(program: Program, grown: _Grown) -> None:
     """Raises where heads are mixed otherwise than by a product, which zeros leave alone, or are counted off."""
     for func in program.funcs:
-        for statement, _ in func.walk():
+        for site in sites(program, func):
+            statement = site.statement
             match statement:
                 case Let(operation=Softmax() | Layernorm() | Rmsnorm() | Sum() | Max() as operation):
                     dims = operation.dims
-                case Let(operation=Take() | Concat() | Topk() as operation):
+                case Let(operation=Take() | Concat() | Topk() | Cumsum() | Argmax() as operation):
                     dims = (operation.dim,)
+                case Let(operation=Foreign() as operation):
+                    kinds = [site.scope.type_of(name) for name in operand_names(statement.operands)]
+                    dims = sorted({name for kind in kinds for name in kind.names} - set(operation.splits))
                 case _:
                     continue
             for name in dims:

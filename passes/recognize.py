@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.program import Func, Let, Marking, Program, Scope, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import AnyPartial, DType, OpenType, Shape
-from shardwright.ir.walk import Site, map_sites, operand_names, sites, use_counts
+from shardwright.ir.walk import Site, map_sites, operand_names, sites, states_set, use_counts
 from shardwright.passes.base import Pass
 from shardwright.passes.cleanup import without_dead_code
 
@@ -80,15 +80,16 @@ def _rewritten(program: Program, func: Func) -> Func:
     rewriter = Rewriter.of(program, func)
     uses = use_counts(func)
     gone: set[str] = set()
+    changing = set(states_set(func.body))  # what is read of them later may be another version
 
     def rewrite(site: Site) -> Sequence[Statement]:
         statement = site.statement
         if not isinstance(statement, Let) or len(statement.results) > 1 or statement.result.name in gone:
             return (statement,)
-        reader = _Reader(made, site.scope, program.sizes(func))
+        reader = _Reader(made, site.scope, program.sizes(func), changing)
         for rule in _RULES:
             found = rule(reader, statement)
-            if found is None or not gone.isdisjoint({*found.between, *operand_names(found.operands)}):
+            if found is None or not (gone | changing).isdisjoint({*found.between, *operand_names(found.operands)}):
                 continue
             if _stays_inside(found, statement, made, uses) and (lines := _put(found, statement, reader, rewriter)):
                 gone.update(found.between)
@@ -153,10 +154,13 @@ def _put(found: _Found, statement: Let, reader: _Reader, rewriter: Rewriter) -> 
 class _Reader:
     """Looks up the statements that made the operands of a statement."""
 
-    def __init__(self, made: Mapping[str, Let], scope: Scope, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, made: Mapping[str, Let], scope: Scope, sizes: Mapping[str, int], changing: Collection[str]
+    ) -> None:
         self.made = made
         self.scope = scope
         self.sizes = sizes
+        self.changing = changing
 
     def shape(self, name: str) -> Shape:
         return self.scope.type_of(name).shape
@@ -198,7 +202,7 @@ class _Reader:
     def same(self, one: str, other: str) -> bool:
         """Tells whether two values are computed alike."""
         if one == other:
-            return True
+            return one not in self.changing
         a, b = self.made.get(one), self.made.get(other)
         if a is None or b is None or a.operation != b.operation or len(a.operands) != len(b.operands):
             return False
@@ -502,6 +506,8 @@ class _Mask:
     scores: str
     causal: str | None = None
     window: int = 0
+    of_window: str | None = None
+    """The dimension of queries whose window it is."""
     given: dict[str, str] = field(default_factory=dict[str, str])
     between: list[str] = field(default_factory=list[str])
     first: list[tuple[str, Operation, tuple[Operand, ...]]] = field(
@@ -516,6 +522,7 @@ class _Mask:
         gap = reader.of(left, ops.Sub)
         if strict and gap is not None and not self.window:
             query, key = (_positions(reader, each) for each in gap.operands)
+            self.of_window = query
             self.window = int(right.value) if isinstance(right, Number) else 0
             return self.window > 0 and key == along and query not in (None, along)
         if _positions(reader, left) != along or not isinstance(right, str):
@@ -545,7 +552,7 @@ def _masked(reader: _Reader, name: str, along: str) -> _Mask | None:
         comparison = reader.of(part, "less_equal") or reader.of(part, "less")
         if comparison is None or not made.add(reader, comparison, along):
             return None
-    return None if made.window and made.causal is None else made
+    return None if made.window and made.causal != made.of_window else made
 
 
 def _conjuncts(reader: _Reader, mask: str) -> Iterator[str]:

@@ -260,6 +260,22 @@ def test_a_norm_over_heads_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("cumsum[H](x @[E] wq)", "cumsum"),
+        ("foreign[flip, BLHD, bf16, splits=BL](x @[E] wq)", "foreign"),
+    ],
+)
+def test_what_counts_heads_off_is_refused(call: str, said: str) -> None:
+    message, _ = refusal(MULTIQUERY.replace("q = x @[E] wq", f"q = {call}"))
+    assert message.startswith(f"pad-heads: {said} runs along H, which numbers heads")
+
+
+def test_a_function_that_takes_each_head_for_itself_is_padded() -> None:
+    padded(program(MULTIQUERY.replace("q = x @[E] wq", "q = foreign[flip, BLHD, bf16, splits=BLH](x @[E] wq)")), 8)
+
+
 def test_a_packed_dimension_is_refused() -> None:
     assert refusal(MULTIQUERY.replace("H=6 D=4", "H=6 D=4 A=H+D")) == (
         "pad-heads: the size of A follows from that of H",

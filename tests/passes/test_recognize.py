@@ -101,6 +101,21 @@ def test_stays_what_it_is(text: str, kept: str) -> None:
     assert kept in recognized(text)
 
 
+def test_a_state_is_read_when_it_was_read() -> None:
+    """The scores are those of the keys before the new ones are set."""
+    text = (
+        f"{HEAD}state {{\n  k: f32 BTD\n}}\nfunc f(q: f32 BLD, v: f32 BTD, n: f32 BTD) -> f32 BLD {{\n"
+        "  s = q @[D] k\n  set k = k + n\n  e = exp(s - max[T](s))\n  o = (e / sum[T](e)) @[T] v\n  return o\n}\n"
+    )
+    before = program(text)
+    after = run_passes(before, parse_pipeline("recognize"))
+    assert "softmax[T](s)" in print_program(after)
+    inputs = random_inputs(before, before.funcs[0], 0)
+    wanted, _ = evaluate(before, "f", inputs.args, None, inputs.state)
+    found, _ = evaluate(after, "f", inputs.args, None, inputs.state)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)
+
+
 def test_a_block(golden: Callable[[str, str], None]) -> None:
     source = Path(__file__).parents[2] / "docs" / "reference" / "programs" / "recognize.shard"
     block = program(source.read_text(encoding="utf-8"))
