@@ -399,14 +399,71 @@ def _rotary(reader: _Reader, root: Let) -> _Found | None:
     if x != whole or (low, high, start, stop) != (0, size // 2, size // 2, size) or place is None:
         return None
     products = [str(each) for each in (*minus.operands, *plus.operands)]
+    made = _with_frequencies(reader, x, dim, place, [*between, minus.result.name, plus.result.name, *products])
+    if dim != root.operation.dim:
+        made.renamed = ((dim, root.operation.dim),)
+    return made
+
+
+def _rotated(reader: _Reader, root: Let) -> _Found | None:
+    """`x * cos(a) + concat(-b, a) * sin(a)` of the halves a and b of x, with the angles twice in a row."""
+    if not isinstance(root.operation, ops.Add):
+        return None
+    for straight, crossed in pairs(root):
+        first, second = _turned(reader, straight), _turned(reader, crossed)
+        if first is None or second is None or (first[1], second[1]) != ("cos", "sin"):
+            continue
+        x, dim = first[0], ""
+        halves, twice = reader.of(second[0], ops.Concat), reader.of(first[2], ops.Concat)
+        if halves is None or twice is None or not reader.same(first[2], second[2]):
+            continue
+        assert isinstance(halves.operation, ops.Concat)
+        dim, between = halves.operation.dim, [str(straight), str(crossed), halves.result.name]
+        if len(halves.operands) != 2 or len(twice.operands) != 2 or twice.operation != halves.operation:
+            continue
+        if halves.operation.by or dim not in reader.shape(x):
+            continue
+        high, low = (_behind(reader, each, between) for each in halves.operands)
+        negative = reader.of(high, ops.Neg)
+        if negative is None:
+            continue
+        between.append(high)
+        size = reader.shape(x).size(dim)
+        wanted = [(x, dim, size // 2, size), (x, dim, 0, size // 2)]
+        if [_half(reader, _behind(reader, each, between)) for each in (negative.operands[0], low)] != wanted:
+            continue
+        between.extend([_behind(reader, negative.operands[0], between), low])
+        angles = [_behind(reader, each, []) for each in twice.operands]
+        place = _angle(reader, angles[0]) if reader.same(*angles) else None
+        if place is not None:
+            return _with_frequencies(reader, x, dim, place, list(dict.fromkeys(between)))
+    return None
+
+
+def _behind(reader: _Reader, operand: Operand, between: list[str]) -> str:
+    """The value that an operand is under other names of its dimensions, or in another order of them."""
+    name = str(operand)
+    while True:
+        statement = reader.of(name, ops.Rename) or reader.of(name, ops.Add)
+        if statement is None:
+            return name
+        if isinstance(statement.operation, ops.Add):
+            zero = statement.operands[1]
+            if not isinstance(zero, Number) or zero.value != 0:
+                return name
+        elif reader.of(statement.operands[0], ops.Take) is not None:
+            return name
+        between.append(name)
+        name = str(statement.operands[0])
+
+
+def _with_frequencies(reader: _Reader, x: str, dim: str, place: tuple[str, str, bool], between: list[str]) -> _Found:
+    """The rotary embedding at these positions, by these frequencies, or by what positions are divided by."""
     position, frequencies, inverted = place
-    made = _Found(ops.Rotary(dim, seq=_sequence(reader, position)), (x, position, frequencies))
+    made = _Found(ops.Rotary(dim, seq=_sequence(reader, position)), (x, position, frequencies), between)
     if inverted:
         made.operands = (x, position, "frequencies")
         made.first = (("frequencies", ops.Div(), (Number("1.0"), frequencies)),)
-    made.between = [*between, minus.result.name, plus.result.name, *products]
-    if dim != root.operation.dim:
-        made.renamed = ((dim, root.operation.dim),)
     return made
 
 
@@ -519,6 +576,11 @@ class _Mask:
         it is none of these."""
         left, right = comparison.operands
         strict = comparison.operation.keyword == "less"
+        gap = reader.of(right, ops.Sub)
+        if not strict and gap is not None and isinstance(left, Number) and left.value == 0 and self.causal is None:
+            query, key = (_positions(reader, each) for each in gap.operands)  # 0 <= l - t
+            self.causal = query
+            return key == along and query not in (None, along)
         gap = reader.of(left, ops.Sub)
         if strict and gap is not None and not self.window:
             query, key = (_positions(reader, each) for each in gap.operands)
@@ -578,5 +640,5 @@ def _positions(reader: _Reader, name: Operand) -> str | None:
 
 
 _RULES: tuple[Callable[[_Reader, Let], _Found | None], ...] = (
-    _silu, _gelu, _softmax, _layernorm, _rmsnorm, _gain, _rotary, _attend,
+    _silu, _gelu, _softmax, _layernorm, _rmsnorm, _gain, _rotary, _rotated, _attend,
 )  # fmt: skip

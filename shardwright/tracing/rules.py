@@ -93,7 +93,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 
 
 def _folded(w: Writer, op: Application) -> bool:
-    """Computes numbers of numbers, and leaves out zeros that are added to integers."""
+    """Computes numbers of numbers, and leaves out zeros that are added to integers, and ones that multiply."""
     values = [w.value(operand) for operand in op.operands]
     result = op.results[0]
     if all(value.is_number for value in values) and op.primitive in _FOLDED and op.operands[0].dtype != "bfloat16":
@@ -105,9 +105,12 @@ def _folded(w: Writer, op: Application) -> bool:
         none = (None,) * len(result.shape)
         w.alias(result, Value(number(made), none, (), is_number=True), none)
         return True
-    if op.primitive not in ("add", "sub") or "int" not in result.dtype or op.operands[0].shape != result.shape:
+    adds = op.primitive in ("add", "sub") and "int" in result.dtype
+    if not adds and op.primitive not in ("mul", "div"):
         return False
-    if values[0].is_number or not values[1].is_number or float(values[1].text) != 0:
+    if op.operands[0].shape != result.shape or values[0].is_number or not values[1].is_number:
+        return False
+    if float(values[1].text) != (0 if adds else 1):
         return False
     same(w, Application("copy", op.operands[:1], {}, op.results, op.place))
     return True

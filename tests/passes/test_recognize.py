@@ -73,6 +73,16 @@ ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nretur
               "y = concat[D](rename[P -> D](one), rename[P -> D](two))\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
          "y = rotary[D, base=10000, style=neox](x, p, g)"),
+        (func("a = convert[f32](p) * g\ne = concat[D](rename[P -> D](a), rename[P -> D](a))\n"
+              "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = x * cos(e) + concat[D](-w, u) * sin(e)\nreturn y",
+              "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
+         "y = rotary[D, base=10000, style=neox](x, p, g)"),
+        (func("a = convert[f32](p) / g\ne = concat[D](rename[P -> D](a), rename[P -> D](a))\n"
+              "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = concat[D](-w, u) * sin(e) + cos(e) * x\nreturn y",
+              "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
+         "frequencies = 1.0 / g\n  y = rotary[D, base=10000, style=neox](x, p, frequencies)"),
+        (func(ATTENTION.format("m = less_equal(0, iota[L]() - iota[T]())\n", "where(m, q @[D] k, -1e30)"), QKV,
+              "f32 BLD"), "o = attend[T, D, causal=L](q, k, v)"),
     ],
 )  # fmt: skip
 def test_becomes_one_operation(text: str, wanted: str) -> None:
@@ -94,6 +104,9 @@ def test_becomes_one_operation(text: str, wanted: str) -> None:
          "softmax[T]"),
         (func(ATTENTION.format("m = less_equal(iota[T](), iota[L]())\n", "where(m, q @[D] k, -5)"), QKV, "f32 BLD"),
          "softmax[T]"),
+        (func("a = convert[f32](p) * g\ne = concat[D](rename[P -> D](a), rename[P -> D](a))\n"
+              "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = x * cos(e) + concat[D](w, -u) * sin(e)\nreturn y",
+              "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"), "cos("),
         (func(ATTENTION.format("", "q @[D] k + b"), f"{QKV}, b: f32 LT", "f32 BLD"), "softmax[T]"),
     ],
 )  # fmt: skip

@@ -94,6 +94,14 @@ def test_what_one_call_computes() -> None:
     assert traced.opaque == ("conv_general_dilated",)
 
 
+def test_a_llama_of_transformers_reads_as_one() -> None:
+    """Two layers: norms, SwiGLU, rotary embeddings of queries and keys, causal attention."""
+    traced = trace(model_of("llama"), (torch.randint(0, 64, (2, 9)),), name="forward")
+    found = {name: traced.operations.get(name, 0) for name in ("rmsnorm", "silu", "rotary", "attend", "softmax", "cos")}
+    assert found == {"rmsnorm": 5, "silu": 2, "rotary": 4, "attend": 2, "softmax": 0, "cos": 0}
+    assert len(re.findall(r"causal=\w+", traced.text)) == 2
+
+
 def test_weights_go_by_their_paths_and_shared_ones_once() -> None:
     traced = trace(model_of("opt"), (torch.randint(0, 64, (2, 9)),))
     tables = [name for name in traced.weights if "embed_tokens" in name or "lm_head" in name]
