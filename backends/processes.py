@@ -213,7 +213,8 @@ class Peers(ABC):
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process leaves by an exception."""
-        first = (str(error) or type(error).__name__).splitlines()[0]
+        said = error.diagnostics[0].says() if isinstance(error, DiagnosticError) else str(error)
+        first = (said or type(error).__name__).splitlines()[0]
         how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"has failed: {first}"
         self._closing = True  # what the others answer is not news
         self.tell(failed=f"process {self.processes.index} of {self.processes.count} {how}")

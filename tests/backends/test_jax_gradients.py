@@ -76,8 +76,8 @@ NO_GRADIENT = {"argmax", "bitcast", "full", "iota", "uniform"} | {
 }
 """Operations with integer or boolean results, or without a float operand."""
 
-ELSEWHERE = {"all_reduce", "as_partial", "roll", "fetch", "prefetch", "store", "wait"}
-"""Movements that the passes insert: those of `sum` and of the cases below."""
+ELSEWHERE = {"all_reduce", "as_partial", "foreign", "roll", "fetch", "prefetch", "store", "wait"}
+"""Movements that the passes insert: those of `sum` and of the cases below; `foreign`, below, is not in float64."""
 
 HEAD = "mesh x=2 y=2\ndim B=4 E=8 F=4 L=2 D=8 T=8 V=8 H=8 K=4 G=2 C=2\n"
 
@@ -175,6 +175,26 @@ def test_equal_maxima_share_the_gradient() -> None:
     module = load_module(emit(explicit(program("mesh x=4\ndim E=4\nfunc f(a: f32 E_x) -> f32 { return max[E](a) }"))))
     f = module.build_f(module.make_mesh())
     assert library.grad(f)(library.numpy.asarray([1.0, 3.0, 3.0, 2.0])).tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def test_a_function_of_jax_has_the_gradient_that_jax_gives_it() -> None:
+    import jax
+
+    library: Any = jax
+    jnp: Any = library.numpy
+    called = "foreign[cumprod, BE, f32, splits=B, params='{\"axis\": 1}'](2 * a)"
+    text = f"mesh x=2\ndim B=4 E=6\nfunc f(a: f32 B_xE) -> f32 B_xE {{ return {called} * a }}"
+    module = load_module(emit(explicit(program(text))))
+    built = module.build_f(module.make_mesh())
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
+
+    def total(f: Any) -> Any:
+        def of(a: Any) -> Any:
+            return (f(a) * jnp.arange(24.0).reshape(4, 6)).sum()
+
+        return library.jit(library.grad(of))(a)
+
+    np.testing.assert_allclose(total(built), total(lambda a: jnp.cumprod(2 * a, 1) * a), rtol=1e-5, atol=1e-5)
 
 
 TRANSFORMED = """

@@ -44,7 +44,11 @@ def test_too_late_for_more_devices() -> None:
         "from shardwright.backends.jax.devices import arrange_devices\n"
         "try:\n    arrange_devices(4)\nexcept Exception as error:\n    print(error)"
     )
-    assert alone(script) == "the mesh needs 4 devices, and JAX was started with 1 [too-few-devices]\n"
+    assert alone(script) == (
+        "the mesh needs 4 devices, and JAX was started with 1 [too-few-devices]\n"
+        "note: set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX is imported, or make the mesh smaller "
+        "with --mesh\n"
+    )
 
 
 def test_too_few_devices_here() -> None:
