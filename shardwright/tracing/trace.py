@@ -95,7 +95,7 @@ def trace(
     from shardwright.passes.recognize import Recognize
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
-    from shardwright.tracing.opaque import RULES
+    from shardwright.tracing.rules import RULES
     from shardwright.tracing.writer import program_text
 
     began = perf_counter()

@@ -15,10 +15,9 @@ from shardwright.ir.ops import Foreign
 from shardwright.ir.types import DType
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
-from shardwright.tracing.rules import RULES, rule, same
+from shardwright.tracing.rules.elementwise import same
+from shardwright.tracing.rules.table import RULES, rule
 from shardwright.tracing.writer import Value, Writer, dtype_of, refusal
-
-__all__ = ["RULES"]
 
 Axes = Sequence[int | None]
 """For each axis of an operand the axis of the result that is the same dimension."""

@@ -1,0 +1,213 @@
+"""Rules for functions of elements."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardwright.tracing.dimensions import Slot
+from shardwright.tracing.graph import Application, Constant, Operand, uniform
+from shardwright.tracing.rules.table import RULES, rule
+from shardwright.tracing.writer import Value, Writer, dtype_of, number, refusal
+
+# ------------------------------------------------------------ elementwise
+
+# gelu(z) = z (1 + erf(z / sqrt(2))) / 2
+_ERF = "where(equal({0}, 0), {0}, gelu({0} * 1.4142135623730951) / ({0} * 0.7071067811865476) - 1)"
+
+_ELEMENTWISE = {
+    "add": "{} + {}", "add_any": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "max": "maximum({}, {})",
+    "min": "minimum({}, {})", "exp": "exp({})", "log": "log({})", "log1p": "log1p({})", "tanh": "tanh({})",
+    "logistic": "sigmoid({})", "rsqrt": "rsqrt({})", "sqrt": "sqrt({})", "sin": "sin({})", "cos": "cos({})",
+    "neg": "-{}", "not": "logical_not({})", "lt": "less({}, {})", "le": "less_equal({}, {})", "gt": "less({1}, {0})",
+    "ge": "less_equal({1}, {0})", "eq": "equal({}, {})", "ne": "logical_not(equal({}, {}))", "square": "{0} * {0}",
+    "exp2": "exp({} * 0.6931471805599453)", "expm1": "exp({}) - 1", "is_finite": "less(abs({}), inf)", "erf": _ERF,
+    "erfc": f"1 - {_ERF}", "sign": "convert[{dt}](less(0, {0})) - convert[{dt}](less({0}, 0))",
+    "cbrt": "where(less({0}, 0), -exp(log(-{0}) / 3), exp(log({0}) / 3))", "select_and": "logical_and({}, {})",
+    "tan": "sin({0}) / cos({0})", "logical_and": "logical_and({}, {})", "where": "where({}, {}, {})",
+    "silu": "silu({})", "gelu": "gelu({})", "gelu_tanh": "gelu[form=tanh]({})", "relu": "relu({})", "div": "{} / {}",
+    "logical_or": "logical_or({}, {})",
+}  # fmt: skip
+_ON_INTEGERS = {
+    "abs": "maximum({0}, -{0})",
+    "div": "(1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1})",
+    "rem": "{0} - (1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1}) * {1}",
+}
+_ON_FLOATS = {
+    "abs": "abs({})",
+    "rem": "{0} - convert[f32](convert[int32]({0} / {1})) * {1}",
+    "div": "{} / {}",
+}
+_BITWISE = {"and": "logical_and({}, {})", "or": "logical_or({}, {})", "xor": "logical_not(equal({}, {}))"}
+
+
+def elementwise(w: Writer, op: Application, template: str, operands: Sequence[Operand] | None = None) -> None:
+    """Operands meet from the right, as in numpy; a dimension of size 1 is broadcast."""
+    result = op.results[0]
+    axes = w.axes(result)
+    values = [w.value(operand) for operand in operands or op.operands]
+    for at, value in enumerate(values):
+        own = axes[len(axes) - len(value.axes) :]
+        for slot, axis in zip(value.axes, own, strict=True):
+            w.dimensions.tie(slot, axis)
+        values[at] = w.renamed(value, {a: b for a, b in zip(value.axes, own, strict=True) if a is not None})
+    for at, operand in enumerate(operands or op.operands):
+        if values[at].is_number and operand.dtype == "bool":
+            values[at] = Value(w.write("number", values[at].text, "bool"), values[at].axes, ())
+    # Where numbers meet numbers alone, one of them is written as a scalar of its format.
+    for first in range(2 if len(values) == 3 else 1):
+        if all(value.is_number for value in values[first:]):
+            text = w.write("number", values[first].text, dtype_of((operands or op.operands)[first].dtype))
+            values[first] = Value(text, (), ())
+    find = w.dimensions.find
+    orders = {tuple(map(find, value.order)) for value in values if not value.is_number}
+    present = set().union(*orders)
+    if len(orders) == 1:
+        order: tuple[Slot, ...] = next(value.order for value in values if not value.is_number)
+    else:
+        order = tuple(axis for axis in axes if axis is not None and find(axis) in present)
+    texts = [f"({v.text})" if v.text.startswith("-") else v.text for v in values]
+    type_ = w.type(result.dtype, order) if len(orders) > 1 else ""
+    w.put(result, template.format(*texts, dt=dtype_of(result.dtype)), order, axes, type_, op.primitive)
+
+
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+"""What is computed of numbers while tracing; a quotient of integers is not."""
+
+
+def _folded(w: Writer, op: Application) -> bool:
+    """Computes numbers of numbers, and leaves out zeros that are added to integers, and ones that multiply."""
+    values = [w.value(operand) for operand in op.operands]
+    result = op.results[0]
+    if all(value.is_number for value in values) and op.primitive in _FOLDED and op.operands[0].dtype != "bfloat16":
+        numbers = [np.asarray(float(v.text)).astype(o.dtype) for v, o in zip(values, op.operands, strict=True)]
+        with np.errstate(all="ignore"):
+            made = uniform(np.asarray(_FOLDED[op.primitive](*numbers)))
+        if made is None or not math.isfinite(made):
+            return False
+        none = (None,) * len(result.shape)
+        w.alias(result, Value(number(made), none, (), is_number=True), none)
+        return True
+    adds = op.primitive in ("add", "sub") and "int" in result.dtype
+    if not adds and op.primitive not in ("mul", "div"):
+        return False
+    if op.operands[0].shape != result.shape or values[0].is_number or not values[1].is_number:
+        return False
+    if float(values[1].text) != (0 if adds else 1):
+        return False
+    same(w, Application("copy", op.operands[:1], {}, op.results, op.place))
+    return True
+
+
+def _table_rule(w: Writer, op: Application) -> None:
+    if _folded(w, op):
+        return
+    others = [each for each in op.operands if not (isinstance(each, Constant) and each.value == -math.inf)]
+    if op.primitive == "max" and len(others) == 1 and others[0].shape == op.results[0].shape:
+        same(w, Application("copy", (others[0],), {}, op.results, op.place))  # as softmax guards its maximum
+        return
+    dtype = dtype_of(op.operands[0].dtype)
+    is_float = "f" in dtype
+    table = _ON_FLOATS if is_float else _ON_INTEGERS
+    template = table.get(op.primitive) or _BITWISE.get(op.primitive) or _ELEMENTWISE[op.primitive]
+    if op.primitive in _BITWISE and dtype != "bool":
+        raise refusal(op, f"of {dtype} works on bits, which the language has no operation for")
+    if op.primitive == "xor":
+        template = _ELEMENTWISE["ne"]
+    if op.primitive == "not" and dtype != "bool":
+        raise refusal(op, f"of {dtype} works on bits, which the language has no operation for")
+    elementwise(w, op, template)
+
+
+for _name in {*_ELEMENTWISE, *_ON_INTEGERS, *_BITWISE}:
+    RULES[_name] = _table_rule
+
+
+@rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "reduce_precision",
+      "mesh_cast", "pvary", "layout_constraint")  # fmt: skip
+def same(w: Writer, op: Application) -> None:
+    for operand, result in zip(op.operands, op.results, strict=True):
+        value = w.value(operand)
+        axes = w.axes(result)
+        for a, b in zip(value.axes, axes, strict=True):
+            w.dimensions.tie(a, b)
+        w.alias(result, value, value.axes)
+
+
+@rule("sharding_constraint")
+def _constrained(w: Writer, op: Application) -> None:
+    """A demand on the layout of the value, where it has dimensions."""
+    same(w, op)
+    result, axes = op.results[0], op.params["axes"]
+    value = w.value(result)
+    split = {w.dimensions.find(slot): over for slot, over in zip(value.axes, axes or (), strict=False) if slot}
+    if axes is not None and value.order:
+        layout = tuple(split[w.dimensions.find(slot)] for slot in value.order)
+        type_ = w.type(result.dtype, value.order, layout, op.place)
+        w.values[result.number] = Value(w.write(value.text, value.text, type_), value.axes, value.order)
+
+
+@rule("convert_element_type")
+def _convert(w: Writer, op: Application) -> None:
+    source, target = dtype_of(op.operands[0].dtype), dtype_of(op.results[0].dtype)
+    value = w.value(op.operands[0])
+    if value.is_number:
+        number = float(value.text)
+        text = repr(number) if "f" in target else str(int(number) if target != "bool" else int(number != 0))
+        w.alias(op.results[0], Value(text, value.axes, (), is_number=True), value.axes)
+    elif source == target:
+        same(w, Application("copy", op.operands, {}, op.results, op.place))
+    else:
+        elementwise(w, op, f"convert[{target}]({{}})")
+
+
+@rule("select_n")
+def _select(w: Writer, op: Application) -> None:
+    which, *cases = op.operands
+    if len(cases) != 2:
+        raise refusal(op, "chooses among more than two")
+    value, low, high = (w.value(each) for each in op.operands)
+    if value.is_number:
+        same(w, Application("copy", (cases[int(float(value.text))],), {}, op.results, op.place))
+        return
+    bools = op.results[0].dtype == "bool" and which.shape == op.results[0].shape
+    if bools and low.is_number and high.is_number and (float(low.text), float(high.text)) == (0, 1):
+        same(w, Application("copy", (which,), {}, op.results, op.place))
+        return
+    elementwise(w, op, "where({}, {}, {})", [which, cases[1], cases[0]])
+
+
+@rule("clamp")
+def _clamp(w: Writer, op: Application) -> None:
+    elementwise(w, op, "minimum(maximum({1}, {0}), {2})")
+
+
+@rule("integer_pow")
+def _integer_pow(w: Writer, op: Application) -> None:
+    n = op.params["y"]
+    product = " * ".join(["{0}"] * abs(n)) or "{0} * 0 + 1"
+    elementwise(w, op, product if n >= 0 else f"1 / ({product})")
+
+
+@rule("pow")
+def _pow(w: Writer, op: Application) -> None:
+    base, exponent = op.operands
+    if isinstance(exponent, Constant) and exponent.value in {0.5, 1.0, 2.0, 3.0, -0.5, -1.0}:
+        forms = {0.5: "sqrt({0})", 1.0: "{0} * 1", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -0.5: "rsqrt({0})",
+                 -1.0: "1 / {0}"}  # fmt: skip
+        elementwise(w, op, forms[exponent.value], [base])
+    elif isinstance(exponent, Constant) and not float(exponent.value).is_integer():
+        elementwise(w, op, "exp(log({0}) * {1})")
+    elif isinstance(base, Constant) and base.value > 0:
+        exponent_is_float = "float" in exponent.dtype
+        inner = "{0}" if exponent_is_float else f"convert[{dtype_of(op.results[0].dtype)}]({{0}})"
+        elementwise(w, op, f"exp({inner} * {math.log(base.value)!r})", [exponent])
+    else:
+        w.rules["pow_of_any"](w, op)
