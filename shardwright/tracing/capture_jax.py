@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.foreign import KERNELS, PREFIX
+from shardwright.tracing.complex_pairs import without_complex
 from shardwright.tracing.graph import Application, Constant, Edge, Graph, Layout, Operand, Traced, Variable, uniform
 from shardwright.tracing.places import untraceable
 
@@ -31,6 +32,7 @@ def capture(
 
     given = args if weights is None else (weights, *args)
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
+    closed = without_complex(closed, _INLINED)
     reader = _Reader()
     graph = reader.outermost(closed)
     inputs = [replace(edge, axes=reader.layout(getattr(leaf, "sharding", None), len(edge.shape)))
@@ -206,7 +208,7 @@ class _Reader:
             results = tuple(self.variable(v.aval) for v in equation.outvars)
             self.origins.update((int(str(made.number)), v) for made, v in zip(results, equation.outvars, strict=True))
             known.update(zip(equation.outvars, results, strict=True))
-            graph.applications.append(Application(primitive, operands, params, results, _place(equation)))
+            graph.applications.append(Application(primitive, operands, params, results, place(equation)))
         return [operand(v) for v in jaxpr.outvars]
 
 
@@ -237,7 +239,7 @@ def _for_any_chip(platforms: Sequence[Sequence[str] | None]) -> int:
     return next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), 0)
 
 
-def _place(equation: Any) -> str:
+def place(equation: Any) -> str:
     """`FILE:LINE` of the innermost frame that is the user's."""
     try:
         from jax._src.source_info_util import user_frame

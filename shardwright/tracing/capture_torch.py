@@ -83,13 +83,14 @@ def exported(module: Any, args: Sequence[Any]) -> Exported:
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "") from error
-    values = {**program.state_dict, **program.constants}
+    values: dict[str, Any] = {**program.state_dict, **program.constants}
     stored = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
     first: dict[Any, str] = {}
     paths = {path: first.setdefault(_memory(values[path]), path) for path in stored}
-    weights = {path: as_numpy(values[path]) for path in first.values()}
+    fixed = {path: values[path] for path in stored if values[path].is_complex()}  # the language has no complex weights
+    weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(as_numpy, tensors)
-    return Exported(module, _function(program, paths), weights, arguments, tensors)
+    return Exported(module, _function(program, paths, fixed), weights, arguments, tensors)
 
 
 def as_numpy(tensor: Any) -> npt.NDArray[Any]:
@@ -101,7 +102,9 @@ def as_numpy(tensor: Any) -> npt.NDArray[Any]:
 
         return tensor.detach().float().numpy().astype(ml_dtypes.bfloat16)
     array = tensor.detach().cpu().numpy()
-    narrower = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32}.get(array.dtype)
+    narrower = {np.dtype("int64"): np.int32, np.dtype("float64"): np.float32, np.dtype("complex128"): np.complex64}.get(
+        array.dtype
+    )
     return array if narrower is None else array.astype(narrower)
 
 
@@ -115,7 +118,7 @@ def _memory(tensor: Any) -> tuple[object, ...]:
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else (id(tensor),)
 
 
-def _function(program: Any, paths: Mapping[str, str]) -> Callable[..., Any]:
+def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) -> Callable[..., Any]:
     """The exported graph as a function of weights by path and of the module's arguments, returning a flat list."""
     graph = program.graph
     specs = program.graph_signature.input_specs
@@ -130,7 +133,10 @@ def _function(program: Any, paths: Mapping[str, str]) -> Callable[..., Any]:
         for node in graph.nodes:
             if node.op == "placeholder":
                 spec = next(inputs)
-                known[node] = weights[paths[spec.target]] if spec.kind.name != "USER_INPUT" else next(leaves)
+                if spec.kind.name == "USER_INPUT":
+                    known[node] = next(leaves)
+                else:
+                    known[node] = fixed[spec.target] if spec.target in fixed else weights[paths[spec.target]]
             elif node.op == "call_function":
                 known[node] = _apply(node, known)
             elif node.op == "output":
@@ -149,7 +155,7 @@ def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
     from torch.fx import node as fx_node
     from torch.utils import _pytree as pytree
 
-    from shardwright.tracing.aten import OPERATIONS
+    from shardwright.tracing.aten import operations
 
     def value(each: Any) -> Any:
         return known[each] if isinstance(each, torch.fx.Node) else each
@@ -158,7 +164,7 @@ def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
     if all(known[each] is None or _is_fixed(known[each]) for each in node.all_input_nodes):
         return node.target(*args, **kwargs)
     name = str(node.target) if hasattr(node.target, "overloadpacket") else getattr(node.target, "__name__", "")
-    operation = OPERATIONS.get(name.removeprefix("aten.").partition(".")[0])
+    operation = operations().get(name.split(".")[1] if "." in name else name)
     if operation is None:
         raise _refused(node, f"{name} has no counterpart in the language", _WAYS_OUT.get(name, ""))
     args, kwargs = pytree.tree_map(
@@ -183,6 +189,8 @@ def _symbolic(array: npt.NDArray[Any]) -> Any:
     import jax.numpy as jnp
     from jax.lax import broadcasted_iota
 
+    if array.dtype.kind == "c":
+        return jnp.asarray(array, np.complex64)
     if array.ndim and array.shape[0] > 1 and (array == array[:1]).all():
         return jnp.broadcast_to(_symbolic(array[:1]), array.shape)
     if uniform(array) is not None or not array.size:

@@ -15,6 +15,7 @@ from shardwright.ir.types import axis_set, row_text
 from shardwright.tracing.dimensions import Dimensions, Slot
 from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, Traced, Variable
 from shardwright.tracing.places import untraceable
+from shardwright.tracing.ranges import note
 
 DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32", "int64": "int32", "int32": "int32",
@@ -50,8 +51,14 @@ class Writer:
         self.lines: list[str] = []
         self.taken: set[str] = set()
         self.loops: tuple[Hashable, ...] = ()
-        self.counts: dict[str, int] = {}
+        self.stems: dict[str, int] = {}
         self.opaque: dict[str, None] = {}
+        self.ranges: dict[Hashable, tuple[int, int]] = {}
+        """The least and the greatest of integers, by the variable's number, where they are known."""
+        self.iotas: dict[str, Slot] = {}
+        """Values that count the indices of a dimension, from 0 to its last."""
+        self.joined: dict[Hashable, Application] = {}
+        """What was put together of parts, by the variable's number."""
 
     # ------------------------------------------------------------ values
 
@@ -80,12 +87,12 @@ class Writer:
         stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_") or "v"
         if stem[0].isdigit():
             stem = f"p{stem}"
-        n = self.counts.get(stem, 0)
+        n = self.stems.get(stem, 0)
         while True:
             name = stem if n == 0 else f"{stem}_{n}"
             n += 1
             if name not in self.taken and is_valid_name(name):
-                self.counts[stem] = n
+                self.stems[stem] = n
                 self.taken.add(name)
                 return name
             if n == 1 and not is_valid_name(stem):
@@ -134,8 +141,21 @@ class Writer:
         order = tuple(mapping.get(find(a), a) for a in value.order)
         if not changed:
             return Value(value.text, axes, order, value.is_number)
+        if value.text in self.iotas:
+            return Value(self.counted(order[0], f"{value.text}_r"), axes, order)
         inside = ", ".join(f"{self.name(a)} -> {self.name(b)}" for a, b in changed)
         return Value(self.write(f"{value.text}_r", f"rename[{inside}]({value.text})"), axes, order)
+
+    def counted(self, slot: Slot, stem: str = "iota") -> str:
+        """The indices of a dimension."""
+        text = self.write(stem, f"iota[{self.name(slot)}]()")
+        self.iotas[text] = slot
+        return text
+
+    def counts(self, value: Value, size: int) -> bool:
+        """Tells whether the value is the indices of a dimension of this size, all of them in their order."""
+        slot = self.iotas.get(value.text)
+        return slot is not None and self.dimensions.size[self.dimensions.find(slot)] == size
 
     def full(self, value: Value, slots: Sequence[Slot], dtype: str, stem: str = "v") -> str:
         """The value with exactly these dimensions in this order, those that it lacks broadcast."""
@@ -180,6 +200,7 @@ class Writer:
             if rule is None:
                 raise refusal(application, "has no counterpart in the language")
             rule(self, application)
+            note(self, application)
 
 
 def number(value: float) -> str:

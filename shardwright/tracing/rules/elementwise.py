@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, uniform
+from shardwright.tracing.ranges import decided, range_of
 from shardwright.tracing.rules.table import RULES, rule
 from shardwright.tracing.writer import Value, Writer, dtype_of, number, refusal
 
@@ -30,13 +31,14 @@ _ELEMENTWISE = {
     "cbrt": "where(less({0}, 0), -exp(log(-{0}) / 3), exp(log({0}) / 3))", "select_and": "logical_and({}, {})",
     "tan": "sin({0}) / cos({0})", "logical_and": "logical_and({}, {})", "where": "where({}, {}, {})",
     "silu": "silu({})", "gelu": "gelu({})", "gelu_tanh": "gelu[form=tanh]({})", "relu": "relu({})", "div": "{} / {}",
-    "logical_or": "logical_or({}, {})",
+    "logical_or": "logical_or({}, {})", "lt_to": "less({}, {})", "le_to": "less_equal({}, {})",
 }  # fmt: skip
 _ON_INTEGERS = {
     "abs": "maximum({0}, -{0})",
     "div": "(1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1})",
     "rem": "{0} - (1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1}) * {1}",
 }
+_ON_UNSIGNED = {"abs": "{0}", "div": "{0} / {1}", "rem": "{0} - ({0} / {1}) * {1}"}
 _ON_FLOATS = {
     "abs": "abs({})",
     "rem": "{0} - convert[f32](convert[int32]({0} / {1})) * {1}",
@@ -95,6 +97,18 @@ def _folded(w: Writer, op: Application) -> bool:
         none = (None,) * len(result.shape)
         w.alias(result, Value(number(made), none, (), is_number=True), none)
         return True
+    ranges = [range_of(w, operand) for operand in op.operands]
+    known = decided(op.primitive, *ranges) if len(ranges) == 2 else None
+    if known is not None:
+        none = (None,) * len(result.shape)
+        w.alias(result, Value(str(int(known)), none, (), is_number=True), none)
+        return True
+    if op.primitive in {"max", "min"} and "int" in result.dtype:
+        order = "ge" if op.primitive == "max" else "le"
+        for one, other in ((0, 1), (1, 0)):
+            if op.operands[one].shape == result.shape and decided(order, ranges[one], ranges[other]):
+                same(w, Application("copy", (op.operands[one],), {}, op.results, op.place))
+                return True
     adds = op.primitive in ("add", "sub") and "int" in result.dtype
     if not adds and op.primitive not in ("mul", "div"):
         return False
@@ -115,7 +129,7 @@ def _table_rule(w: Writer, op: Application) -> None:
         return
     dtype = dtype_of(op.operands[0].dtype)
     is_float = "f" in dtype
-    table = _ON_FLOATS if is_float else _ON_INTEGERS
+    table = _ON_FLOATS if is_float else _ON_UNSIGNED if dtype.startswith("u") else _ON_INTEGERS
     template = table.get(op.primitive) or _BITWISE.get(op.primitive) or _ELEMENTWISE[op.primitive]
     if op.primitive in _BITWISE and dtype != "bool":
         raise refusal(op, f"of {dtype} works on bits, which the language has no operation for")
@@ -186,6 +200,14 @@ def _select(w: Writer, op: Application) -> None:
 
 @rule("clamp")
 def _clamp(w: Writer, op: Application) -> None:
+    low, value, high = (range_of(w, operand) for operand in op.operands)
+    if low and value and high and low[1] <= value[0] and value[1] <= high[0]:
+        same(w, Application("copy", (op.operands[1],), {}, op.results, op.place))
+        return
+    if low and value and high and value[0] == value[1] and low[0] == low[1] and high[0] == high[1]:
+        at = Constant(min(max(low[0], value[0]), high[0]), op.results[0].shape, op.results[0].dtype)
+        same(w, Application("copy", (at,), {}, op.results, op.place))
+        return
     elementwise(w, op, "minimum(maximum({1}, {0}), {2})")
 
 

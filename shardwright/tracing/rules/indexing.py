@@ -3,6 +3,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import same
@@ -23,6 +26,22 @@ def _component(w: Writer, op: Application, indices: Operand, k: int) -> Operand:
     return do(w, op, ("index", k), "reshape", [part], shape[:-1], indices.dtype)
 
 
+def _row_by_row(w: Writer, indices: Operand, size: int) -> int | None:
+    """The axis of the indices along which they are those of a dimension, one after the other."""
+    value = w.value(indices)
+    wide = [k for k, slot in enumerate(value.axes) if slot is not None]
+    return wide[0] if len(wide) == 1 and w.counts(value, size) else None
+
+
+def _window(w: Writer, op: Application, d: int, starts: Operand, size: int) -> Variable:
+    """The indices of windows that begin at `starts`: an axis more, the last."""
+    shape = (*starts.shape, size)
+    step = do(w, op, ("step", d), "iota", [], shape, "int32", dimension=len(starts.shape))
+    dims = tuple(range(len(starts.shape)))
+    first = do(w, op, ("first", d), "broadcast_in_dim", [starts], shape, "int32", broadcast_dimensions=dims)
+    return do(w, op, ("window", d), "add", [first, step], shape, "int32")
+
+
 @rule("gather")
 def _gather(w: Writer, op: Application) -> None:
     numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
@@ -35,7 +54,9 @@ def _gather(w: Writer, op: Application) -> None:
     windows = dict(zip([d for d in range(len(table.shape)) if d not in gone], offset, strict=True))
     value = w.whole(table) if w.value(table).is_number else w.value(table)
     targets: dict[Slot, Slot | None] = {}
-    indexed = []
+    indexed: list[int] = []
+    at: dict[int, Operand] = {}
+    rows: set[int] = set()  # axes of the result that go through a dimension of the table in its order
     for d, slot in enumerate(value.axes):
         if d in numbers.operand_batching_dims:
             k = numbers.start_indices_batching_dims[list(numbers.operand_batching_dims).index(d)]
@@ -45,9 +66,14 @@ def _gather(w: Writer, op: Application) -> None:
         else:
             if d not in numbers.start_index_map:
                 raise refusal(op, "takes a part of a dimension that it has no index for")
-            if d in windows and sizes[d] > 1:
-                raise refusal(op, "takes slices of several elements at indices that differ",
-                              "index with start + arange(n) instead")  # fmt: skip
+            if slot is not None and d not in windows:
+                at[d] = _component(w, op, indices, list(numbers.start_index_map).index(d))
+                k = _row_by_row(w, at[d], table.shape[d])
+                if k is not None and k not in rows:
+                    rows.add(k)
+                    w.dimensions.tie(slot, batch_axes[k])
+                    targets[slot] = batch_axes[k]
+                    continue
             if slot is not None:
                 indexed.append(d)
             continue
@@ -64,17 +90,21 @@ def _gather(w: Writer, op: Application) -> None:
             w.dimensions.hint(slot, "V", 4)
     value = w.renamed(value, targets)
     for d in indexed:
-        ids = _component(w, op, indices, list(numbers.start_index_map).index(d))
-        if str(op.params.get("mode")) in {"GatherScatterMode.CLIP", "clip", "1"}:
-            bounds = [Constant(0, (), "int32"), ids, Constant(table.shape[d] - 1, (), "int32")]
+        ids = at[d] if d in at else _component(w, op, indices, list(numbers.start_index_map).index(d))
+        if "CLIP" in str(op.params.get("mode")) or str(op.params.get("mode")) in {"clip", "1"}:
+            bounds = [Constant(0, (), "int32"), ids, Constant(table.shape[d] - sizes[d], (), "int32")]
             ids = do(w, op, ("clip", d), "clamp", bounds, ids.shape, "int32")
+        places = batch_axes
+        if sizes[d] > 1:
+            ids = _window(w, op, d, ids, sizes[d])
+            places = [*batch_axes, axes[windows[d]]]
         index = w.value(ids)
-        for a, b in zip(index.axes, batch_axes, strict=True):
+        for a, b in zip(index.axes, places, strict=True):
             w.dimensions.tie(a, b)
-        index = w.renamed(index, {a: b for a, b in zip(index.axes, batch_axes, strict=True) if a is not None})
+        index = w.renamed(index, {a: b for a, b in zip(index.axes, places, strict=True) if a is not None})
         aligned = Variable((result.number, "aligned", d), ids.shape, "int32")
         w.values[aligned.number] = index
-        value = looked_up(w, op, value, d, aligned, None)
+        value = looked_up(w, op, value, d, aligned, places[-1] if sizes[d] > 1 else None)
     present = {find(slot) for slot in value.order}
     kept = tuple(axis if axis is not None and find(axis) in present else None for axis in axes)
     w.values[result.number] = Value(value.text, kept, value.order)
@@ -84,15 +114,12 @@ def _gather(w: Writer, op: Application) -> None:
 def _scatter(w: Writer, op: Application) -> None:
     numbers = op.params["dimension_numbers"]
     base, indices, updates = op.operands
-    result = op.results[0]
-    axes = w.axes(result)
-    adds = op.primitive != "scatter"
     window = list(numbers.update_window_dims)
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windows = dict(zip([d for d in range(len(base.shape)) if d not in gone], window, strict=True))
     indexed = list(numbers.scatter_dims_to_operand_dims)
     partial = [d for d, u in windows.items() if updates.shape[u] != base.shape[d]]
-    if partial and len(indices.shape) == 1 and not adds:
+    if partial and len(indices.shape) == 1 and op.primitive == "scatter":
         starts: list[Operand] = [Constant(0, (), "int32")] * len(base.shape)
         for k, d in enumerate(indexed):
             starts[d] = _component(w, op, indices, k)
@@ -100,70 +127,146 @@ def _scatter(w: Writer, op: Application) -> None:
         shaped = do(w, op, "block", "reshape", [updates], block)
         _update_slice(w, Application("dynamic_update_slice", (base, shaped, *starts), {}, op.results, op.place))
         return
-    if any(updates.shape[windows[d]] > 1 for d in partial):
-        raise refusal(op, "writes slices of several elements at indices that differ")
-    value = w.whole(updates)
-    batch = [i for i in range(len(updates.shape)) if i not in window]
-    find = w.dimensions.find
-    targets: dict[Slot, Slot | None] = {}
-    for d, u in windows.items():
-        if value.axes[u] is not None:
-            w.dimensions.tie(value.axes[u], axes[d])
-            targets[value.axes[u]] = axes[d]
-    used = {find(axis) for axis in axes if axis is not None}
-    summed: list[Slot] = []
-    rows: list[Slot | None] = []
-    for k, i in enumerate(batch):
-        slot = value.axes[i]
-        if k in numbers.scatter_indices_batching_dims:
-            d = numbers.operand_batching_dims[list(numbers.scatter_indices_batching_dims).index(k)]
-            w.dimensions.tie(slot, axes[d])
-            targets[slot] = axes[d]
-            rows.append(axes[d])
-            continue
-        if slot is not None:
-            new = w.slot((result.number, "row", k), updates.shape[i]) if find(slot) in used else slot
-            targets[slot] = new
-            summed.append(new)
-            rows.append(new)
-        else:
-            rows.append(None)
-    value = w.renamed(value, targets)
-    mask, mask_order = "", []
-    clips = "CLIP" in str(op.params.get("mode"))
+    at: dict[int, Operand] = {}
     for k, d in enumerate(indexed):
-        if axes[d] is None or (d in windows and d not in partial):
+        size = updates.shape[windows[d]] if d in windows else 1
+        if base.shape[d] == 1 or (d in windows and d not in partial):
             continue
-        component = _component(w, op, indices, k)
-        if clips:  # an index beyond the end is the last
-            bounds = [Constant(0, (), component.dtype), component, Constant(base.shape[d] - 1, (), component.dtype)]
-            component = do(w, op, ("clipped", k), "clamp", bounds, component.shape, component.dtype)
-        index = w.value(component)
-        index = w.renamed(index, {a: b for a, b in zip(index.axes, rows, strict=True) if a is not None})
-        here = w.write("here", f"equal(iota[{w.name(axes[d])}](), {index.text})")
-        mask = w.write("here", f"logical_and({mask}, {here})") if mask else here
-        mask_order += [axes[d], *index.order]
-        w.dimensions.hint(axes[d], "V", 4)
-    dtype = dtype_of(result.dtype)
+        at[d] = _component(w, op, indices, k)
+        if size > 1 and "FILL" in str(op.params.get("mode")):
+            raise refusal(op, "drops whole slices that would end beyond the last", "index with start + arange(n)")
+        if "CLIP" in str(op.params.get("mode")):  # what would end beyond the last ends there
+            bounds = [Constant(0, (), at[d].dtype), at[d], Constant(base.shape[d] - size, (), at[d].dtype)]
+            at[d] = do(w, op, ("clipped", k), "clamp", bounds, at[d].shape, at[d].dtype)
+    _write_at(w, op, windows, at)
+
+
+def _write_at(w: Writer, op: Application, windows: Mapping[int, int], at: dict[int, Operand]) -> None:
+    """Writes, or adds, at the indices `at` of some axes. `windows` has the axis of the updates for each axis of the
+    base that windows lie along."""
+    numbers = op.params["dimension_numbers"]
+    base, _, updates = op.operands
+    result = op.results[0]
+    axes = w.axes(result)
+    find = w.dimensions.find
+    batch = [i for i in range(len(updates.shape)) if i not in windows.values()]
+    value = w.whole(updates)
     whole_base = w.whole(base)
     for a, b in zip(whole_base.axes, axes, strict=True):
         w.dimensions.tie(a, b)
     whole_base = w.renamed(whole_base, {a: b for a, b in zip(whole_base.axes, axes, strict=True) if a is not None})
+    # Rows that are written one by one, in their order, are the same dimension there as here.
+    same_rows = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    for d, index in list(at.items()):
+        k = _row_by_row(w, index, base.shape[d])
+        if d not in windows and k is not None and k not in same_rows:
+            same_rows[k] = d
+            del at[d]
+    targets: dict[Slot, Slot | None] = {}
+    used = {find(axis) for axis in axes if axis is not None}
+    summed: list[Slot] = []
+
+    def row(label: object, slot: Slot, size: int) -> Slot:
+        new = w.slot((result.number, "row", label), size) if find(slot) in used else slot
+        targets[slot] = new
+        summed.append(new)
+        return new
+
+    rows: list[Slot | None] = []
+    for k, i in enumerate(batch):
+        slot = value.axes[i]
+        if k in same_rows:
+            w.dimensions.tie(slot, axes[same_rows[k]])
+            rows.append(axes[same_rows[k]])
+            if slot is not None:
+                targets[slot] = rows[-1]
+        else:
+            rows.append(None if slot is None else row(k, slot, updates.shape[i]))
+    along = {d: u for d, u in windows.items() if d in at and updates.shape[u] > 1}
+    single = next(iter(at)) if len(at) == 1 else None
+    updates_rows = op.primitive == "scatter" and single is not None and not summed
+    for d, u in windows.items():
+        slot = value.axes[u]
+        if slot is None:
+            continue
+        if d in along and not updates_rows:
+            row(("window", d), slot, updates.shape[u])
+        elif d in along:
+            targets[slot] = w.slot((result.number, "written", d), updates.shape[u]) if find(slot) in used else slot
+        else:
+            w.dimensions.tie(slot, axes[d])
+            targets[slot] = axes[d]
+    value = w.renamed(value, targets)
+
+    def positions(d: int, operand: Operand) -> Value:
+        index = w.value(operand)
+        if d in along and not updates_rows:
+            slot = value.axes[windows[d]]
+            assert slot is not None
+            order = (*index.order, slot)
+            text = w.write("at", f"{index.text} + {w.counted(slot)}", w.type("int32", order))
+            index = Value(text, (*index.axes, slot), order)
+            return w.renamed(index, {a: b for a, b in zip(index.axes, [*rows, slot], strict=True) if a is not None})
+        return w.renamed(index, {a: b for a, b in zip(index.axes, rows, strict=True) if a is not None})
+
+    order = tuple(axis for axis in axes if axis is not None)
+    if updates_rows and single is not None and (target := axes[single]) is not None:
+        index = positions(single, at[single])
+        text = f"update[{w.name(target)}]({whole_base.text}, {value.text}, {index.text})"
+        w.put(result, text, order, axes, stem="update")
+        return
+    _write_masked(w, op, whole_base, value, {d: positions(d, operand) for d, operand in at.items()}, summed)
+
+
+def _write_masked(w: Writer, op: Application, base: Value, value: Value, at: Mapping[int, Value],
+                  summed: Sequence[Slot]) -> None:  # fmt: skip
+    """Compares every index of the base with those that are written; `summed` are the rows of the updates."""
+    result = op.results[0]
+    axes, find, dtype = w.axes(result), w.dimensions.find, dtype_of(result.dtype)
+    adds = op.primitive != "scatter"
+    mask, mask_order = "", []
+    for d, index in at.items():
+        here = w.write("here", f"equal({w.counted(axes[d])}, {index.text})")
+        mask = w.write("here", f"logical_and({mask}, {here})") if mask else here
+        mask_order += [axes[d], *index.order]
+        w.dimensions.hint(axes[d], "V", 4)
     order = tuple(axis for axis in axes if axis is not None)
     missing = [slot for slot in summed if find(slot) not in {find(s) for s in mask_order}]
     if missing or not mask:
         raise refusal(op, "writes several elements to one place")
-    if summed:
-        letters = w.letters(summed)
+    if summed and adds:
         present = {find(s) for s in (*mask_order, *value.order)} - {find(s) for s in summed}
         kept = [slot for slot in order if find(slot) in present]
-        new = w.write("scattered", f"convert[{dtype}]({mask}) @[{letters}] {value.text}", w.type(result.dtype, kept))
-        if not adds:
-            mask = w.write("written", f"less(0, max[{letters}](convert[int32]({mask})))")
+        new = f"convert[{dtype}]({mask}) @[{w.letters(summed)}] {value.text}"
+        new = w.write("scattered", new, w.type(result.dtype, kept))
+    elif summed:
+        new, mask = _last_written(w, op, mask, value, summed)
     else:
         new = f"where({mask}, {value.text}, 0)" if adds else value.text
-    text = f"{whole_base.text} + {new}" if adds else f"where({mask}, {new}, {whole_base.text})"
+    text = f"{base.text} + {new}" if adds else f"where({mask}, {new}, {base.text})"
     w.put(result, text, order, axes, w.type(result.dtype, order), stem="scatter")
+
+
+def _last_written(w: Writer, op: Application, mask: str, value: Value, rows: Sequence[Slot]) -> tuple[str, str]:
+    """What the last of the rows that write to a place writes there, and where any does."""
+    rank = w.counted(rows[0])
+    for k, slot in enumerate(rows[1:], 1):
+        size = w.dimensions.size[w.dimensions.find(slot)]
+        rank = w.write("rank", f"{rank} * {size} + {w.counted(slot)}", w.type("int32", rows[: k + 1]))
+    rank = w.write("rank", f"where({mask}, {rank} + 1, 0)")
+    last = w.write("last", f"max[{w.letters(rows)}]({rank})")
+    written = w.write("written", f"less(0, {last})")
+    if value.is_number:
+        return value.text, written
+    find = w.dimensions.find
+    along = {find(slot) for slot in rows}
+    text, others = value.text, [slot for slot in value.order if find(slot) not in along]
+    text = w.full(value, [*rows, *others], op.results[0].dtype)
+    table = rows[0]
+    if len(rows) > 1:
+        table = w.slot((op.results[0].number, "rows"), math.prod(w.dimensions.size[find(slot)] for slot in rows))
+        text = w.write("rows", f"merge[{w.letters(rows)} -> {w.name(table)}]({text})")
+    return w.write("written_last", f"lookup[{w.name(table)}]({text}, {last} - 1)"), written
 
 
 @rule("dynamic_slice")
@@ -179,6 +282,10 @@ def _dynamic_slice(w: Writer, op: Application) -> None:
             continue
         bounds = [Constant(0, (), "int32"), start, Constant(n - size, (), "int32")]
         at = do(w, op, ("start", d), "clamp", bounds, (), "int32")
+        if w.value(at).is_number:
+            first = int(w.value(at).text)
+            value = cut(w, value, d, (first, first + size), axes[d])
+            continue
         if size > 1:
             index = do(w, op, ("iota", d), "iota", [], (size,), "int32", dimension=0)
             w.dimensions.tie(w.axes(index)[0], axes[d])

@@ -233,9 +233,10 @@ def _iota(w: Writer, op: Application) -> None:
     if axis is None:
         w.alias(result, Value("0", (), (), is_number=True), axes)
         return
-    text = f"iota[{w.name(axis)}]()"
-    dtype = dtype_of(result.dtype)
-    w.put(result, text if dtype == "int32" else f"convert[{dtype}]({text})", [axis], axes, stem="iota")
+    text, dtype = w.counted(axis), dtype_of(result.dtype)
+    if dtype != "int32":
+        text = w.write("iota", f"convert[{dtype}]({text})")
+    w.values[result.number] = Value(text, tuple(slot if slot == axis else None for slot in axes), (axis,))
 
 
 # ------------------------------------------------------------ parts
@@ -264,6 +265,11 @@ def looked_up(w: Writer, op: Application, table: Value, axis: int, ids: Variable
         return table
     index = w.value(ids)
     find = w.dimensions.find
+    if w.counts(index, w.dimensions.size[find(slot)]):  # every element, in order
+        w.dimensions.tie(slot, index.order[0])
+        if find(slot) == find(index.order[0]) or find(index.order[0]) not in {find(s) for s in table.order}:
+            value = w.renamed(table, {slot: index.order[0]})
+            return Value(value.text, (*value.axes[:axis], target, *value.axes[axis + 1 :]), value.order)
     if find(slot) in {find(s) for s in index.order}:
         other = w.slot((op.results[0].number, "table", axis), w.dimensions.size[find(slot)])
         table = w.renamed(table, {slot: other})
@@ -280,6 +286,9 @@ def _slice(w: Writer, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
     starts, limits = op.params["start_indices"], op.params["limit_indices"]
     strides = op.params["strides"] or (1,) * len(starts)
+    part = _of_parts(w, operand, starts, limits) if max(strides, default=1) == 1 else None
+    if part is not None:
+        operand, starts, limits = part
     value, axes = w.value(operand), w.axes(result)
     for i, stride in enumerate(strides):
         if stride > 1 and value.axes[i] is not None and axes[i] is not None:
@@ -293,6 +302,23 @@ def _slice(w: Writer, op: Application) -> None:
         else:
             value = cut(w, value, i, (start, limit), axes[i])
     w.alias(result, value, value.axes)
+
+
+def _of_parts(
+    w: Writer, operand: Operand, starts: Sequence[int], limits: Sequence[int]
+) -> tuple[Operand, list[int], list[int]] | None:
+    """The one part, of what was put together, that a slice lies in, and the slice of that part."""
+    joined = w.joined.get(operand.number) if isinstance(operand, Variable) else None
+    if joined is None:
+        return None
+    axis, start = joined.params["dimension"], 0
+    for part in joined.operands:
+        size = part.shape[axis]
+        if start <= starts[axis] and limits[axis] <= start + size:
+            return part, [s - start * (i == axis) for i, s in enumerate(starts)], [
+                s - start * (i == axis) for i, s in enumerate(limits)]  # fmt: skip
+        start += size
+    return None
 
 
 def _strided(w: Writer, op: Application, axis: int, stride: int) -> None:

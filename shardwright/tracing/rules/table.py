@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.tracing.graph import Application, Operand, Variable
+from shardwright.tracing.ranges import note
 from shardwright.tracing.writer import Rule, Writer
 
 RULES: dict[str, Rule] = {}
@@ -24,5 +25,7 @@ def do(w: Writer, op: Application, label: object, primitive: str, operands: Sequ
         dtype: str = "", **params: Any) -> Variable:  # fmt: skip
     """Applies another primitive, whose result is a new variable that `label` tells from others of this application."""
     made = Variable((op.results[0].number, label), tuple(shape), dtype or op.results[0].dtype)
-    w.rules[primitive](w, Application(primitive, tuple(operands), params, (made,), op.place))
+    application = Application(primitive, tuple(operands), params, (made,), op.place)
+    w.rules[primitive](w, application)
+    note(w, application)
     return made

@@ -1,0 +1,17 @@
+"""The operations of PyTorch's export, as functions of JAX's arrays that take the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def operations() -> dict[str, Callable[..., Any]]:
+    """By the name of the operation without its library and its overload."""
+    from shardwright.tracing.aten import arrays, numbers, reductions
+    from shardwright.tracing.aten.table import OPERATIONS
+
+    assert arrays
+    assert numbers
+    assert reductions  # each has put its own into the table
+    return OPERATIONS

@@ -1,0 +1,332 @@
+"""PyTorch's reductions, norms, pools and losses."""
+
+# Imported by `capture_torch` alone, and only when a module is traced.
+# pyright: basic
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, op
+
+# ---------------------------------------------------------------- reductions and norms
+
+
+@op("softmax", "_softmax")
+def softmax(a: Any, dim: int, dtype: Any = None) -> Any:
+    a = a.astype(dtype_of(dtype)) if dtype is not None and not isinstance(dtype, bool) else a
+    return jax.nn.softmax(a, dim)
+
+
+@op("log_softmax", "_log_softmax")
+def log_softmax(a: Any, dim: int, dtype: Any = None) -> Any:
+    a = a.astype(dtype_of(dtype)) if dtype is not None and not isinstance(dtype, bool) else a
+    return jax.nn.log_softmax(a, dim)
+
+
+def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduced(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        a = a if dtype is None else a.astype(dtype_of(dtype))
+        return function(a, axis=dims_of(a.ndim, dim), keepdims=keepdim)
+
+    return reduced
+
+
+for _name, _function in {"sum": jnp.sum, "mean": jnp.mean, "amax": jnp.max, "amin": jnp.min, "any": jnp.any,
+                         "all": jnp.all, "logsumexp": jax.nn.logsumexp}.items():  # fmt: skip
+    OPERATIONS[_name] = _reduction(_function)
+
+
+@op("max")
+def maximum_along(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return jnp.max(a)
+    return jnp.max(a, dim, keepdims=keepdim), jnp.argmax(a, dim, keepdims=keepdim)
+
+
+@op()
+def argmax(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return jnp.argmax(a, dim, keepdims=keepdim)
+
+
+@op()
+def var(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
+    return jnp.var(a, axis=dims_of(a.ndim, dim), ddof=correction, keepdims=keepdim)
+
+
+@op()
+def cumsum(a: Any, dim: int, *, dtype: Any = None) -> Any:
+    a = a.astype(jnp.int32) if a.dtype == bool else a
+    return jnp.cumsum(a, dim, dtype_of(dtype))
+
+
+@op()
+def diff(a: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    return jnp.diff(a, n, dim, prepend, append)
+
+
+@op()
+def layer_norm(a: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
+    axes = tuple(range(a.ndim - len(shape), a.ndim))
+    wide = a.astype(jnp.float32)
+    mean = wide.mean(axes, keepdims=True)
+    made = ((wide - mean) * jax.lax.rsqrt(jnp.square(wide - mean).mean(axes, keepdims=True) + eps)).astype(a.dtype)
+    made = made if weight is None else made * weight
+    return made if bias is None else made + bias
+
+
+@op()
+def rms_norm(a: Any, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    axes = tuple(range(a.ndim - len(shape), a.ndim))
+    eps = float(jnp.finfo(a.dtype).eps) if eps is None else eps
+    made = a * jax.lax.rsqrt(jnp.square(a).mean(axes, keepdims=True) + eps)
+    return made if weight is None else made * weight
+
+
+@op("_native_batch_norm_legit_no_training")
+def batch_norm_of_inference(
+    a: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> tuple[Any, None, None]:
+    return batch_norm(a, weight, bias, mean, var, False, momentum, eps), None, None
+
+
+@op("batch_norm")
+def batch_norm(a: Any, weight: Any, bias: Any, mean: Any, var: Any, _training: bool, _momentum: float, eps: float,
+               *_: Any) -> Any:  # fmt: skip
+    shape = (1, -1, *(1,) * (a.ndim - 2))
+    made = (a - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + eps)
+    made = made if weight is None else made * weight.reshape(shape)
+    return made if bias is None else made + bias.reshape(shape)
+
+
+@op()
+def topk(a: Any, k: int, dim: int = -1, largest: bool = True, _sorted: bool = True) -> Any:
+    last = jnp.moveaxis(a, dim, -1)
+    values, indices = jax.lax.top_k(last if largest else -last, k)
+    return jnp.moveaxis(values if largest else -values, -1, dim), jnp.moveaxis(indices, -1, dim)
+
+
+@op()
+def sort(a: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
+    indices = jnp.argsort(a, axis=dim, descending=descending, stable=True)
+    return jnp.take_along_axis(a, indices, axis=dim), indices
+
+
+@op("linalg_vector_norm", "norm")
+def vector_norm(a: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    a = a if dtype is None else a.astype(dtype_of(dtype))
+    axes, order = dims_of(a.ndim, dim), 2 if order is None else order
+    if order == 2:
+        return jnp.sqrt(jnp.square(a).sum(axes, keepdims=keepdim))
+    if abs(order) == math.inf:
+        return (jnp.max if order > 0 else jnp.min)(jnp.abs(a), axes, keepdims=keepdim)
+    if order == 1:
+        return jnp.abs(a).sum(axes, keepdims=keepdim)
+    return (jnp.abs(a) ** order).sum(axes, keepdims=keepdim) ** (1 / order)
+
+
+@op()
+def cosine_similarity(a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    sizes = [jnp.maximum(jnp.sqrt(jnp.square(each).sum(dim)), eps) for each in (a, b)]
+    return (a * b).sum(dim) / (sizes[0] * sizes[1])
+
+
+@op()
+def prod(a: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return jnp.prod(a, dim, dtype_of(dtype), keepdims=keepdim)
+
+
+@op()
+def cumprod(a: Any, dim: int, *, dtype: Any = None) -> Any:
+    return jnp.cumprod(a, dim, dtype_of(dtype))
+
+
+@op()
+def logcumsumexp(a: Any, dim: int) -> Any:
+    return jax.lax.cumlogsumexp(a, dim % a.ndim)
+
+
+@op("min")
+def minimum_along(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return jnp.min(a)
+    return jnp.min(a, dim, keepdims=keepdim), jnp.argmin(a, dim, keepdims=keepdim)
+
+
+@op()
+def argmin(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return jnp.argmin(a, dim, keepdims=keepdim)
+
+
+@op()
+def aminmax(a: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    return jnp.min(a, dim, keepdims=keepdim), jnp.max(a, dim, keepdims=keepdim)
+
+
+@op()
+def std(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
+    return jnp.sqrt(var(a, dim, correction=correction, keepdim=keepdim))
+
+
+@op()
+def var_mean(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
+    mean = jnp.mean(a, dims_of(a.ndim, dim), keepdims=keepdim)
+    return var(a, dim, correction=correction, keepdim=keepdim), mean
+
+
+@op()
+def std_mean(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
+    found, mean = var_mean(a, dim, correction=correction, keepdim=keepdim)
+    return jnp.sqrt(found), mean
+
+
+@op()
+def count_nonzero(a: Any, dim: Any = None) -> Any:
+    return (a != 0).astype(jnp.int32).sum(dims_of(a.ndim, dim))
+
+
+@op()
+def argsort(a: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
+    return jnp.argsort(a, axis=dim, descending=descending, stable=True)
+
+
+@op()
+def group_norm(a: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
+    grouped = a.reshape(a.shape[0], groups, -1)
+    mean = grouped.mean(-1, keepdims=True)
+    made = (grouped - mean) * jax.lax.rsqrt(jnp.square(grouped - mean).mean(-1, keepdims=True) + eps)
+    shape = (1, -1, *(1,) * (a.ndim - 2))
+    made = made.reshape(a.shape) if weight is None else made.reshape(a.shape) * weight.reshape(shape)
+    return made if bias is None else made + bias.reshape(shape)
+
+
+@op("native_layer_norm")
+def native_layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    return layer_norm(a, shape, weight, bias, eps), None, None
+
+
+# ---------------------------------------------------------------- pools
+
+
+def _pooled(a: Any, size: Any, stride: Any, padding: Any, rank: int, first: float, function: Callable[..., Any]) -> Any:
+    sizes, steps, edges = (
+        [each] * rank if isinstance(each, int) else list(each) * (rank // len(each)) for each in (size, stride, padding)
+    )
+    lead = [1] * (a.ndim - rank)
+    return jax.lax.reduce_window(
+        a, jnp.asarray(first, a.dtype), function, (*lead, *sizes), (*lead, *steps),
+        [(0, 0)] * len(lead) + [(edge, edge) for edge in edges],
+    )  # fmt: skip
+
+
+def _pools(rank: int) -> None:
+    def largest(
+        a: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> Any:
+        if ceil_mode or dilation not in (1, [1] * rank):
+            raise NotImplementedError("windows with gaps, or that end beyond the last")
+        return _pooled(a, size, stride or size, padding, rank, -math.inf, jax.lax.max)
+
+    def mean(
+        a: Any, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        if ceil_mode:
+            raise NotImplementedError("windows that end beyond the last")
+        ones = jnp.ones_like(a) if not count_include_pad else None
+        total = _pooled(a, size, stride or size, padding, rank, 0.0, jax.lax.add)
+        if ones is not None and divisor_override is None:
+            return total / _pooled(ones, size, stride or size, padding, rank, 0.0, jax.lax.add)
+        sizes = [size] * rank if isinstance(size, int) else list(size) * (rank // len(size))
+        return total / (divisor_override or math.prod(sizes))
+
+    def to_size(a: Any, size: Any) -> Any:
+        sizes = [size] * rank if isinstance(size, int) else list(size)
+        for axis, wanted in zip(range(a.ndim - rank, a.ndim), sizes, strict=True):
+            n = a.shape[axis]
+            if wanted in (None, n):
+                continue
+            if n % wanted:
+                raise NotImplementedError("sizes that do not divide")
+            a = a.reshape(*a.shape[:axis], wanted, n // wanted, *a.shape[axis + 1 :]).mean(axis + 1)
+        return a
+
+    OPERATIONS[f"max_pool{rank}d"] = largest
+    OPERATIONS[f"avg_pool{rank}d"] = mean
+    OPERATIONS[f"adaptive_avg_pool{rank}d"] = OPERATIONS[f"_adaptive_avg_pool{rank}d"] = to_size
+
+
+for _rank in (1, 2, 3):
+    _pools(_rank)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def _summary(losses: Any, reduction: int) -> Any:
+    return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
+
+
+@op()
+def mse_loss(a: Any, b: Any, reduction: int = 1) -> Any:
+    return _summary(jnp.square(a - b), reduction)
+
+
+@op()
+def l1_loss(a: Any, b: Any, reduction: int = 1) -> Any:
+    return _summary(jnp.abs(a - b), reduction)
+
+
+@op()
+def smooth_l1_loss(a: Any, b: Any, reduction: int = 1, beta: float = 1.0) -> Any:
+    apart = jnp.abs(a - b)
+    return _summary(jnp.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta), reduction)
+
+
+@op()
+def binary_cross_entropy_with_logits(a: Any, b: Any, weight: Any = None, pos_weight: Any = None,
+                                     reduction: int = 1) -> Any:  # fmt: skip
+    towards = jax.nn.log_sigmoid(a) if pos_weight is None else pos_weight * jax.nn.log_sigmoid(a)
+    losses = -(b * towards + (1 - b) * jax.nn.log_sigmoid(-a))
+    return _summary(losses if weight is None else losses * weight, reduction)
+
+
+@op("nll_loss", "nll_loss_nd", "nll_loss2d")
+def nll_loss(a: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100) -> Any:
+    rows = jnp.moveaxis(a, 1, -1) if a.ndim > 1 else a
+    kept = target != ignore_index
+    at = jnp.where(kept, target, 0)
+    losses = -jnp.take_along_axis(rows, at[..., None], -1, mode="promise_in_bounds")[..., 0]
+    weights = kept.astype(a.dtype) if weight is None else jnp.where(kept, weight[at], 0)
+    losses = losses * weights
+    return losses if reduction == 0 else losses.sum() / (weights.sum() if reduction == 1 else 1)
+
+
+@op("cross_entropy_loss")
+def cross_entropy_loss(a: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100,
+                       label_smoothing: float = 0.0) -> Any:  # fmt: skip
+    axis = min(1, a.ndim - 1)
+    logs = jax.nn.log_softmax(a, axis)
+    if target.dtype == a.dtype:
+        smooth = target * (1 - label_smoothing) + label_smoothing / a.shape[axis] if label_smoothing else target
+        losses = -(smooth * logs).sum(axis)
+        return losses if reduction == 0 else losses.sum() / (losses.size if reduction == 1 else 1)
+    made = nll_loss(logs, target, weight, reduction, ignore_index)
+    if not label_smoothing:
+        return made
+    if weight is not None:
+        raise NotImplementedError("smoothed labels with weights of classes")
+    kept = (target != ignore_index).astype(a.dtype)
+    even = -logs.mean(axis) * kept
+    even = even if reduction == 0 else even.sum() / (kept.sum() if reduction == 1 else 1)
+    return (1 - label_smoothing) * made + label_smoothing * even
+
+
+@op()
+def kl_div(a: Any, b: Any, reduction: int = 1, *, log_target: bool = False) -> Any:
+    losses = jnp.exp(b) * (b - a) if log_target else jax.scipy.special.xlogy(b, b) - b * a
+    return _summary(losses, reduction)
