@@ -10,9 +10,9 @@ from shardwright.cost.resharding import plan, received_bytes
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.lifetimes import has_lifetimes
 from shardwright.ir.operation import Number, Operation
-from shardwright.ir.ops import Ahead, Alias, Fetch, Movement, Permute, Roll, Start, Wait
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement
-from shardwright.ir.types import TensorType, ValueType
+from shardwright.ir.ops import Ahead, Alias, Fetch, Full, Iota, Movement, Permute, Roll, Start, Wait
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts
 from shardwright.passes.base import Pass
 
@@ -66,6 +66,10 @@ def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
     return gives and all(value.name not in uses for value in statement.results)
 
 
+def _is_open(value: Value) -> bool:
+    return isinstance(value.type, OpenType) and value.type.open
+
+
 @dataclass(frozen=True)
 class _Expression:
     """The key under which two statements compute the same; operands carry the version of a state."""
@@ -104,6 +108,8 @@ def _without_repeats(program: Program, func: Func) -> Func:
                     names = tuple(value.name for value in statement.results)
                     key = _Expression(statement.operation, operands, tuple(value.type for value in statement.results))
                     again = isinstance(statement.operation, Fetch)  # what is fetched twice need not stay in between
+                    # What costs nothing to make is made for each reader, until it is known how each wants it split.
+                    again |= isinstance(statement.operation, Full | Iota) and any(map(_is_open, statement.results))
                     found = all(value.marking is not Marking.DEMANDED for value in statement.results)
                     if key in known and found and not again:
                         renamed.update(zip(names, known[key], strict=True))

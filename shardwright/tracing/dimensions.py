@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import count
 
 from shardwright.tracing.graph import Variable
@@ -27,6 +27,7 @@ class Dimensions:
         self.hints: list[tuple[int, Slot, str]] = []
         self.names: dict[Slot, str] = {}
         self.orders: dict[str, tuple[str, ...]] = {}
+        self.pieces: list[tuple[Slot, tuple[Slot, ...]]] = []
         self.frozen = False
 
     def slot(self, key: Slot, size: int, *, owner: Hashable = None, loop: Hashable = None,
@@ -69,6 +70,25 @@ class Dimensions:
         for sets in (self.owners, self.loops, self.inside):
             sets[a] |= sets.pop(b)
 
+    def cut(self, whole: Slot, parts: Sequence[Slot]) -> None:
+        """Notes that a dimension is cut into parts, or put together of them."""
+        if not self.frozen:
+            self.pieces.append((whole, tuple(parts)))
+
+    def tie_pieces(self) -> None:
+        """What is cut alike has the same parts, and what has the same parts is the same: heads of the queries and of
+        the result, of one layer and of the next."""
+        before = -1
+        while before != (before := sum(slot == root for slot, root in self.parent.items())):
+            wholes: dict[Slot, Slot] = {}
+            cuts: dict[tuple[Slot, tuple[int, ...]], tuple[Slot, ...]] = {}
+            for whole, parts in self.pieces:
+                sizes = tuple(self.size[self.find(part)] for part in parts)
+                first = cuts.setdefault((self.find(whole), sizes), parts)
+                for a, b in zip(first, parts, strict=True):
+                    self.tie(a, b)
+                self.tie(wholes.setdefault(tuple(map(self.find, parts)), whole), whole)
+
     def is_of_loop(self, slot: Slot) -> bool:
         """Tells whether a loop goes along the class of the slot."""
         return bool(self.loops[self.find(slot)])
@@ -89,6 +109,30 @@ class Dimensions:
             root = self.find(slot)
             if root not in self.names:
                 self.names[root] = self._free(letter)
+
+    def call(self, letters: Mapping[str, str]) -> None:
+        """Gives classes that have names other letters. Those that are to have one letter become one class, where no
+        type would have it twice and they are of one size; a class that has such a letter already gets one that is
+        free."""
+        roots = {name: root for root, name in self.names.items()}
+        moving: dict[str, Slot] = {}
+        self.frozen = False
+        for name, letter in letters.items():
+            first = moving.setdefault(letter, roots[name])
+            self.tie(first, roots[name])
+        self.tie_pieces()
+        self.frozen = True
+        named = {self.find(root): letter for letter, root in reversed(moving.items())}
+        taken = set(named.values())
+        unnamed: list[Slot] = []
+        for root, name in self.names.items():
+            if self.find(root) not in named and name in taken:
+                unnamed.append(root)
+            else:
+                named.setdefault(self.find(root), name)
+        self.names = named
+        for root in unnamed:
+            self.name(root)
 
     def name(self, slot: Slot) -> str:
         root = self.find(slot)

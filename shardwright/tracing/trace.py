@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from shardwright.models.weight_map import Entry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
 
 if TYPE_CHECKING:
+    from shardwright.ir import walk
     from shardwright.ir.program import Program
     from shardwright.tracing.graph import Edge, Graph, Traced, Variable
     from shardwright.tracing.writer import Site
@@ -99,8 +101,9 @@ def trace(
     from shardwright.passes.recognize import Recognize
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
+    from shardwright.tracing.roles import letters
     from shardwright.tracing.rules import RULES
-    from shardwright.tracing.writer import program_text
+    from shardwright.tracing.writer import written
 
     began = perf_counter()
     if not is_module(function):
@@ -118,8 +121,12 @@ def trace(
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
         raise untraceable(reason, place_of(error)) from error
-    written, names, sites, opaque = program_text(traced, RULES, mesh or {})
-    program = Recognize().run(load(Source(f"<{traced.name}>", written)))
+
+    def recognized(text: str) -> Program:
+        return Recognize().run(load(Source(f"<{traced.name}>", text)))
+
+    made = written(traced, RULES, mesh or {}, lambda text: letters(recognized(text)))
+    program, names = _with_used_dims(_in_any_order(recognized(made.text))), made.names
     func = program.funcs[0]
     text = print_program(program)
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
@@ -152,8 +159,61 @@ def trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
-        sites, tuple(opaque),
+        made.sites, tuple(made.opaque),
     )  # fmt: skip
+
+
+def _in_any_order(program: Program) -> Program:
+    """The program without the statements that give a value its dimensions in another order, which names make needless;
+    as it is where a reader counts on the order."""
+    from shardwright.compiling import load, print_program
+    from shardwright.ir import ops
+    from shardwright.ir.program import Let, Marking, Statement
+    from shardwright.ir.walk import map_sites, operand_names, rename_operands, sites, with_values
+    from shardwright.passes.recognize import asks_nothing
+
+    func = program.funcs[0]
+    kept: dict[str, str] = {}
+    counted = {  # a function of JAX counts the dimensions of its operands
+        name
+        for site in sites(program, func)
+        if isinstance(site.statement, Let) and isinstance(site.statement.operation, ops.Foreign)
+        for name in operand_names(site.statement.operands)
+    }
+    any_order = (ops.Merge, ops.Split, ops.Contract, ops.Attend, ops.Rename)
+
+    def rewrite(site: walk.Site) -> Sequence[Statement]:
+        statement = rename_operands(site.statement, kept)
+        if not isinstance(statement, Let) or len(statement.results) > 1 or not asks_nothing(statement.result):
+            return (statement,)
+        if isinstance(statement.operation, ops.Add) and statement.result.name not in counted:
+            source, nought = statement.operands
+            if isinstance(source, str) and not isinstance(nought, str) and nought.value == 0:
+                before, after = site.scope.type_of(source).shape, statement.result.type.shape
+                if set(before.dims) == set(after.dims) and before.dtype is after.dtype:
+                    kept[statement.result.name] = source
+                    return ()
+        elif isinstance(statement.operation, any_order):
+            return (with_values(statement, lambda value: replace(value, marking=Marking.UNWRITTEN)),)
+        return (statement,)
+
+    shorter = map_sites(program, func, rewrite)
+    if not kept:
+        return program
+    shorter = replace(shorter, returns=tuple(kept.get(name, name) for name in shorter.returns))
+    try:
+        return load(Source(f"<{func.name}>", print_program(replace(program, funcs=(shorter,)))))
+    except DiagnosticError:
+        return program
+
+
+def _with_used_dims(program: Program) -> Program:
+    """The program without the dimensions of what recognizing has taken out."""
+    from shardwright.compiling import print_program
+
+    said = re.sub(r"^dim .*$", "", print_program(program), count=1, flags=re.MULTILINE)
+    used = set(re.findall(r"[A-Z]\d*", said))
+    return replace(program, dims=tuple(dim for dim in program.dims if dim.name in used))
 
 
 def _name(function: Any) -> str:

@@ -228,19 +228,40 @@ class Site:
     place: str
 
 
-def program_text(
-    traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int]
-) -> tuple[str, list[str], dict[str, Site], list[str]]:
-    """The program's text, the names of the function's parameters, where the function has the program's values, and
-    what it calls by name."""
+@dataclass(frozen=True)
+class Written:
+    """A graph as text: the names of the function's parameters, where the function has the program's values, and what
+    it calls by name."""
+
+    text: str
+    names: list[str]
+    sites: dict[str, Site]
+    opaque: list[str]
+
+
+def written(
+    traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int], letters: Callable[[str], Mapping[str, str]]
+) -> Written:
+    """The graph as a program. `letters` says of the text, once it stands, which dimensions go by another letter; where
+    any does, it is written again."""
     dimensions = Dimensions()
     _function(traced, Writer(rules, dimensions))
     _tie_by_path(traced, dimensions)
+    dimensions.tie_pieces()
     _hint(traced, dimensions)
     dimensions.freeze()
+    made = _written(traced, rules, mesh or traced.mesh, dimensions)
+    others = letters(made.text)
+    if others:
+        dimensions.call(others)
+        dimensions.orders = {}
+        made = _written(traced, rules, mesh or traced.mesh, dimensions)
+    return made
+
+
+def _written(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int], dimensions: Dimensions) -> Written:
     writer = Writer(rules, dimensions)
     header, names = _function(traced, writer)
-    mesh = mesh or traced.mesh
     items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
     if declared := dimensions.declared():
         items.append(f"dim {declared}")
@@ -254,7 +275,7 @@ def program_text(
             if value is not None and not value.is_number:
                 dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
                 sites.setdefault(value.text, Site(result.number, dims, application.place))
-    return "\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque)
+    return Written("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
 
 
 def _edge_axes(writer: Writer, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
@@ -355,7 +376,8 @@ def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
     for variable, _ in traced.stored():
         axes = [dimensions.find(axis) for axis in dimensions.axes(variable, frozenset()) if axis is not None]
         axes = [axis for axis in axes if known.get(axis) != "N"]
-        if variable.dtype not in {"int32", "int64"} and len(axes) > 1:
+        rows = len(axes) > 2 and [known.get(axis) for axis in axes[:2]] == ["B", "L"]
+        if variable.dtype not in {"int32", "int64"} and len(axes) > 1 and not rows:
             weights.append(axes)
     counts = Counter(axis for axes in weights for axis in axes if known.get(axis, "E") == "E")
     if not counts:
@@ -363,7 +385,9 @@ def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
     model = next((axis for axis in counts if known.get(axis) == "E"), counts.most_common(1)[0][0])
     dimensions.hint(model, "E", 8)
     size = dimensions.size
-    beside = [axis for axes in weights if len(axes) == 2 and model in axes for axis in axes if size[axis] > size[model]]
+    cut = {dimensions.find(whole) for whole, _ in dimensions.pieces}
+    beside = [axis for axes in weights if len(axes) == 2 and model in axes for axis in axes
+              if size[axis] > size[model] and axis not in cut]  # fmt: skip
     for axis in beside:
         dimensions.hint(axis, "F", 8)
     heads: list[Slot] = []

@@ -15,7 +15,7 @@ from shardwright.backends.reference import evaluate
 from shardwright.compiling import print_program
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 
-HEAD = "mesh x=2\ndim B=4 L=8 T=8 D=16 E=32 F=64 P=8\n"
+HEAD = "mesh x=2\ndim B=4 L=8 T=8 D=16 E=32 F=64 P=8 H=6 K=2 G=3\n"
 
 
 def recognized(text: str) -> str:
@@ -38,6 +38,16 @@ def func(body: str, params: str = "x: f32 BLE", result: str = "f32 BLE") -> str:
 
 QKV = "q: f32 BLD, k: f32 BTD, v: f32 BTD"
 ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nreturn o"
+
+
+ERF = "z = {}\ne = where(equal(z, 0), z, gelu(z * 1.4142135623730951) / (z * 0.7071067811865476) - 1)\n"
+SPLIT = "grouped = split[H -> KG](q)\n  "
+GROUPED = "q: f32 BHLD, k: f32 BKTD, v: f32 BKTD"
+REPEATED = """a_copies: f32 BKGTD? = k + full[G, f32](0)
+a = merge[KG -> H](a_copies)
+b_copies: f32 BKGTD? = v + full[G, f32](0)
+b = merge[KG -> H](b_copies)
+"""
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,12 @@ ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nretur
               "y = concat[D](rename[P -> D](one), rename[P -> D](two))\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
          "y = rotary[D, base=10000, style=neox](x, p, g)"),
+        (func(f"{ERF.format('x * 0.7071067811865476')}y = 0.5 * x * (1 + e)\nreturn y"), "y = gelu(x)"),
+        (func(f"{ERF.format('-x / 1.4142135623730951')}y = x * (1 - e) / 2\ny_1 = y * 1\nreturn y_1"), "y_1 = gelu(x)"),
+        (func(REPEATED + "o = attend[T, D, causal=L](q, a, b)\nreturn o", GROUPED, "f32 BHLD"),
+         f"{SPLIT}o_attend = attend[T, D, causal=L](grouped, k, v)\n  o = merge[KG -> H](o_attend)"),
+        (func(REPEATED + "o = q @[D] a\nreturn o", GROUPED, "f32 BHLT"),
+         f"{SPLIT}o_product = grouped @[D] k\n  o = merge[KG -> H](o_product)"),
         (func("a = convert[f32](p) * g\ne = concat[D](rename[P -> D](a), rename[P -> D](a))\n"
               "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = x * cos(e) + concat[D](-w, u) * sin(e)\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),

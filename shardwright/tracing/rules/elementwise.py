@@ -221,15 +221,16 @@ def _integer_pow(w: Writer, op: Application) -> None:
 @rule("pow")
 def _pow(w: Writer, op: Application) -> None:
     base, exponent = op.operands
-    if isinstance(exponent, Constant) and exponent.value in {0.5, 1.0, 2.0, 3.0, -0.5, -1.0}:
+    given, power = (float(v.text) if (v := w.value(each)).is_number else None for each in op.operands)
+    if power in {0.5, 1.0, 2.0, 3.0, -0.5, -1.0}:
         forms = {0.5: "sqrt({0})", 1.0: "{0} * 1", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", -0.5: "rsqrt({0})",
                  -1.0: "1 / {0}"}  # fmt: skip
-        elementwise(w, op, forms[exponent.value], [base])
-    elif isinstance(exponent, Constant) and not float(exponent.value).is_integer():
+        elementwise(w, op, forms[power], [base])
+    elif power is not None and not power.is_integer():
         elementwise(w, op, "exp(log({0}) * {1})")
-    elif isinstance(base, Constant) and base.value > 0:
+    elif given is not None and given > 0 and power is None:
         exponent_is_float = "float" in exponent.dtype
         inner = "{0}" if exponent_is_float else f"convert[{dtype_of(op.results[0].dtype)}]({{0}})"
-        elementwise(w, op, f"exp({inner} * {math.log(base.value)!r})", [exponent])
+        elementwise(w, op, f"exp({inner} * {math.log(given)!r})", [exponent])
     else:
         w.rules["pow_of_any"](w, op)

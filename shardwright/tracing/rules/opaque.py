@@ -98,7 +98,7 @@ _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not
 _on_numbers = {name: RULES[name] for name in _BITWISE}
 
 
-@rule(*foreign.POINTWISE - _BITWISE.keys())
+@rule(*foreign.POINTWISE - {*_BITWISE, "pow"})
 def _pointwise(w: Writer, op: Application) -> None:
     params: dict[str, Any] = {}
     if op.primitive == "round":

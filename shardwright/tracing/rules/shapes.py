@@ -212,11 +212,13 @@ def _reshape(w: Writer, op: Application) -> None:
                 if len(new) == 1
                 else w.slot((result.number, "merged", k), math.prod(operand.shape[i] for i in a))
             )
+            w.dimensions.cut(whole, old)
             text = w.write("merge", f"merge[{w.letters(old)} -> {w.name(whole)}]({text})")
             at = [find(slot) for slot in order].index(find(old[0]))
             order[at] = whole
             order = [slot for slot in order if find(slot) not in {find(s) for s in old[1:]}]
         if len(new) > 1:
+            w.dimensions.cut(whole, [slot for slot in new if slot is not None])
             text = w.write("split", f"split[{w.name(whole)} -> {w.letters(new)}]({text})")
             at = [find(slot) for slot in order].index(find(whole))
             order[at : at + 1] = new
