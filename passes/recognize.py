@@ -49,14 +49,14 @@ class Recognize(Pass):
                 program = replace(program, funcs=tuple(_rewritten(program, func, rules) for func in program.funcs))
                 if program == before:
                     break
-                program = replace(program, funcs=tuple(map(_swept, program.funcs)))
+                program = replace(program, funcs=tuple(map(swept, program.funcs)))
         return program
 
 
-def _swept(func: Func) -> Func:
+def swept(func: Func) -> Func:
     """The function without what lay between, of which nobody reads the last any more."""
-    while (swept := without_dead_code(func)) != func:
-        func = swept
+    while (cleaned := without_dead_code(func)) != func:
+        func = cleaned
     return func
 
 

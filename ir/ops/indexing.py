@@ -370,8 +370,16 @@ class Concat(Operation):
         first = args[0].tensor
         for arg in args:
             require_dims(self.keyword, arg, [self.dim])
-            others = tuple(dim for dim in arg.tensor.dims if dim.name != self.dim)
-            if others != tuple(dim for dim in first.dims if dim.name != self.dim):
+            others = {dim for dim in arg.tensor.dims if dim.name != self.dim}
+            if others == {dim for dim in first.dims if dim.name != self.dim} and arg.tensor.names != first.names:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"concat[{self.dim}]: {args[0].text}: {first} and {arg.text}: {arg.shape} have their dimensions in"
+                    " two orders",
+                    f"give {arg.text} the order of {args[0].text} first: x: {arg.tensor.dtype} {''.join(first.names)} ="
+                    f" {arg.text} + 0",
+                )
+            if others != {dim for dim in first.dims if dim.name != self.dim}:
                 raise misuse(
                     "wrong-dimensions",
                     f"concat[{self.dim}]: {args[0].text}: {first} and"

@@ -1,1 +1,1 @@
-"""What models write out, element by element, and the operation that it is."""
+"""Operations that models write out, element by element."""

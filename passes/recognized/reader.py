@@ -1,4 +1,4 @@
-"""What a pattern is found with: the statements that made a value, and what is found."""
+"""Looks up the statements that made a value, and holds what a pattern has found."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class Dimensions:
             self.pieces.append((whole, tuple(parts)))
 
     def tie_pieces(self) -> None:
-        """What is cut alike has the same parts, and what has the same parts is the same: heads of the queries and of
-        the result, of one layer and of the next."""
+        """Gives what is cut alike the same parts, and makes one of what has the same parts: heads of the queries and
+        of the result, of one layer and of the next."""
         before = -1
         while before != (before := sum(slot == root for slot, root in self.parent.items())):
             wholes: dict[Slot, Slot] = {}
@@ -109,6 +109,10 @@ class Dimensions:
             root = self.find(slot)
             if root not in self.names:
                 self.names[root] = self._free(letter)
+
+    def firm(self) -> set[str]:
+        """Names that are known by what indexes them, not by where they stand."""
+        return {name for rank, slot, name in self.hints if rank <= 5 and self.names.get(self.find(slot)) == name}
 
     def call(self, letters: Mapping[str, str]) -> None:
         """Gives classes that have names other letters. Those that are to have one letter become one class, where no

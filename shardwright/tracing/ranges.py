@@ -1,4 +1,4 @@
-"""What is known of integers while tracing: the least and the greatest that a value can have.
+"""Ranges of integers while tracing: the least and the greatest that a value can have.
 
 Indexing checks whether indices are negative or too large. Where they are counted from nought the checks are
 decided, and what they guard is the plain value.
@@ -87,7 +87,7 @@ _ENDS: Mapping[str, Callable[[int, int], int]] = {
 
 
 def decided(primitive: str, a: Range | None, b: Range | None) -> bool | None:
-    """What a comparison of two ranges gives, None where that depends on the values."""
+    """The result of a comparison of two ranges, None where that depends on the values."""
     if a is None or b is None:
         return None
     if primitive in {"gt", "ge"}:

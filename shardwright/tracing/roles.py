@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
@@ -12,8 +12,8 @@ from shardwright.ir.walk import reads, sites
 _BETWEEN = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Function, ops.Convert, ops.Rename, ops.Split, ops.Merge)
 
 
-def letters(program: Program) -> dict[str, str]:
-    """For dimensions of the program the letter that the field has for them."""
+def letters(program: Program, firm: Collection[str]) -> dict[str, str]:
+    """For dimensions of the program the letter that the field has for them. Those of `firm` stay what they are."""
     made: dict[str, str] = {}
     for q, k, v, along, summed in _attentions(program):
         kept = [name for name in k.names if name not in (along, summed)]
@@ -30,7 +30,8 @@ def letters(program: Program) -> dict[str, str]:
         others = [name for name in v.names if name not in (along, summed) and name not in k]
         wanted.extend((name, "D") for name in others)
         for name, letter in wanted:
-            made.setdefault(name, letter)
+            if name not in firm and letter not in firm:
+                made.setdefault(name, letter)
     for func in program.funcs:  # heads of queries are groups of those of keys
         for site in sites(program, func):
             operation = site.statement.operation if isinstance(site.statement, Let) else None
@@ -107,7 +108,7 @@ def _parts(program: Program) -> set[str]:
 
 
 def _heads(program: Program, shared: list[str]) -> str | None:
-    """Of what queries, keys and values share, batch and heads, the one that projections make."""
+    """The heads among what queries, keys and values share, which projections make, unlike a batch."""
     stored = _stored(program)
     parts = _parts(program)
     return next((name for name in shared if name in parts), None) or next(

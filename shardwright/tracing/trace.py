@@ -98,7 +98,7 @@ def trace(
     """
     from shardwright.backends.reference import evaluate
     from shardwright.compiling import load, print_program
-    from shardwright.passes.recognize import Recognize
+    from shardwright.passes.recognize import Recognize, swept
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
     from shardwright.tracing.roles import letters
@@ -123,9 +123,10 @@ def trace(
         raise untraceable(reason, place_of(error)) from error
 
     def recognized(text: str) -> Program:
-        return Recognize().run(load(Source(f"<{traced.name}>", text)))
+        loaded = Recognize().run(load(Source(f"<{traced.name}>", text)))
+        return replace(loaded, funcs=tuple(map(swept, loaded.funcs)))
 
-    made = written(traced, RULES, mesh or {}, lambda text: letters(recognized(text)))
+    made = written(traced, RULES, mesh or {}, lambda text, firm: letters(recognized(text), firm))
     program, names = _with_used_dims(_in_any_order(recognized(made.text))), made.names
     func = program.funcs[0]
     text = print_program(program)
@@ -174,10 +175,10 @@ def _in_any_order(program: Program) -> Program:
 
     func = program.funcs[0]
     kept: dict[str, str] = {}
-    counted = {  # a function of JAX counts the dimensions of its operands
+    counted = {  # a function of JAX counts the dimensions of its operands, and parts that are joined are alike
         name
         for site in sites(program, func)
-        if isinstance(site.statement, Let) and isinstance(site.statement.operation, ops.Foreign)
+        if isinstance(site.statement, Let) and isinstance(site.statement.operation, ops.Foreign | ops.Concat)
         for name in operand_names(site.statement.operands)
     }
     any_order = (ops.Merge, ops.Split, ops.Contract, ops.Attend, ops.Rename)

@@ -240,10 +240,13 @@ class Written:
 
 
 def written(
-    traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int], letters: Callable[[str], Mapping[str, str]]
+    traced: Traced,
+    rules: Mapping[str, Rule],
+    mesh: Mapping[str, int],
+    letters: Callable[[str, set[str]], Mapping[str, str]],
 ) -> Written:
-    """The graph as a program. `letters` says of the text, once it stands, which dimensions go by another letter; where
-    any does, it is written again."""
+    """The graph as a program. `letters` says of the text, once it stands, and of the names that are to stay, which
+    dimensions go by another letter; where any does, it is written again."""
     dimensions = Dimensions()
     _function(traced, Writer(rules, dimensions))
     _tie_by_path(traced, dimensions)
@@ -251,7 +254,7 @@ def written(
     _hint(traced, dimensions)
     dimensions.freeze()
     made = _written(traced, rules, mesh or traced.mesh, dimensions)
-    others = letters(made.text)
+    others = letters(made.text, dimensions.firm())
     if others:
         dimensions.call(others)
         dimensions.orders = {}

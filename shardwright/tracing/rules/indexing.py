@@ -248,7 +248,7 @@ def _write_masked(w: Writer, op: Application, base: Value, value: Value, at: Map
 
 
 def _last_written(w: Writer, op: Application, mask: str, value: Value, rows: Sequence[Slot]) -> tuple[str, str]:
-    """What the last of the rows that write to a place writes there, and where any does."""
+    """The values that the last of the rows to write to a place writes there, and where any does."""
     rank = w.counted(rows[0])
     for k, slot in enumerate(rows[1:], 1):
         size = w.dimensions.size[w.dimensions.find(slot)]
