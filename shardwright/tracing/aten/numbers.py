@@ -5,29 +5,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
 from shardwright.tracing.aten.table import OPERATIONS, dtype_of, op
 
 # ---------------------------------------------------------------- elementwise
 
+_LIBRARIES = SimpleNamespace(jax=jax, jnp=jnp, lax=jax.lax)
+
+
+def _of_the_language(entry: Entry) -> Callable[..., Any]:
+    return lambda *operands: entry.spelling.jax(_LIBRARIES, *operands)
+
+
 OPERATIONS |= {
-    "abs": jnp.abs, "neg": jnp.negative, "exp": jnp.exp, "expm1": jnp.expm1, "log": jnp.log, "log1p": jnp.log1p,
-    "sin": jnp.sin, "cos": jnp.cos, "tanh": jnp.tanh, "erf": jax.scipy.special.erf, "rsqrt": jax.lax.rsqrt,
-    "sqrt": jnp.sqrt, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu, "relu": jax.nn.relu, "square": jnp.square,
-    "reciprocal": jnp.reciprocal, "floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round, "sign": jnp.sign,
-    "log_sigmoid": jax.nn.log_sigmoid, "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not,
-    "isnan": jnp.isnan, "isinf": jnp.isinf, "atan2": jnp.arctan2, "maximum": jnp.maximum, "minimum": jnp.minimum,
-    "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "__and__": jnp.bitwise_and,
+    entry.keyword: _of_the_language(entry)
+    for entry in ENTRIES
+    if entry.keyword.isidentifier() and not entry.form and entry.takes[-1] != "bool" and not entry.gives_bool
+}
+OPERATIONS |= {
+    "expm1": jnp.expm1, "erf": jax.scipy.special.erf, "square": jnp.square, "reciprocal": jnp.reciprocal,
+    "floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round, "sign": jnp.sign, "log_sigmoid": jax.nn.log_sigmoid,
+    "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isnan": jnp.isnan, "isinf": jnp.isinf,
+    "atan2": jnp.arctan2, "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "__and__": jnp.bitwise_and,
     "__or__": jnp.bitwise_or, "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or,
     "bitwise_xor": jnp.bitwise_xor, "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal,
     "gt": jnp.greater, "ge": jnp.greater_equal, "mul": jnp.multiply, "floor_divide": jnp.floor_divide,
     "remainder": jnp.remainder, "relu6": jax.nn.relu6, "hardtanh": jax.nn.hard_tanh, "tan": jnp.tan,
-    "where": jnp.where, "mish": jax.nn.mish,
+    "mish": jax.nn.mish,
 }  # fmt: skip
 
 
@@ -225,7 +236,7 @@ OPERATIONS |= {
     "sinh": jnp.sinh, "cosh": jnp.cosh, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
     "exp2": jnp.exp2, "log2": jnp.log2, "log10": jnp.log10, "trunc": jnp.trunc, "fix": jnp.trunc, "fmod": jnp.fmod,
     "isfinite": jnp.isfinite, "logaddexp": jnp.logaddexp, "erfc": jax.scipy.special.erfc, "selu": jax.nn.selu,
-    "softsign": jax.nn.soft_sign, "sgn": jnp.sign, "hardsigmoid": jax.nn.hard_sigmoid, "true_divide": jnp.true_divide,
+    "sgn": jnp.sign, "hardsigmoid": jax.nn.hard_sigmoid, "true_divide": jnp.true_divide,
     "multiply": jnp.multiply, "divide": jnp.true_divide, "logical_xor": jnp.logical_xor, "negative": jnp.negative,
     "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift, "__lshift__": jnp.left_shift,
     "__rshift__": jnp.right_shift, "__xor__": jnp.bitwise_xor, "hardswish": jax.nn.hard_silu, "arctan2": jnp.arctan2,
