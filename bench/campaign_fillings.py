@@ -19,7 +19,8 @@ from shardwright.compiling import load
 from shardwright.cost.chips import Chip, load_chip
 from shardwright.cost.objective import Objective
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 ALLOWED = 1e-3
 

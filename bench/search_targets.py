@@ -29,7 +29,8 @@ from shardwright.models.config import read_config
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
 from shardwright.models.layouts import PRESETS
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
 CONFIGS = {

@@ -31,7 +31,8 @@ class Cost:
     """One call of a function: seconds, and what each resource takes of them by itself.
 
     `exposed_communication_s` is the communication that nothing hides, `copy_s` copies between memories. `tokens` are
-    those that the call works on, `parameters` those of the model, as MFU counts them.
+    those that the call works on, `parameters` those of the model, as MFU counts them; `calibrated` says that measured
+    constants priced it, not the chip's datasheet.
     """
 
     func: str
@@ -41,6 +42,7 @@ class Cost:
     n_chips: int
     tokens: int
     parameters: int
+    calibrated: bool = False
     stages: int = 1
     micro_batches: int = 1
     rounds: float = 1.0
@@ -97,7 +99,9 @@ def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | Non
     """
     kernels = kernel_costs(program, func, chip, constants)
     tokens, parameters = model_size(program, func)
-    return Cost(func.name, kernels, memory_of(program, func), chip, program.mesh.n_chips, tokens, parameters)
+    calibrated = (constants or chip.constants) == chip.calibrated
+    memory = memory_of(program, func)
+    return Cost(func.name, kernels, memory, chip, program.mesh.n_chips, tokens, parameters, calibrated)
 
 
 def kernel_costs(

@@ -89,6 +89,7 @@ class Plan:
     bytes_received: int
     lower_bound_bytes: int
     communicating_steps: int
+    mesh: Mesh
     orders: Mapping[str, Order] = field(compare=False)
     """The digits of the dimensions, as planned with."""
     remark: str | None = None
@@ -96,6 +97,11 @@ class Plan:
     @property
     def optimal(self) -> bool:
         return self.bytes_received == self.lower_bound_bytes
+
+    def __repr__(self) -> str:
+        from shardwright.cost.resharding_table import plan_table
+
+        return plan_table(self)
 
     def time_s(self, topology: Topology) -> float:
         """Seconds of all steps one after the other."""
@@ -175,7 +181,7 @@ def plan_in_any_order(
 
 def _in_order(source: TensorType, target: TensorType, room: Room, topology: Topology | None) -> Plan:
     if source == target:
-        return Plan(source, target, (), 0, 0, 0, room.orders)
+        return Plan(source, target, (), 0, 0, 0, room.mesh, room.orders)
     before, after = (
         kind if kind.placement == ON_DEVICE else replace(kind, placement=ON_DEVICE) for kind in (source, target)
     )
@@ -262,7 +268,7 @@ def _priced(
     total = sum(step.bytes_received for step in steps)
     waits = sum(step.communicates for step in steps)
     bound = lower_bound_bytes(source, target, mesh, {} if room.for_all else orders)
-    return Plan(source, target, tuple(steps), total, bound, waits, orders, remark)
+    return Plan(source, target, tuple(steps), total, bound, waits, mesh, orders, remark)
 
 
 def _across_memories(source: TensorType, target: TensorType, moves: Sequence[Movement]) -> Iterator[Movement]:

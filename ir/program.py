@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, Span
 from shardwright.ir.digits import Order
@@ -163,11 +164,21 @@ class Program:
     """The chip that the text names, for the choice of layouts; "" where it names none."""
     chip_span: Span = field(default=NOWHERE, compare=False, repr=False)
 
+    drawn: ClassVar[Callable[[Program], str] | None] = None
+    """Draws a program as HTML, for notebooks. The package sets it: what draws stands above this one."""
+
     def __repr__(self) -> str:
         from shardwright.ir.format import format_module
         from shardwright.ir.unparse import unparse
 
         return format_module(unparse(self))
+
+    def html(self) -> str | None:
+        """The program's picture as HTML, which notebooks show; None where nothing has been set that draws."""
+        return Program.drawn(self) if Program.drawn is not None else None
+
+    def _repr_html_(self) -> str | None:
+        return self.html()
 
     def dim(self, name: str) -> DimInfo:
         """The declared dimension; KeyError if there is none."""

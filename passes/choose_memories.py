@@ -19,7 +19,7 @@ from shardwright.passes.place import SECONDS, Place
 
 if TYPE_CHECKING:
     from shardwright.cost.objective import Objective
-    from shardwright.passes.choosing import Found
+    from shardwright.passes.found import Found
 
 _TRIED = 16
 """Fillings whose layouts are chosen before everything open stays on the host."""

@@ -6,9 +6,8 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwright.cost.layout_problem import PlacementOptions
 from shardwright.cost.limited_placement import most_entries
@@ -16,16 +15,14 @@ from shardwright.cost.placement import Effort
 from shardwright.cost.time_placement import NANOSECONDS, Prices, TimeSolver
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.text_table import bytes_text
+from shardwright.passes.found import ENOUGH, Found
 
 if TYPE_CHECKING:
     from shardwright.cost.layout_problem import LayoutProblem
     from shardwright.cost.objective import Objective
     from shardwright.cost.placement import Placement
-    from shardwright.cost.program_cost import Cost
     from shardwright.ir.program import Program
-
-ENOUGH = 1e-3
-"""Of the least time: how near to it what is called proved is."""
 
 _FOR_PROOF = 0.9
 """Of the time that is left, for a bound at the best prices."""
@@ -41,133 +38,6 @@ _FOR_PRICES = 0.8
 
 _DETAIL = 0.01
 """Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A surface program with its layouts chosen, `placed`, and what is proved of them.
-
-    `model_s` is the predicted time as the chooser counts it, calls included, and `bound_s` a lower bound of every
-    filling that fits. `status` is `optimal` where the choice is proved least, else `feasible`. `seconds` is how long it
-    took. Passes that come after the choice leave what they made of it in `rewritten`.
-    """
-
-    objective: Objective
-    status: str
-    placed: Program
-    placement: Placement
-    model_s: float
-    bound_s: float
-    seconds: float
-    rewritten: Program | None = None
-
-    @cached_property
-    def program(self) -> Program:
-        """The explicit program."""
-        if self.rewritten is not None:
-            return self.rewritten
-        from shardwright.passes.pipelines import MOVEMENTS
-
-        made = self.placed
-        for applied in MOVEMENTS:
-            made = applied.run(made)
-        return made
-
-    @cached_property
-    def costs(self) -> tuple[Cost, ...]:
-        """The costs of one call of each function."""
-        from shardwright.cost.program_cost import cost_of
-
-        wanted = self.objective
-        return tuple(cost_of(self.program, func, wanted.chip, wanted.constants) for func in self.program.funcs)
-
-    @property
-    def objective_s(self) -> float:
-        """The predicted time of all functions, as often as they are called."""
-        return sum(self.objective.count(cost.func) * cost.time_s for cost in self.costs)
-
-    @property
-    def bounds_s(self) -> tuple[float, ...]:
-        """The least that one call of each function takes with weights and state as they are chosen: what the bound of
-        all leaves beside the others."""
-        counts = [self.objective.count(cost.func) for cost in self.costs]
-        over = self.objective_s - self.bound_s
-        return tuple(max(0.0, cost.time_s - over / count) for cost, count in zip(self.costs, counts, strict=True))
-
-    @property
-    def gap(self) -> float:
-        return max(0.0, 1 - self.bound_s / self.objective_s) if self.objective_s else 0.0
-
-    @property
-    def peak(self) -> int:
-        """Bytes on one chip, of the function that needs most."""
-        return max((cost.memory.peak for cost in self.costs), default=0)
-
-    @property
-    def fits(self) -> bool:
-        room = self.objective.chip.memory_bytes
-        return math.isinf(room) or self.peak <= room
-
-    @property
-    def kept(self) -> int:
-        """Bytes of weights and state on one chip."""
-        return self.costs[0].memory.weights + self.costs[0].memory.state if self.costs else 0
-
-    @property
-    def chip_seconds_per_token(self) -> float:
-        """The chip-seconds of all functions together, for the tokens that their calls work on."""
-        return sum(self.objective.count(cost.func) * cost.chip_seconds_per_token for cost in self.costs)
-
-    @property
-    def proof(self) -> TimeProof:
-        weights = sum(value.concrete.local_bytes(self.placed.mesh) for value in self.placed.weights)
-        return TimeProof(self.objective.chip.name, self.model_s, min(self.bound_s, self.model_s), weights)
-
-
-@dataclass(frozen=True)
-class TimeProof:
-    """The proof of the layouts of a program that were chosen by time: the predicted seconds on a chip, how many
-    there are at least, and the bytes of weights on each chip."""
-
-    chip: str
-    time_s: float
-    bound_s: float
-    weight_bytes: int
-
-    @property
-    def proved(self) -> bool:
-        return self.bound_s >= self.time_s * (1 - ENOUGH)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The lines to be said where no chip was named, whose memory would have counted."""
-        if self.chip != "reference" or self.weight_bytes <= 8e10:
-            return ()
-        return (f"weights take {_bytes(self.weight_bytes)} on each chip; --chip NAME chooses under a chip's memory",)
-
-    def beyond(self, other: TimeProof) -> str:
-        """The extra cost of these layouts over others."""
-        from shardwright.cost.movements import duration_text
-
-        more = self.time_s - other.time_s
-        return f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for `--json`."""
-        return {
-            "objective": "time", "chip": self.chip, "time_s": self.time_s, "bound_s": self.bound_s,
-            "proved": self.proved,
-        }  # fmt: skip
-
-    def __str__(self) -> str:
-        from shardwright.cost.movements import duration_text
-
-        which = "the reference chip" if self.chip == "reference" else self.chip
-        said = f"layouts for {which}, {duration_text(self.time_s)}"
-        if self.proved:
-            return f"{said}, proved least"
-        gap = 100 * (1 - self.bound_s / self.time_s)
-        return f"{said}, not proved least: at most {gap:.3g} % above it"
 
 
 def search(
@@ -459,10 +329,10 @@ class _Chooser:
         cost = max(found.costs, key=lambda cost: cost.memory.peak)
         memory, room = cost.memory, self.chip.memory_bytes
         parts = {"weights": memory.weights, "state": memory.state, "activations": memory.activations}
-        listed = ", ".join(f"{_bytes(size)} of {part}" for part, size in parts.items() if size)
+        listed = ", ".join(f"{bytes_text(size)} of {part}" for part, size in parts.items() if size)
         notes = [f"a chip would hold {listed}"]
         if memory.live:
-            notes.append(f"the largest activation is {memory.live[0].name}, {_bytes(memory.live[0].bytes)}")
+            notes.append(f"the largest activation is {memory.live[0].name}, {bytes_text(memory.live[0].bytes)}")
         least = min(found.costs[0].memory.weights + found.costs[0].memory.state for found in self.found)
         sure = least > room and not self.late()
         which = "whatever the layouts" if sure else "in the layouts that take least of those tried"
@@ -480,8 +350,8 @@ class _Chooser:
             notes.append("a smaller batch or a shorter context makes it smaller")
         return fault(
             "does-not-fit",
-            f"{cost.func} needs {_bytes(memory.peak)} on each chip, {_bytes(memory.peak - room)} more than the"
-            f" {_bytes(room)} of {self.chip.name}, {which}",
+            f"{cost.func} needs {bytes_text(memory.peak)} on each chip, {bytes_text(memory.peak - room)} more than the"
+            f" {bytes_text(room)} of {self.chip.name}, {which}",
             NOWHERE,
             *notes,
         )
@@ -499,16 +369,9 @@ class _Chooser:
             return fault("no-placement", said, where, "leave some of them to the compiler: end the layout with ?")
         chip = self.chip
         if self.bound_ns == math.inf:
-            said = f"no layouts fit in the {_bytes(chip.memory_bytes)} of {chip.name}"
+            said = f"no layouts fit in the {bytes_text(chip.memory_bytes)} of {chip.name}"
             return fault("does-not-fit", said, NOWHERE, "leave out --solver ortools to be told what takes most")
         said = f"HiGHS found no layouts in {self.end - self.began:.3g} s"
         if self.bound_ns > 0:
             said += f"; none takes less than {duration_text(self.bound_ns / NANOSECONDS)}"
         return fault("out-of-time", said, NOWHERE, "leave out --solver ortools, or give more time")
-
-
-def _bytes(nbytes: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.ir.program import Program
     from shardwright.offloading.offload import offload
     from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
@@ -128,11 +129,20 @@ __all__ = [
 ]
 
 
+def _picture(program: Program) -> str:
+    from shardwright.backends.graph import draw
+
+    return draw(program).html()
+
+
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from shardwright.ir.program import Program
+
+    Program.drawn = _picture
     value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

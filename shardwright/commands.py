@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from shardwright.cost.program_cost import Cost
+    from shardwright.cost_tables import Costs
     from shardwright.ir.program import Program
     from shardwright.models.importing import Imported
     from shardwright.models.layouts import AttentionOver
     from shardwright.pareto.sweeping import Swept
-    from shardwright.passes.choosing import Found
+    from shardwright.passes.found import Found
     from shardwright.prediction.fitting import Fitting
     from shardwright.prediction.programs import Weights
 
@@ -80,20 +80,19 @@ def import_checkpoint(
         )
 
 
-def predict(
-    program: Program, chip: str, *, calls: Mapping[str, float] | None = None, datasheet: bool = False
-) -> tuple[Cost, ...]:
+def predict(program: Program, chip: str, *, calls: Mapping[str, float] | None = None, datasheet: bool = False) -> Costs:
     """The command `cost`: what each function takes on a chip, by name or by chip file, layouts chosen for it where they
     are open. Raises a `DiagnosticError` where demands cannot be met or the chip is not known."""
     from shardwright.compiling import explicit
     from shardwright.cost.chips import load_chip
     from shardwright.cost.constants import DATASHEET
     from shardwright.cost.program_cost import cost_of
+    from shardwright.cost_tables import Costs
 
     found = load_chip(chip)
     made = explicit(program, chip=chip, calls=calls)
     constants = DATASHEET if datasheet else found.constants
-    return tuple(cost_of(made, func, found, constants) for func in made.funcs)
+    return Costs(cost_of(made, func, found, constants) for func in made.funcs)
 
 
 def search(
@@ -133,7 +132,7 @@ def fit(
     from shardwright.prediction.rows import preset_of
 
     found = load_chip(chip)
-    return fitting(model_of(model).model, found, layout or preset_of(found), attention, weights, batch, context, chips)
+    return fitting(model_of(model), found, layout or preset_of(found), attention, weights, batch, context, chips)
 
 
 def sweep(

@@ -148,6 +148,13 @@ class Compiled:
     not_loaded: str | None = None
     """Why the module has no `load_weights`, where a mapping of the weights was given; None where it has."""
 
+    def __repr__(self) -> str:
+        said = [str(self.validation or "not validated"), *([str(self.layouts)] if self.layouts is not None else [])]
+        return "".join(f"# {line}\n" for line in said) + print_program(self.program)
+
+    def _repr_html_(self) -> str | None:
+        return self.program.html()
+
 
 def compile_program(
     program: Program,

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.passes.choosing import ENOUGH, Found, search
+from shardwright.passes.choosing import ENOUGH, search
+from shardwright.passes.found import Found
 
 if TYPE_CHECKING:
     from shardwright.cost.objective import Objective

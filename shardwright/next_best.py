@@ -26,9 +26,9 @@ from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, OpenType
 from shardwright.ir.walk import open_values
-from shardwright.passes.choosing import ENOUGH, Found, TimeProof
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
+from shardwright.passes.found import ENOUGH, Found, TimeProof
 from shardwright.passes.offload import Offload
 from shardwright.passes.pipelines import run_passes
 from shardwright.passes.place import Choice, Place, place

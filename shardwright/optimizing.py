@@ -73,6 +73,9 @@ class Optimized:
 
         return print_program(self.compiled.program)
 
+    def _repr_html_(self) -> str | None:
+        return self.compiled.program.html()
+
 
 def optimize(
     function: Callable[..., Any],

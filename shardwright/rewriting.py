@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError, Source, located
 from shardwright.mesh_shapes import Minimize, best_of, search_shapes
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 if TYPE_CHECKING:
     from shardwright.cost.objective import Objective

@@ -17,7 +17,8 @@ from shardwright.cost.chips import REFERENCE, load_chip
 from shardwright.cost.objective import Objective
 from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import ENOUGH, TimeProof, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import ENOUGH, TimeProof
 from shardwright.passes.place import Place
 
 LAYER = """

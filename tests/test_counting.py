@@ -12,7 +12,8 @@ from shardwright.cost.chips import REFERENCE, Chip, load_chip
 from shardwright.cost.objective import Objective
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Marking, Program
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 CHIPS = [REFERENCE, load_chip("h100"), load_chip("tpu-v4")]
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.shard"))

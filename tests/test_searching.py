@@ -19,7 +19,8 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import AllGather
 from shardwright.ir.program import Let
 from shardwright.mesh_shapes import mesh_shapes
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -17,7 +17,8 @@ from shardwright.compiling import load
 from shardwright.cost.chips import Chip, Torus, load_chip
 from shardwright.cost.objective import SOLVERS, Objective
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 
 @lru_cache

@@ -12,7 +12,8 @@ from shardwright.compiling import load
 from shardwright.cost.chips import load_chip
 from shardwright.cost.objective import SOLVERS, Objective
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 PALM = str(Path(__file__).parent.parent / "examples" / "search" / "palm.shard")
 FEW_SECONDS = 5.0

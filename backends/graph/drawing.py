@@ -39,10 +39,14 @@ class Drawing:
     def _repr_svg_(self) -> str:
         return self.svg
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The picture as a part of a page, no wider than the page."""
         from shardwright.backends.graph.page import fragment
 
         return fragment(self.svg)
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
     def __repr__(self) -> str:
         return f"Drawing({self.dot.count(chr(10))} lines of DOT)" if self.dot else "Drawing()"

@@ -34,7 +34,6 @@ def execute(args: argparse.Namespace) -> int:
     """Print what fits, or one JSON object with `--json`."""
     from shardwright.cli.cost import load_named_chip
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.ir.text_table import bytes_text
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of
     from shardwright.prediction.rows import preset_of
@@ -43,9 +42,8 @@ def execute(args: argparse.Namespace) -> int:
     layout = args.layout or preset_of(chip)
     with located(Source(args.model, "")):
         model = model_of(args.model)
-        found = fitting(model.model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
+        found = fitting(model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
     mesh, memory = found.deployment.mesh, found.memory
-    fits = memory.peak <= chip.memory_bytes
     if args.json:
         from shardwright.cli.output import print_json
 
@@ -56,7 +54,7 @@ def execute(args: argparse.Namespace) -> int:
                 "n_chips": mesh.n_chips,
                 "mesh": dict(mesh),
                 "layout": layout,
-                "fits": fits,
+                "fits": found.fits,
                 "weight_bytes_per_chip": memory.weights,
                 "kv_cache_bytes_per_chip": memory.state,
                 "peak_bytes_per_chip": memory.peak,
@@ -67,16 +65,5 @@ def execute(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    what = "chips" if args.chips else "fewest chips"
-    verdict = "fits in" if fits else f"{bytes_text(memory.peak - chip.memory_bytes)} more than"
-    print(
-        f"{model.name} on {chip.name}, {layout}, attention over the {args.attention}, {args.weights} weights\n\n"
-        f"{what:<16} {mesh.n_chips} ({mesh})\n"
-        f"memory           {bytes_text(memory.peak)} a chip at batch {args.batch}, context {args.context}: weights"
-        f" {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values {bytes_text(memory.activations)};"
-        f" {verdict} {bytes_text(chip.memory_bytes)}\n"
-        f"largest batch    {found.largest_batch} at context {args.context}\n"
-        f"longest context  {found.longest_context} at batch {args.batch}"
-        + "\n".join(("\n" if found.dropped else "", *found.dropped))
-    )
+    print(found)
     return 0

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _LAYOUTS = ("megatron", "ws1d", "ws2d", "wg-x", "wg-xy", "wg-xyz")
-_BEST_SHOWN = 24
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -112,7 +111,6 @@ def _expect_folder(path: str | None) -> None:
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
     from shardwright.cli.sweep_progress import SweepProgress
     from shardwright.pareto.frontier import cheapest, frontier
-    from shardwright.pareto.generations import generations
     from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 
     try:
@@ -125,10 +123,7 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
             file=sys.stderr,
         )
         raise
-    if sweep.together:
-        points = {"generation": generations(sweep, swept.priced)}
-    else:
-        points = {phase: [p for p in swept.points if p.phase == phase] for phase in sweep.phases}
+    points = swept.by_phase
     best = {phase: frontier(some) for phase, some in points.items()}
     if not any(best.values()):
         cheapest([point for some in points.values() for point in some])
@@ -138,9 +133,8 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
 
         chosen = cheapest(points[next(iter(points))], args.latency_bound)
         text = chosen_program(sweep, chosen, swept.priced)
-    title = f"{sweep.model.name} on {sweep.chip.name}, {sweep.prompt} tokens in, {sweep.generated} out"
     if args.output:
-        _write(args.output, title, points, best)
+        _write(args.output, sweep.title, points, best)
     if args.program and text is not None:
         from shardwright.cli.output import write_output
 
@@ -150,7 +144,9 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
 
         print_json(_as_json(sweep, swept.known, points, best, chosen, text))
     else:
-        print(_as_text(title, points, best))
+        from shardwright.pareto.table import as_text
+
+        print(as_text(sweep, points, best))
         if chosen is not None and text is not None:
             print(f"\n{_choice_text(chosen, args.latency_bound)}")
             print(f"\nwritten to {args.program}" if args.program else f"\n{text}", end="\n" if args.program else "")
@@ -202,60 +198,6 @@ def _write(path: str, title: str, points: dict[str, list[Point]], best: dict[str
 
 
 # ---------------------------------------------------------------- what is printed
-
-
-def _as_text(title: str, points: dict[str, list[Point]], best: dict[str, list[Point]]) -> str:
-    from shardwright.pareto.table import plot_text
-
-    lines = [title]
-    for phase, some in points.items():
-        without = sum(bool(point.trouble) for point in some)
-        large = sum(bool(point.too_many_bytes) for point in some)
-        lines += ["", f"{phase}: {len(some)} configurations, {large} do not fit into memory"]
-        if without:
-            lines[-1] += f", {without} have no price ({next(p.trouble for p in some if p.trouble)})"
-        lines[-1] += f", {len(best[phase])} on the frontier"
-        if best[phase]:
-            lines += ["", *plot_text(some, best[phase]), "", *_frontier_table(best[phase][:_BEST_SHOWN])]
-        if len(best[phase]) > _BEST_SHOWN:
-            lines.append(f"and {len(best[phase]) - _BEST_SHOWN} more; -o OUT.csv has them all")
-    return "\n".join(lines)
-
-
-def _frontier_table(best: list[Point]) -> list[str]:
-    """Lines of a table, from the fastest to the cheapest."""
-    from shardwright.cost.movements import duration_text
-    from shardwright.ir.text_table import text_table
-    from shardwright.pareto.frontier import layouts, token
-
-    head = (
-        "latency",
-        f"chip-ms a {token(best[0].phase)}",
-        "MFU",
-        "chips",
-        "mesh",
-        "batch",
-        "layout",
-        "attention",
-        "weights",
-        "memory",
-    )
-    rows = [
-        (
-            duration_text(point.latency_s),
-            f"{1e3 * point.chip_seconds_per_token:.4g}",
-            f"{100 * point.mfu:.1f} %",
-            str(point.chips),
-            point.mesh,
-            str(point.batch),
-            layouts(point) + (", looped" if point.looped else ""),
-            point.attention,
-            point.weights,
-            f"{point.peak_bytes / 1e9:.3g} GB",
-        )
-        for point in best
-    ]
-    return text_table(head, rows, "rrrrlrlllr")
 
 
 def _choice_text(chosen: Point, bound: float | None) -> str:

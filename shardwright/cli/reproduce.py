@@ -8,7 +8,6 @@ from shardwright.cli.options import add_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from shardwright.cli.options import Subparsers
     from shardwright.prediction.checks import Check
@@ -48,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
 
         print_json(_as_json(tables))
     else:
-        print("\n\n".join(_rows_text(table) if table.rows else _checks_text(table) for table in tables))
+        print("\n\n".join(map(repr, tables)))
     return 0
 
 
@@ -121,67 +120,3 @@ def _check_json(check: Check) -> dict[str, Any]:
         "holds": check.holds,
         "remark": check.remark,
     }
-
-
-def _checks_text(table: Reproduced) -> str:
-    from shardwright.ir.text_table import text_table
-
-    lines = [
-        (
-            check.row,
-            f"{check.published:.4g}",
-            f"{check.predicted:.4g}",
-            f"{100 * check.relative_error:+.1f} %",
-            "" if check.tolerance is None else f"{100 * check.tolerance:.0f} %",
-            "" if check.tolerance is None else "holds" if check.holds else "fails",
-            check.statement + (f" ({check.remark})" if check.remark else ""),
-        )
-        for check in table.checks
-    ]
-    head = ("", "published", "predicted", "error", "allowed", "", "")
-    held = [check for check in table.checks if check.tolerance is not None]
-    summary = f"{sum(check.holds for check in held)} of {len(held)} hold" if held else _errors_text(table.checks)
-    return "\n".join([table.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
-
-
-def _errors_text(checks: Sequence[Check]) -> str:
-    """The line of checks that are only reported: those fitted on, and the others."""
-    from shardwright.prediction.reproduction import median_error
-
-    lines: list[str] = []
-    for how, calibrated in (("fitted on", True), ("predicted", False)):
-        errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
-        if errors:
-            middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
-            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
-            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
-    return "\n".join(lines)
-
-
-def _rows_text(table: Reproduced) -> str:
-    from shardwright.cost.movements import duration_text
-    from shardwright.ir.text_table import text_table
-    from shardwright.prediction.reproduction import median_error
-
-    lines = [
-        (
-            made.row.name,
-            duration_text(made.row.measured_s),
-            duration_text(made.predicted_s),
-            f"{100 * made.relative_error:+.1f} %",
-            f"{100 * made.datasheet_error:+.1f} %",
-        )
-        for made in table.rows
-    ]
-    head = ("row", "published", "predicted", "error", "datasheet only")
-    groups = dict.fromkeys(made.row.group for made in table.rows)
-    summary: list[str] = []
-    for group in groups:
-        own = [made for made in table.rows if made.row.group == group]
-        errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
-        how = "calibrated" if own[0].calibrated else "datasheet"
-        summary.append(
-            f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
-            f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
-        )
-    return "\n".join([table.title, "", *text_table(head, lines, "lrrrr"), "", *summary])

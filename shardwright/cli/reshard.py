@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.cost.resharding import Plan
     from shardwright.cost.topology import Topology
-    from shardwright.ir.mesh import Mesh
-    from shardwright.ir.ops import Movement
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -61,19 +59,18 @@ def execute(args: argparse.Namespace) -> int:
 
         print_json(_as_json(made, topology))
     else:
-        print(_table(made, mesh, topology))
+        from shardwright.cost.resharding_table import plan_table
+
+        print(plan_table(made, topology))
     return 0
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def _times(made: Plan, topology: Topology | None) -> list[float | None]:
-    """Seconds of each step, None without a chip."""
-    return [None if topology is None else step.time_s(topology) for step in made.steps]
-
-
 def _as_json(made: Plan, topology: Topology | None) -> dict[str, object]:
+    from shardwright.cost.resharding_table import seconds_of_steps, written
+
     return {
         "from": str(made.source),
         "to": str(made.target),
@@ -81,12 +78,12 @@ def _as_json(made: Plan, topology: Topology | None) -> dict[str, object]:
             {
                 "op": step.operation.keyword,
                 "axes": list(step.operation.named_axes),
-                "text": _text(step.operation),
+                "text": written(step.operation),
                 "type": str(step.type),
                 "bytes_received": step.bytes_received,
                 "time_s": seconds,
             }
-            for step, seconds in zip(made.steps, _times(made, topology), strict=True)
+            for step, seconds in zip(made.steps, seconds_of_steps(made, topology), strict=True)
         ],
         "bytes_received": made.bytes_received,
         "lower_bound_bytes": made.lower_bound_bytes,
@@ -94,41 +91,3 @@ def _as_json(made: Plan, topology: Topology | None) -> dict[str, object]:
         "time_s": None if topology is None else made.time_s(topology),
         "remark": made.remark,
     }
-
-
-def _table(made: Plan, mesh: Mesh, topology: Topology | None) -> str:
-    """One line for each step, then the sum beside the lower bound."""
-    from shardwright.cost.movements import duration_text
-
-    rows = [("", str(made.source), "", "")]
-    for step, seconds in zip(made.steps, _times(made, topology), strict=True):
-        time = "" if seconds is None else duration_text(seconds)
-        rows.append((_text(step.operation), str(step.type), f"{step.bytes_received:,}", time))
-    head = ("movement", "type", "bytes received", "time" if topology else "")
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(4)]
-    lines = [
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip()
-        for a, b, c, d in (head, *rows)
-    ]
-    if not made.steps:
-        lines = [f"{made.source} is that already: nothing to move"]
-    verdict = "the lower bound" if made.optimal else f"the lower bound is {made.lower_bound_bytes:,}"
-    lines += ["", f"{made.bytes_received:,} bytes received per chip on {mesh}; {verdict}"]
-    if topology is not None:
-        lines.append(f"{duration_text(made.time_s(topology))} on {topology.chip.name}")
-    for dim, was, becomes in zip(made.source.dims, made.source.splits, made.target.splits, strict=True):
-        if dim.size % mesh.product({*was, *becomes}):
-            digits = " ".join(axis for axis in made.orders[dim.name] if axis in {*was, *becomes})
-            lines.append(f"{dim.name}={dim.size} has no room for the digits {digits} together, so chips hold blocks")
-    if made.remark:
-        lines.append(f"remark: {made.remark}")
-    return "\n".join(lines)
-
-
-def _text(operation: Movement) -> str:
-    """The movement as the language writes it, without an operand."""
-    from shardwright.ir.one_line import format_expr
-    from shardwright.ir.syntax import CallExpr
-
-    statics = operation.statics
-    return format_expr(CallExpr(operation.keyword, statics, None)) if statics else operation.keyword

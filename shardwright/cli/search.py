@@ -174,35 +174,16 @@ def _found_json(searched: Searched, text: str) -> dict[str, Any]:
 
 
 def _found_text(searched: Searched) -> str:
-    import math
-
-    from shardwright.cost.movements import duration_text
-    from shardwright.ir.text_table import bytes_text
-
-    found = searched.best
-    cost = found.costs[0]
-    mesh = " ".join(f"{axis}={size}" for axis, size in found.program.mesh.items())
-    if found.status == "optimal":
-        proof = "proved least"
-    elif found.bound_s > 0:
-        proof = f"at most {100 * found.gap:.3g} % above the least"
-    elif any(each.found is None for each in searched.tried):
-        proof = "not proved, since a rewrite was not searched to its end"
+    if any(each.found is None for each in searched.tried):
+        first, *lines = searched.best.in_words("not proved, since a rewrite was not searched to its end").split("\n")
     else:
-        proof = "not proved in the time"
-    room = f" of {bytes_text(cost.chip.memory_bytes)}" if math.isfinite(cost.chip.memory_bytes) else ""
-    lines = [
-        f"{duration_text(found.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {mesh}; {proof}",
-        f"{bytes_text(found.peak)}{room} on each chip, {found.chip_seconds_per_token:.4g} chip-seconds per token",
-    ]
-    lines.append(f"bound {duration_text(found.bound_s)}, counted {duration_text(found.model_s)}, {found.seconds:.2f} s")
+        first, *lines = searched.best.in_words().split("\n")
+    made = [first, *lines[:2]]
     if searched.rewrite:
-        lines.append(f"after {searched.rewrite}")
+        made.append(f"after {searched.rewrite}")
     if len(searched.tried) > 1:
-        lines += [f"  {_tried_text(each)}" for each in searched.tried]
-    if len(found.costs) > 1:
-        lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in found.costs]
-    return "\n".join(lines)
+        made += [f"  {_tried_text(each)}" for each in searched.tried]
+    return "\n".join(made + lines[2:])
 
 
 def _tried_text(tried: Tried) -> str:

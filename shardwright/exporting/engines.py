@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardwright.cost.objective import Objective
     from shardwright.ir.walk import Site
     from shardwright.models.weight_map import WeightMap
-    from shardwright.passes.choosing import Found
+    from shardwright.passes.found import Found
 
 _FASTER = 1.01
 """A setting is named beside the nearest where that takes so many times as long."""

@@ -43,6 +43,10 @@ class Sweep:
     together: bool = False
 
     @property
+    def title(self) -> str:
+        return f"{self.model.name} on {self.chip.name}, {self.prompt} tokens in, {self.generated} out"
+
+    @property
     def context(self) -> int:
         """Positions of the cache."""
         return self.prompt + self.generated

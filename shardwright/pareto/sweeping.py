@@ -14,9 +14,11 @@ from multiprocessing.connection import wait
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.pareto.configurations import Configuration, Sweep, configurations_of
-from shardwright.pareto.frontier import described
+from shardwright.pareto.frontier import described, frontier
+from shardwright.pareto.generations import generations
 from shardwright.pareto.pricing import Point, identity, price_all
 from shardwright.pareto.store import Store, identity_of, store_of
+from shardwright.pareto.table import as_text
 from shardwright.prediction.programs import wanted_program
 
 _FEW = 4
@@ -39,12 +41,24 @@ class SweepInterrupted(KeyboardInterrupt):
 class Swept:
     """The configurations of a sweep, each with its point, and how many of them had been priced before."""
 
+    sweep: Sweep
     priced: tuple[tuple[Configuration, Point], ...]
     known: int
 
     @property
     def points(self) -> tuple[Point, ...]:
         return tuple(point for _, point in self.priced)
+
+    @property
+    def by_phase(self) -> dict[str, list[Point]]:
+        """The points of each phase, or those of generations where the phases are put together."""
+        if self.sweep.together:
+            return {"generation": generations(self.sweep, self.priced)}
+        return {phase: [point for point in self.points if point.phase == phase] for phase in self.sweep.phases}
+
+    def __repr__(self) -> str:
+        points = self.by_phase
+        return as_text(self.sweep, points, {phase: frontier(some) for phase, some in points.items()})
 
 
 def sweep_points(
@@ -86,7 +100,7 @@ def sweep_points(
             f"that is said of {described(first)}",
             "take other chips, weights or layouts, or give the chip file what it lacks",
         )
-    return Swept(made, before)
+    return Swept(sweep, made, before)
 
 
 def _results(sweep: Sweep, tasks: list[list[Configuration]], processes: int | None) -> Iterator[list[Point]]:

@@ -1,4 +1,4 @@
-"""Points as rows, of a CSV file and of JSON, and as a plot made of characters."""
+"""Points as rows, of a CSV file and of JSON, and as text: a plot made of characters over a table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.pareto.frontier import token, what
+from shardwright.cost.movements import duration_text
+from shardwright.ir.text_table import text_table
+from shardwright.pareto.configurations import Sweep
+from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point
+
+_BEST_SHOWN = 24
 
 COLUMNS: tuple[str, ...] = (
     "phase", "chips", "mesh", "layout", "attention", "weights", "batch", "looped", "latency_s",
@@ -108,3 +113,52 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 def _share(value: float, between: tuple[float, float]) -> float:
     least, most = between
     return math.log(value / least) / math.log(most / least)
+
+
+def as_text(sweep: Sweep, points: dict[str, list[Point]], best: dict[str, list[Point]]) -> str:
+    """The frontier of each phase, as a plot and a table."""
+    lines = [sweep.title]
+    for phase, some in points.items():
+        without = sum(bool(point.trouble) for point in some)
+        large = sum(bool(point.too_many_bytes) for point in some)
+        lines += ["", f"{phase}: {len(some)} configurations, {large} do not fit into memory"]
+        if without:
+            lines[-1] += f", {without} have no price ({next(p.trouble for p in some if p.trouble)})"
+        lines[-1] += f", {len(best[phase])} on the frontier"
+        if best[phase]:
+            lines += ["", *plot_text(some, best[phase]), "", *_frontier_table(best[phase][:_BEST_SHOWN])]
+        if len(best[phase]) > _BEST_SHOWN:
+            lines.append(f"and {len(best[phase]) - _BEST_SHOWN} more; -o OUT.csv has them all")
+    return "\n".join(lines)
+
+
+def _frontier_table(best: list[Point]) -> list[str]:
+    """Lines of a table, from the fastest to the cheapest."""
+    head = (
+        "latency",
+        f"chip-ms a {token(best[0].phase)}",
+        "MFU",
+        "chips",
+        "mesh",
+        "batch",
+        "layout",
+        "attention",
+        "weights",
+        "memory",
+    )
+    rows = [
+        (
+            duration_text(point.latency_s),
+            f"{1e3 * point.chip_seconds_per_token:.4g}",
+            f"{100 * point.mfu:.1f} %",
+            str(point.chips),
+            point.mesh,
+            str(point.batch),
+            layouts(point) + (", looped" if point.looped else ""),
+            point.attention,
+            point.weights,
+            f"{point.peak_bytes / 1e9:.3g} GB",
+        )
+        for point in best
+    ]
+    return text_table(head, rows, "rrrrlrlllr")

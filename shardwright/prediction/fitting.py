@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from shardwright.cost.chips import Chip, Torus
 from shardwright.cost.memory import Memory, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.text_table import bytes_text
+from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.prediction.models import check_positions, longest_context, parameters_of
@@ -23,11 +25,40 @@ class Fitting:
     """The memory that decode needs on a number of chips, and the most that fits there; 0 where not even one does.
     `dropped` says what is not split, since it does not divide."""
 
+    model: BuiltIn
+    chip: Chip
     deployment: Deployment
+    batch: int
+    context: int
     memory: Memory
     largest_batch: int
     longest_context: int
     dropped: tuple[str, ...]
+    is_fewest: bool
+    """Whether the number of chips is the fewest, rather than given."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.chip.memory_bytes
+
+    def __repr__(self) -> str:
+        made, memory, room = self.deployment, self.memory, self.chip.memory_bytes
+        what = "fewest chips" if self.is_fewest else "chips"
+        verdict = "fits in" if self.fits else f"{bytes_text(memory.peak - room)} more than"
+        return "\n".join(
+            [
+                f"{self.model.name} on {self.chip.name}, {made.layout}, attention over the {made.attention},"
+                f" {made.weights} weights",
+                "",
+                f"{what:<16} {made.mesh.n_chips} ({made.mesh})",
+                f"memory           {bytes_text(memory.peak)} a chip at batch {self.batch}, context {self.context}:"
+                f" weights {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values"
+                f" {bytes_text(memory.activations)}; {verdict} {bytes_text(room)}",
+                f"largest batch    {self.largest_batch} at context {self.context}",
+                f"longest context  {self.longest_context} at batch {self.batch}",
+                *(["", *self.dropped] if self.dropped else []),
+            ]
+        )
 
 
 def n_chips_of(chip: Chip) -> Iterator[int]:
@@ -42,7 +73,7 @@ def n_chips_of(chip: Chip) -> Iterator[int]:
 
 
 def fitting(
-    model: Model, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
+    model: BuiltIn, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
     batch: int, context: int, n_chips: int | None = None,
 ) -> Fitting:  # fmt: skip
     """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
@@ -50,14 +81,16 @@ def fitting(
 
     Batches are multiples of the chips where attention is over the batch. Raises where no number of chips is enough.
     """
-    check_positions(model, context)
-    most = longest_context(model)
-    bounded = weight_bytes(model, weights)
+    check_positions(model.model, context)
+    most = longest_context(model.model)
+    bounded = weight_bytes(model.model, weights)
     for n in [n_chips] if n_chips is not None else n_chips_of(chip):
         if n_chips is None and n * chip.memory_bytes < bounded:
             continue
         try:
-            deployment = Deployment(model, torus_mesh(chip, n, model.attention.kv_heads), layout, attention, weights)
+            deployment = Deployment(
+                model.model, torus_mesh(chip, n, model.model.attention.kv_heads), layout, attention, weights
+            )
             memory = decode_memory(deployment, batch, context)
         except DiagnosticError:
             if n_chips is not None:
@@ -76,10 +109,13 @@ def fitting(
             return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
 
         dropped = fitted_layout(deployment, batch).dropped
-        return Fitting(deployment, memory, step * largest(batch_fits), largest(context_fits), dropped)
+        return Fitting(
+            model, chip, deployment, batch, context, memory, step * largest(batch_fits), largest(context_fits), dropped,
+            n_chips is None,
+        )  # fmt: skip
     raise fault(
         "does-not-fit",
-        f"{model.architecture} does not fit on any number of {chip.name} that its sizes divide over",
+        f"{model.name} does not fit on any number of {chip.name} that its sizes divide over",
         NOWHERE,
         "take int8 weights, a smaller batch or a shorter context",
     )

@@ -11,7 +11,9 @@ from statistics import median
 
 from shardwright.cost.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.constants import DATASHEET, Constants
+from shardwright.cost.movements import duration_text
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
+from shardwright.ir.text_table import text_table
 from shardwright.prediction import offload_figures, offload_files, offload_rows, swarm_rows
 from shardwright.prediction.checks import Check
 from shardwright.prediction.claims import claims
@@ -112,6 +114,63 @@ class Reproduced:
     title: str
     rows: tuple[Compared, ...] = ()
     checks: tuple[Check, ...] = ()
+
+    def __repr__(self) -> str:
+        return self._rows_text() if self.rows else self._checks_text()
+
+    def _checks_text(self) -> str:
+        lines = [
+            (
+                check.row,
+                f"{check.published:.4g}",
+                f"{check.predicted:.4g}",
+                f"{100 * check.relative_error:+.1f} %",
+                "" if check.tolerance is None else f"{100 * check.tolerance:.0f} %",
+                "" if check.tolerance is None else "holds" if check.holds else "fails",
+                check.statement + (f" ({check.remark})" if check.remark else ""),
+            )
+            for check in self.checks
+        ]
+        head = ("", "published", "predicted", "error", "allowed", "", "")
+        held = [check for check in self.checks if check.tolerance is not None]
+        summary = f"{sum(check.holds for check in held)} of {len(held)} hold" if held else _errors_text(self.checks)
+        return "\n".join([self.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
+
+    def _rows_text(self) -> str:
+        lines = [
+            (
+                made.row.name,
+                duration_text(made.row.measured_s),
+                duration_text(made.predicted_s),
+                f"{100 * made.relative_error:+.1f} %",
+                f"{100 * made.datasheet_error:+.1f} %",
+            )
+            for made in self.rows
+        ]
+        head = ("row", "published", "predicted", "error", "datasheet only")
+        groups = dict.fromkeys(made.row.group for made in self.rows)
+        summary: list[str] = []
+        for group in groups:
+            own = [made for made in self.rows if made.row.group == group]
+            errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
+            how = "calibrated" if own[0].calibrated else "datasheet"
+            summary.append(
+                f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
+                f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
+            )
+        return "\n".join([self.title, "", *text_table(head, lines, "lrrrr"), "", *summary])
+
+
+def _errors_text(checks: Sequence[Check]) -> str:
+    """The line of checks that are only reported: those fitted on, and the others."""
+    lines: list[str] = []
+    for how, calibrated in (("fitted on", True), ("predicted", False)):
+        errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
+        if errors:
+            middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
+            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
+            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
+    return "\n".join(lines)
 
 
 Progress = Callable[[int, int, str], None]

@@ -67,6 +67,9 @@ class Trace:
     def __repr__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str | None:
+        return self.program.html()
+
     def as_json(self) -> dict[str, object]:
         def edges(of: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
             return [{"path": path, "name": name, "type": type_} for path, name, type_ in of]

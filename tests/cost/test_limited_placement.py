@@ -25,9 +25,9 @@ from shardwright.cost.work_limit import WorkLimit
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import Dim, DType, Shape
-from shardwright.passes.choosing import TimeProof
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
+from shardwright.passes.found import TimeProof
 from shardwright.passes.pipelines import Trace, explicit, proof_of
 from shardwright.passes.place import Place
 

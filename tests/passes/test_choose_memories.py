@@ -17,7 +17,8 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.types import Tier
 from shardwright.passes.choose_memories import ON_HOST, ChooseMemories
-from shardwright.passes.choosing import Found, search
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 
 LAYERS = """
 mesh x={x}

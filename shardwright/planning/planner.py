@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardwright.cost.chips import Chip, Torus
 from shardwright.cost.objective import Objective
-from shardwright.cost.topology import SwitchedTopology, Topology, topology_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops.attention import Attend
-from shardwright.ir.ops.contraction import Contract
-from shardwright.ir.program import Let
-from shardwright.ir.types import DType, TensorType
-from shardwright.models.forward import PHASES, Request, model_text
+from shardwright.planning.serving import Demand, Plan, Served, counted, limit, serving_program
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of
 from shardwright.prediction.programs import Weights
@@ -32,12 +25,7 @@ from shardwright.prediction.rows import torus_mesh
 if TYPE_CHECKING:
     from shardwright.cost.program_cost import Cost
     from shardwright.ir.program import Program
-    from shardwright.models.built_in import BuiltIn
-    from shardwright.passes.choosing import Found
-
-CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
-"""How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
-constants were not fitted on, and what the fitted chips take beyond their datasheets."""
+    from shardwright.passes.found import Found
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -51,114 +39,6 @@ _LEAST_SECONDS = 5.0
 """For one search, however little is left."""
 
 _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
-
-
-@dataclass(frozen=True)
-class Demand:
-    """The demand that is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a
-    prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
-
-    model: BuiltIn
-    chip: Chip
-    n_chips: int
-    prompt: int
-    output: int
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    weights: Weights = "bf16"
-    batch: int | None = None
-
-
-@dataclass(frozen=True)
-class Served:
-    """A way to serve: `prompts` rows in a prefill, `batch` rows in decode, and the program found for them."""
-
-    demand: Demand
-    mesh: Mesh
-    batch: int
-    prompts: int
-    found: Found
-
-    @cached_property
-    def costs(self) -> dict[str, Cost]:
-        return {cost.func: cost for cost in self.found.costs}
-
-    @property
-    def ttft_s(self) -> float:
-        """Seconds of one prefill, without the wait for others."""
-        return self.costs["prefill"].time_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Seconds of a step of decode with the cache full."""
-        return self.costs["decode"].time_s
-
-    @property
-    def round_s(self) -> float:
-        """Seconds in which every row is filled once and gives all its tokens."""
-        fills = self.batch / self.prompts
-        return fills * (self.ttft_s + self.costs["adopt"].time_s) + self.demand.output * self.tpot_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """New tokens, of all rows together."""
-        return self.batch * self.demand.output / self.round_s
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """Seconds below which no layouts bring a function, with weights and state stored as they are."""
-        return {cost.func: bound for cost, bound in zip(self.found.costs, self.found.bounds_s, strict=True)}
-
-    def kept(self, kind: Literal["weights", "state"]) -> Iterator[tuple[str, TensorType]]:
-        """Weights, or what stays from call to call, with the types in which they are stored."""
-        program = self.found.program
-        for value in program.weights if kind == "weights" else program.state:
-            if isinstance(value.type, TensorType):
-                yield value.name, value.type
-
-    def products(self, phase: str) -> Iterator[tuple[str, TensorType]]:
-        """The results of a function's products and of attention, as they are computed."""
-        for statement, _ in self.found.program.func(phase).walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Contract | Attend):
-                value = statement.results[0]
-                if isinstance(value.type, TensorType):
-                    yield value.name, value.type
-
-    def traffic(self, phase: str) -> dict[str, tuple[int, float]]:
-        """By the part of the network that is crossed, bytes that a chip receives in one call, and the seconds."""
-        topology = topology_of(self.demand.chip, self.mesh)
-        made: dict[str, tuple[int, float]] = {}
-        for kernel in self.costs[phase].kernels:
-            collective = kernel.work.collective
-            if collective is not None and collective.received:
-                over = _network(topology, collective.axes)
-                nbytes, seconds = made.get(over, (0, 0.0))
-                made[over] = nbytes + collective.received * kernel.work.trips, seconds + kernel.total_s
-        return made
-
-    def lacking(self) -> str | None:
-        """The demand that is not met: `memory`, `ttft` or `tpot`."""
-        demand = self.demand
-        if not self.found.fits:
-            return "memory"
-        if demand.ttft_s is not None and self.ttft_s > demand.ttft_s:
-            return "ttft"
-        return "tpot" if demand.tpot_s is not None and self.tpot_s > demand.tpot_s else None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The best way to serve that was found, what keeps it from being better (`binding`: memory, ttft, tpot, or batch
-    where the rows were given), and the next best program for another mesh or other batches, if there was one."""
-
-    best: Served
-    binding: str
-    next_best: Served | None
-
-    @property
-    def expected_error(self) -> float:
-        """How far above the predicted times measured ones may be, relative."""
-        return CALIBRATED_ERROR if self.best.demand.chip.calibrated else DATASHEET_ERROR
 
 
 def plan(
@@ -416,7 +296,7 @@ class _Planner:
             enough = next((n for n in n_chips_of(demand.chip) if n > demand.n_chips and n * room > 1.1 * nbytes), None)
             return fault(
                 "does-not-fit",
-                f"{name} does not fit on {chips} with {_counted(batch, 'sequence')} of {demand.prompt + demand.output}"
+                f"{name} does not fit on {chips} with {counted(batch, 'sequence')} of {demand.prompt + demand.output}"
                 f" positions: {found.diagnostics[0].message}",
                 NOWHERE,
                 *(
@@ -427,9 +307,9 @@ class _Planner:
                 *lighter,
             )
         phase, rows, cost, asked = (
-            ("time to first token", _counted(1, "prompt"), found["prefill"], demand.ttft_s)
+            ("time to first token", counted(1, "prompt"), found["prefill"], demand.ttft_s)
             if lacking == "ttft"
-            else ("time per output token", _counted(batch, "sequence"), found["decode"], demand.tpot_s)
+            else ("time per output token", counted(batch, "sequence"), found["decode"], demand.tpot_s)
         )
         assert asked is not None
         parts = {
@@ -454,43 +334,5 @@ class _Planner:
         )
 
 
-def limit(cost: Cost) -> tuple[str, float]:
-    """The resource that bounds the kernels that take most of a function's time, and their share of it."""
-    bounds: dict[str, float] = defaultdict(float)
-    for kernel in cost.kernels:
-        bounds[kernel.times.bound] += kernel.total_s
-    most = max(bounds, key=lambda bound: bounds[bound])
-    return most, bounds[most] / sum(bounds.values())
-
-
-def _network(topology: Topology, axes: Sequence[str]) -> str:
-    """The part of the network that a group over axes of the mesh crosses: of a switched one the outermost level."""
-    if isinstance(topology, SwitchedTopology):
-        groups = topology.groups(axes)
-        return next(
-            level.name for level, units in reversed(list(zip(topology.levels, groups, strict=True))) if units > 1
-        )
-    return f"links along {' '.join(axes)}"
-
-
 def _worth(served: Served) -> float:
     return served.tokens_per_s
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def serving_program(
-    demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None
-) -> Program:
-    """The surface program with every layout open, of one phase or of both with the copies between their caches."""
-    from shardwright.compiling import load
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
-
-    request = Request(
-        "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
-        phases=PHASES if phase is None else (phase,), prompts=prompts,
-    )  # fmt: skip
-    program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
-    return run_passes(program, parse_pipeline("quantize-weights")) if demand.weights == "int8" else program
