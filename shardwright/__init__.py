@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardwright.exporting.export import Exported, export
     from shardwright.generation.engine import Completion
     from shardwright.generation.generate import generate
-    from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
+    from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source
     from shardwright.ir.program import Program
     from shardwright.offloading.offload import offload
     from shardwright.optimizing import Optimized, optimize
@@ -44,6 +44,7 @@ _HOMES = {
     "Exported": "shardwright.exporting.export",
     "Optimized": "shardwright.optimizing",
     "Trace": "shardwright.tracing.trace",
+    "Source": "shardwright.ir.diagnostics",
     "Traffic": "shardwright.cost.traffic",
     "Verdict": "shardwright.advising",
     "advise": "shardwright.advising",
@@ -89,6 +90,7 @@ __all__ = [
     "DiagnosticError",
     "Exported",
     "Optimized",
+    "Source",
     "Trace",
     "Traffic",
     "Verdict",

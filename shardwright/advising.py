@@ -21,10 +21,12 @@ MOST_LINES = 12
 
 @dataclass(frozen=True)
 class Fix:
-    """A constraint on a value of the function, at `FILE:LINE`. Without it a chip would receive `saved_bytes` more, as
-    compiled beside the other fixes."""
+    """A constraint on a value of the function, at `FILE:LINE`, by the name that it has there (`own_name`, "" within an
+    expression) or else the program's. Without it a chip would receive `saved_bytes` more, as compiled beside the other
+    fixes."""
 
     value: str
+    own_name: str
     spec: str
     source: str
     saved_bytes: int
@@ -32,7 +34,8 @@ class Fix:
     @property
     def pasted(self) -> str:
         """The line of JAX."""
-        return f"jax.lax.with_sharding_constraint({self.value}, {self.spec})"
+        assigned = f"{self.own_name} = " if self.own_name else ""
+        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name or self.value}, {self.spec})"
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def _tried(
             saved[line] = count - best
     if best >= received:
         return (), received
-    return tuple(Fix(line.value, line.spec, line.site.place, saved[line]) for line in kept), best
+    return tuple(Fix(line.value, line.site.own_name, line.spec, line.site.place, saved[line]) for line in kept), best
 
 
 def constrained(function: Callable[..., Any], args: Sequence[Any], lines: Sequence[Line]) -> Callable[..., Any]:

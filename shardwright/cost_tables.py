@@ -24,7 +24,7 @@ class Costs(tuple[Cost, ...]):
 
 
 def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
-    """What a function takes, kernel by kernel and in all; beside it what a target's compiler made of it."""
+    """A function kernel by kernel and in all; beside it what a target's compiler made of it."""
     rows = [
         (
             kernel.work.name,

@@ -6,14 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardwright.backends.foreign import KERNELS, PREFIX
 from shardwright.tracing.complex_pairs import without_complex
-from shardwright.tracing.graph import Application, Constant, Edge, Graph, Layout, Operand, Traced, Variable, uniform
+from shardwright.tracing.graph import (
+    Application,
+    Constant,
+    Edge,
+    Frames,
+    Graph,
+    Layout,
+    Operand,
+    Traced,
+    Variable,
+    uniform,
+)  # fmt: skip
 from shardwright.tracing.places import untraceable
+
+_OWN = str(Path(__file__).parent)
 
 # Calls that compute what their body does, and the parameter that has the body.
 _INLINED = {
@@ -169,8 +183,10 @@ class _Reader:
         self.constants[made] = array
         return made
 
-    def read(self, closed: Any, arguments: Sequence[Operand], graph: Graph) -> list[Operand]:
-        """Appends the applications of a jaxpr and returns what it returns."""
+    def read(
+        self, closed: Any, arguments: Sequence[Operand], graph: Graph, calls: Frames | None = None
+    ) -> list[Operand]:
+        """Appends the applications of a jaxpr and returns what it returns. `calls` led to it, where it is called."""
         from jax.extend.core import Literal
 
         jaxpr = getattr(closed, "jaxpr", closed)
@@ -184,18 +200,19 @@ class _Reader:
             primitive = equation.primitive.name
             operands = tuple(map(operand, equation.invars))
             params = dict(equation.params)
+            frames = own_frames(equation) if calls is None else calls and calls + own_frames(equation, jaxpr)
             if primitive in ("jit", "pjit") and _is_kernel(equation):
                 primitive, params = "kernel", {"kernel": params["name"].removeprefix(PREFIX)}
             if primitive in _INLINED:
                 inner = equation.params[_INLINED[primitive]]
-                known.update(zip(equation.outvars, self.read(inner, operands, graph), strict=True))
+                known.update(zip(equation.outvars, self.read(inner, operands, graph, frames), strict=True))
                 continue
             if primitive == "platform_index":
                 known[equation.outvars[0]] = Constant(_for_any_chip(params["platforms"]), (), "int32")
                 continue
             if primitive == "cond" and isinstance(operands[0], Constant):
                 inner = params["branches"][int(operands[0].value)]
-                known.update(zip(equation.outvars, self.read(inner, operands[1:], graph), strict=True))
+                known.update(zip(equation.outvars, self.read(inner, operands[1:], graph, frames), strict=True))
                 continue
             if primitive == "reshard" and _has_explicit(params["dst_sharding"].mesh):
                 primitive, params["sharding"] = "sharding_constraint", params["dst_sharding"]
@@ -208,7 +225,7 @@ class _Reader:
             results = tuple(self.variable(v.aval) for v in equation.outvars)
             self.origins.update((int(str(made.number)), v) for made, v in zip(results, equation.outvars, strict=True))
             known.update(zip(equation.outvars, results, strict=True))
-            graph.applications.append(Application(primitive, operands, params, results, place(equation)))
+            graph.applications.append(Application(primitive, operands, params, results, place(equation), frames))
         return [operand(v) for v in jaxpr.outvars]
 
 
@@ -248,3 +265,29 @@ def place(equation: Any) -> str:
         return f"{frame.file_name}:{frame.start_line}" if frame else ""
     except (ImportError, AttributeError, TypeError):
         return ""
+
+
+def own_frames(equation: Any, called: Any = None) -> Frames:
+    """File and line of the user's frames that an equation was traced in, the outermost first; none of a gradient.
+
+    With `called`, the jaxpr of a function that JAX traced once for all calls of it, those within that function alone,
+    since the frames around it are of its first call.
+    """
+    try:
+        from jax._src.source_info_util import user_frames
+
+        frames = list(user_frames(equation.source_info.traceback))
+        is_gradient = equation.primitive.name == "add_any" or "transpose" in str(equation.source_info.name_stack)
+        about = called.debug_info.func_src_info if called is not None else ""
+    except (ImportError, AttributeError, TypeError):
+        return ()
+    if is_gradient:
+        return ()
+    inside = [frame for frame in frames if "site-packages" not in frame.file_name]
+    first = next((i for i, frame in enumerate(inside) if _OWN in frame.file_name), len(inside))
+    if called is not None:
+        names = [(frame.function_name.rpartition(".")[2], frame.file_name) for frame in inside[:first]]
+        name, _, where = about.partition(" at ")
+        here = (name.rpartition(".")[2], where.rpartition(":")[0])
+        first = names.index(here) + 1 if here in names else 0
+    return tuple((frame.file_name, frame.start_line) for frame in reversed(inside[:first]))

@@ -33,15 +33,21 @@ Layout = tuple[tuple[str, ...] | None, ...]
 """The mesh axes that split each dimension, most significant first; None where that is left open."""
 
 
+Frames = tuple[tuple[str, int], ...]
+"""Calls that lead to a line, the outermost first, each with its file and line."""
+
+
 @dataclass(frozen=True)
 class Application:
-    """A primitive applied to operands, with the line of the user's file that asked for it."""
+    """A primitive applied to operands, with the line of the user's file that asked for it. `frames` are the calls that
+    led there, as far as they are the user's; a gradient has none."""
 
     primitive: str
     operands: tuple[Operand, ...]
     params: Mapping[str, Any]
     results: tuple[Variable, ...]
     place: str = ""
+    frames: Frames = ()
 
 
 @dataclass

@@ -16,6 +16,7 @@ from shardwright.tracing.dimensions import Dimensions, Slot
 from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, Traced, Variable
 from shardwright.tracing.places import untraceable
 from shardwright.tracing.ranges import note
+from shardwright.tracing.source_names import source_names
 
 DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32", "int64": "int32", "int32": "int32",
@@ -57,6 +58,8 @@ class Writer:
         """The least and the greatest of integers, by the variable's number, where they are known."""
         self.iotas: dict[str, Slot] = {}
         """Values that count the indices of a dimension, from 0 to its last."""
+        self.names: Mapping[Hashable, str] = {}
+        """The user's names, by the variable's number."""
         self.joined: dict[Hashable, Application] = {}
         """What was put together of parts, by the variable's number."""
 
@@ -125,7 +128,9 @@ class Writer:
         given = self.axes(result) if axes is None else tuple(axes)
         roots = {self.dimensions.find(slot) for slot in order}
         kept = tuple(a if a is not None and self.dimensions.find(a) in roots else None for a in given)
-        self.values[result.number] = Value(self.write(stem or "v", expression, type_), kept, tuple(order))
+        self.values[result.number] = Value(
+            self.write(self.names.get(result.number) or stem or "v", expression, type_), kept, tuple(order)
+        )
 
     def alias(self, result: Variable, value: Value, axes: Sequence[Slot | None]) -> None:
         """The variable is this value, with `axes` in the place of the variable's own."""
@@ -221,11 +226,13 @@ def refusal(application: Application, reason: str, way_out: str = "") -> Excepti
 @dataclass(frozen=True)
 class Site:
     """A value of the program where the function has it: the variable's number, for each of its axes the name of the
-    dimension, None where the program's value has none, and `FILE:LINE` of the user's."""
+    dimension, None where the program's value has none, `FILE:LINE` of the user's, and the name that it has there, ""
+    within an expression."""
 
     number: Hashable
     dims: tuple[str | None, ...]
     place: str
+    own_name: str
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,8 @@ def written(
 
 def _written(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int], dimensions: Dimensions) -> Written:
     writer = Writer(rules, dimensions)
+    called = source_names(traced.graph)
+    writer.names = {number: name for number, (name, _) in called.items()}
     header, names = _function(traced, writer)
     items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
     if declared := dimensions.declared():
@@ -271,13 +280,14 @@ def _written(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int],
     sites: dict[str, Site] = {}
     for variable, name in zip(traced.graph.parameters, names, strict=True):
         dims = tuple(None if slot is None else writer.name(slot) for slot in writer.axes(variable))
-        sites[name] = Site(variable.number, dims, "")
+        sites[name] = Site(variable.number, dims, "", "")
     for application in traced.graph.applications:
         for result in application.results:
             value = writer.values.get(result.number)
             if value is not None and not value.is_number:
                 dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
-                sites.setdefault(value.text, Site(result.number, dims, application.place))
+                own, place = called.get(result.number, ("", application.place))
+                sites.setdefault(value.text, Site(result.number, dims, place, own))
     return Written("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
 
 
@@ -356,7 +366,9 @@ def _hint(traced: Traced, dimensions: Dimensions) -> None:
             for axis, letter in zip(axes[:2], "BL", strict=False):
                 dimensions.hint(axis, letter, 5)
     for variable in traced.graph.parameters[-1:]:
-        for axis, letter in zip(dimensions.axes(variable, frozenset()), "BL", strict=False):
+        axes = dimensions.axes(variable, frozenset())
+        rows = axes[:-1] if 1 < len(axes) < 4 and variable.dtype not in {"int32", "int64"} else axes
+        for axis, letter in zip(rows, "BL", strict=False):
             dimensions.hint(axis, letter, 9)
     _hint_weights(traced, dimensions)
 
@@ -385,9 +397,13 @@ def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
     counts = Counter(axis for axes in weights for axis in axes if known.get(axis, "E") == "E")
     if not counts:
         return
-    model = next((axis for axis in counts if known.get(axis) == "E"), counts.most_common(1)[0][0])
-    dimensions.hint(model, "E", 8)
     size = dimensions.size
+    features = {dimensions.find(axes[-1]) for variable in traced.graph.parameters[-1:]
+                if len(axes := [a for a in dimensions.axes(variable, frozenset()) if a is not None]) > 1}  # fmt: skip
+    model = next((axis for axis in counts if known.get(axis) == "E"), None)
+    if model is None:  # of those that are in as many weights, what comes in, or the smaller one
+        model = max(counts, key=lambda axis: (counts[axis], axis in features, -size[axis]))
+    dimensions.hint(model, "E", 8)
     cut = {dimensions.find(whole) for whole, _ in dimensions.pieces}
     beside = [axis for axes in weights if len(axes) == 2 and model in axes for axis in axes
               if size[axis] > size[model] and axis not in cut]  # fmt: skip

@@ -105,7 +105,7 @@ def test_the_command(tmp_path: Path, shardwright: Callable[..., Outcome]) -> Non
     assert verdict["received_bytes"] == made["functions"][0]["bytes_received"]
     assert (verdict["received_bytes"], verdict["least_bytes"], verdict["fixed_bytes"]) == (98_304, 38_912, 57_344)
     (fix,) = verdict["fixes"]
-    assert fix["line"] == "jax.lax.with_sharding_constraint(tanh, P(None, 'data'))"
+    assert fix["line"] == "h = jax.lax.with_sharding_constraint(h, P(None, 'data'))"
     assert (fix["source"], fix["saved_bytes"]) == (f"{tmp_path}/model.py:10", 65_536)
     told = shardwright("explain", f"{tmp_path}/model.py:layer").out
     assert f"layer: a chip receives {verdict['received_bytes'] / 1000:.3g} kB as compiled" in told

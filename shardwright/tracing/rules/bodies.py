@@ -64,13 +64,15 @@ def _scan(w: Writer, op: Application) -> None:
     for operand, parameter, axes in zip(consts, body.parameters, inner, strict=False):
         _enter_body(w, operand, parameter, axes, w.value(operand).axes)
     carried = []
-    for init, parameter, axes in zip(inits, body.parameters[n_consts:], inner[n_consts:], strict=False):
+    for i, (init, parameter, axes) in enumerate(zip(inits, body.parameters[n_consts:], inner[n_consts:], strict=False)):
         for a, b in zip(w.value(init).axes, axes, strict=True):
             tie(a, b)
         value = w.renamed(w.value(init), {a: b for a, b in zip(w.value(init).axes, axes, strict=True) if a is not None})
         order = tuple(axis for axis in axes if axis is not None)
         text = w.full(value, order, init.dtype)
-        name = w.fresh("carry" if n_carry > 1 else "h")
+        following = body.results[i]
+        own = w.names.get(following.number) if isinstance(following, Variable) else None
+        name = w.fresh(own or ("carry" if n_carry > 1 else "h"))
         carried.append(f"{name}: {w.type(init.dtype, order)} = {text}")
         w.values[parameter.number] = Value(name, axes, order)
         w.dimensions.hint(axes[-1] if len(axes) > 1 else None, "E", 3)
@@ -99,7 +101,8 @@ def _scan(w: Writer, op: Application) -> None:
         buffers.append((name, order))
         full = f"full[{w.letters(order)}, {dtype_of(out.dtype)}](0)"
         carried.append(f"{name}: {w.type(out.dtype, order)} = {full}")
-    names = [w.fresh("carry_out" if n_carry > 1 else "y") for _ in inits] + [w.fresh("stacked") for _ in buffers]
+    stems = ["carry_out" if n_carry > 1 else "y"] * len(inits) + ["stacked"] * len(buffers)
+    names = [w.fresh(w.names.get(result.number) or stem) for result, stem in zip(op.results, stems, strict=True)]
     w.line(f"{', '.join(names)} = loop[{w.name(trips)} as {index}]({', '.join(carried)}) {{")
     outer, w.loops = w.loops, (*w.loops, loop)
     at = index
