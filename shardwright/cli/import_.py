@@ -30,7 +30,8 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         required=True,
         help="the layout of weights and activations: megatron; ws1d or ws2d, weight-stationary over one dimension or "
-        "two; wg-x, wg-xy or wg-xyz, weights stored as in ws2d and gathered; open, left to the compiler or to search",
+        "two; wg-x, wg-xy or wg-xyz, weights stored as in ws2d and gathered; open, left to the compiler or to search; "
+        "or PLAN.json, a tensor-parallel plan of transformers",
     )
     parser.add_argument(
         "--attention",

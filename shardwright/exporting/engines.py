@@ -43,10 +43,11 @@ _FEATURES = ("X", "V", "K", "H", "G", "F")
 @dataclass(frozen=True)
 class Setting:
     """Weights split over the axes `tensor` of the mesh, the experts themselves where `experts`; the batch over the
-    others."""
+    others. A table that tokens alone are looked up in is whole unless `table`."""
 
     tensor: Axes
     experts: bool = False
+    table: bool = True
 
     def ways(self, mesh: Mapping[str, int]) -> int:
         """The chips that share each weight."""
@@ -110,7 +111,7 @@ def nearest(
     plain = replace(program, funcs=tuple(without_movements(program, func) for func in program.funcs))
     found: list[tuple[tuple[float, int, float], Setting, Found]] = []
     first: DiagnosticError | None = None
-    for setting in _settings(program):
+    for setting in _settings(program, tables=(True, False) if as_plan and not tied else (True,)):
         if as_plan and setting.copies(program.mesh) > 1:
             continue
         made = under(plain, setting, whole_heads=as_plan, whole_tables=as_plan and tied)
@@ -146,14 +147,13 @@ def _distance(own: Program, made: Program) -> tuple[float, int]:
     return round(apart, 3), sum(before.type != after.type for before, after in pairs)
 
 
-def _settings(program: Program) -> Iterator[Setting]:
+def _settings(program: Program, tables: Sequence[bool]) -> Iterator[Setting]:
     mesh = program.mesh
     has_experts = any("X" in value.shape.names for value in program.weights)
     for count in range(len(mesh), -1, -1):
         for tensor in combinations(mesh.axes, count):
-            yield Setting(tensor)
-            if has_experts and tensor:
-                yield Setting(tensor, experts=True)
+            experts = (False, True) if has_experts and tensor else (False,)
+            yield from (Setting(tensor, each, table) for each in experts for table in (tables if tensor else (True,)))
 
 
 # ---------------------------------------------------------------- a program under a setting
@@ -188,10 +188,11 @@ def under(
     others = tuple(axis for axis in mesh.axes if axis not in setting.tensor)
     batch = math.prod(mesh[axis] for axis in others)
     failed: list[str] = []
+    tables = () if setting.table else [name for name, summed in _summed(program).items() if not summed]
 
     def stored(value: Value) -> Value:
         shape = value.shape
-        kept = whole_tables and "V" in shape.names
+        kept = value.name in tables or (whole_tables and "V" in shape.names)
         split = {} if kept else _weight_splits(shape, setting, mesh, whole_heads=whole_heads)
         if split is None or ("B" in shape.names and shape.size("B") % batch):
             failed.append(value.name)

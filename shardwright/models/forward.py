@@ -12,7 +12,7 @@ from shardwright.models.description import Learned, Model
 from shardwright.models.experts import real_tokens
 from shardwright.models.header import header
 from shardwright.models.layers import Layer, frequencies, number
-from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
+from shardwright.models.layouts import AttentionOver, Layout, Preset, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
 from shardwright.models.value_types import PROMPTS, SEQUENCES, Rows, ValueTypes
 from shardwright.models.weights import model_weights
@@ -36,14 +36,14 @@ class Request:
     `decomposed` writes attention as products and a softmax.
     """
 
-    layout: str
+    layout: str | Preset
     mesh: Mesh
     batch: int
     length: int
     dtype: DType
     attention: AttentionOver | None = None
     cache: int | None = None
-    prefill_layout: str | None = None
+    prefill_layout: str | Preset | None = None
     phases: tuple[str, ...] = PHASES
     prompts: int | None = None
     experts: ExpertsForm = "replicated"

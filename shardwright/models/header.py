@@ -75,12 +75,11 @@ def _weights(model: Model, layout: Layout, mesh: Mesh) -> str:
         _splits("F", split(Role.FEEDFORWARD, "F")),
         _splits("heads", mesh.sorted(heads)),
     ]
-    return "; ".join(
-        [
-            f"weights are split {', '.join(filter(None, weights)) or 'over no axis'}",
-            f"embedding tables {_splits('V', split(Role.VOCAB, 'V')) or 'over no axis'}",
-        ]
-    )
+    over, looked_up = (_splits("V", split(role, "V")) or "over no axis" for role in (Role.VOCAB, Role.TABLE))
+    tables = f"embedding tables {over}"
+    if looked_up != over and not model.tied:
+        tables = f"the embedding table of the output {over}, that of the input {looked_up}"
+    return f"weights are split {', '.join(filter(None, weights)) or 'over no axis'}; {tables}"
 
 
 def _by_attention(layouts: Sequence[tuple[str, Layout]]) -> list[tuple[str, Layout]]:

@@ -15,8 +15,9 @@ from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.description import Model
 from shardwright.models.forward import PHASES, Request, formatted, model_text
-from shardwright.models.layouts import AttentionOver
+from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
 from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.tp_plan import read_plan
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -54,7 +55,8 @@ def import_model(
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
 ) -> Imported:
-    """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`.
+    """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`, or as the JSON
+    file of that name says, a tensor-parallel plan of `transformers` (`models.tp_plan`).
 
     `func forward(ids: int32 BL) -> f32 BLV` gives the logits at every position. With `cache`, the number of positions
     of a KV cache, there are instead
@@ -97,8 +99,16 @@ def import_model(
     if expert_capacity is not None and not 0 < expert_capacity < math.inf:
         raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {expert_capacity}")
     made = dtype or checkpoint_dtype(read)
+    chosen = read_plan(layout, model) if layout.endswith(".json") else layout
+    if cache is not None and isinstance(chosen, Preset) and chosen.weights[Role.HEADS] is Axes.NONE:
+        raise fault(
+            "mixed-plan",
+            f"{layout} does not split the heads, and the caches of a program are split as they are",
+            NOWHERE,
+            "split q_proj, k_proj, v_proj and o_proj, or leave out --cache",
+        )
     request = Request(
-        layout, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity
+        chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity
     )
     text, fitted = model_text(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)

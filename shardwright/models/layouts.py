@@ -62,7 +62,8 @@ class Role(Enum):
     HEADS = "the heads"
     EXPERTS = "X of the experts' weights"
     EXPERT_EMBED = "E of the experts' weights"
-    VOCAB = "V of the embedding tables and of the logits"
+    VOCAB = "V of the logits and of the table that gives them"
+    TABLE = "V of a table that tokens alone are looked up in"
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,16 @@ class Preset:
     weights: Mapping[Role, Axes]
     residual: Axes
     batch: Axes = Axes.NONE
+    name: str = ""
+    """Of a layout that is none of `PRESETS`."""
 
 
 OF_EXPERTS = frozenset({Role.EXPERTS, Role.EXPERT_EMBED, Role.FEEDFORWARD})
 """What the weights of experts have; X is split only where tokens are sent to the experts."""
 
-_ONE = {Role.EMBED: Axes.NONE, Role.FEEDFORWARD: Axes.ALL, Role.HEADS: Axes.ALL, Role.VOCAB: Axes.ALL}
-_TWO = {Role.EMBED: Axes.FIRST, Role.FEEDFORWARD: Axes.OTHERS, Role.HEADS: Axes.OTHERS, Role.VOCAB: Axes.ALL}
+_TABLES = {Role.VOCAB: Axes.ALL, Role.TABLE: Axes.ALL}
+_ONE = {Role.EMBED: Axes.NONE, Role.FEEDFORWARD: Axes.ALL, Role.HEADS: Axes.ALL, **_TABLES}
+_TWO = {Role.EMBED: Axes.FIRST, Role.FEEDFORWARD: Axes.OTHERS, Role.HEADS: Axes.OTHERS, **_TABLES}
 
 PRESETS: dict[str, Preset] = {
     "megatron": Preset({**_ONE, Role.NORM: Axes.NONE}, residual=Axes.NONE),
@@ -153,7 +157,7 @@ def preset(name: str) -> Preset:
 
 
 def fit_layouts(
-    names: Sequence[str],
+    names: Sequence[str | Preset],
     mesh: Mesh,
     sizes: Mapping[str, int],
     heads: Sequence[str],
@@ -163,8 +167,9 @@ def fit_layouts(
     batches: Sequence[str] | None = None,
     groups: Sequence[TokenGroups] = (),
 ) -> tuple[Layout, ...]:
-    """The presets on this mesh, for the functions of one program, whose dimensions have these sizes; `heads` are
-    those that number the query heads, `batches` the dimension of each function's sequences, B where None.
+    """The presets, by name or given, on this mesh, for the functions of one program, whose dimensions have these
+    sizes; `heads` are those that number the query heads, `batches` the dimension of each function's sequences, B where
+    None.
 
     All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
     first claim, so that the innermost are dropped first. Axes that do not fit the first dimension of the heads (K,
@@ -178,7 +183,7 @@ def fit_layouts(
 
     Raises where there is no such preset, or where two store the weights differently.
     """
-    presets = [preset(name) for name in names]
+    presets = [preset(name) if isinstance(name, str) else name for name in names]
     if groups and OPEN in names:
         raise fault(
             "layout-open",
@@ -212,7 +217,7 @@ def fit_layouts(
     not_on_batch = tuple(a for a in mesh.axes if any(a not in homes[rows] for rows in batches))
     spare = {"head": mesh.axes, "batch": not_on_batch, None: ()}[attention]
     place(tuple(heads), [*stored(Role.HEADS), *spare])
-    place(("V",), stored(Role.VOCAB))
+    place(("V",), stored(Role.VOCAB, Role.TABLE))
 
     made: list[Layout] = []
     for i, (name, own, rows) in enumerate(zip(names, presets, batches, strict=True)):
@@ -237,7 +242,8 @@ def fit_layouts(
         if experts is not None:
             sent = _axes_of_groups(groups[i], experts, homes[rows], mesh)
             sent["E"] = tuple(a for a in homes["E"] if all(a not in axes for axes in sent.values()))
-        made.append(Layout(name, axes, batch, residual, over, tuple(dropped), experts, sent))
+        label = name if isinstance(name, str) else name.name
+        made.append(Layout(label, axes, batch, residual, over, tuple(dropped), experts, sent))
     for other in made[1:]:
         if other.stored != made[0].stored:
             raise fault(
@@ -255,7 +261,7 @@ def _groups(heads: Sequence[str]) -> tuple[tuple[str, tuple[str, ...], tuple[Rol
         ("E", ("E",), (Role.NORM, Role.EMBED)),
         ("F", ("F",), (Role.FEEDFORWARD,)),
         (heads[0], tuple(heads), (Role.HEADS,)),
-        ("V", ("V",), (Role.VOCAB,)),
+        ("V", ("V",), (Role.VOCAB, Role.TABLE)),
     )
 
 

@@ -80,7 +80,8 @@ class _Weights:
     def table(self, name: str) -> Weight:
         """V E: the tokens' embeddings, and the other way round."""
         width = self.model.table_dim
-        return Weight(name, ("V", width), (("V",), (width,)), self.tensor(name, "weight"), (Role.VOCAB, None))
+        role = Role.TABLE if name == "embed" and not self.model.tied else Role.VOCAB
+        return Weight(name, ("V", width), (("V",), (width,)), self.tensor(name, "weight"), (role, None))
 
     def learned(self, positions: Learned) -> Weight:
         """P E: a vector for each position."""
