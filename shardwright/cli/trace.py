@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardwright.cli.options import add_json, add_output, add_sizes
@@ -56,5 +57,11 @@ def execute(args: argparse.Namespace) -> int:
     else:
         operations = sum(traced.operations.values())
         print(f"{args.output}: {operations} operations, {len(traced.inputs)} inputs, {len(traced.results)} results")
-        print(f"largest relative difference {traced.largest_relative_difference:.1e}")
+        if traced.compared_at:
+            sizes = " ".join(f"{dim}={size}" for dim, size in traced.compared_at.items())
+            print(f"largest relative difference {traced.largest_relative_difference:.1e}, at {sizes}")
+        elif math.isnan(traced.largest_relative_difference):
+            print("not compared: the function takes long at these sizes, and is another at smaller ones")
+        else:
+            print(f"largest relative difference {traced.largest_relative_difference:.1e}")
     return 0

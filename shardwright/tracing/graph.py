@@ -84,6 +84,8 @@ class Traced:
     """Of the graph's constants, in their order."""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     """The mesh of the shardings that the function or its arguments name, empty without any."""
+    arguments: tuple[str, ...] = ()
+    """The names that the function has for its arguments, as far as each has one."""
 
     def stored(self) -> list[tuple[Variable, Edge]]:
         """Constants and parameters, each with its edge."""

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.models.weight_map import Entry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
+from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 
 if TYPE_CHECKING:
     from shardwright.ir import walk
@@ -43,6 +46,7 @@ class Trace:
     results: tuple[tuple[str, str, str], ...]
     operations: Mapping[str, int]
     largest_relative_difference: float
+    """Infinite where the two differ in shape or are not finite, NaN where nothing could be compared."""
     seconds: float
     weights: Mapping[str, Array]
     """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program."""
@@ -52,6 +56,8 @@ class Trace:
     """Where the function has the values that stand in the program."""
     opaque: tuple[str, ...] = ()
     """The functions that the program calls by name, because the language has no words for them."""
+    compared_at: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The sizes of dimensions at which the two were compared, where they were not the function's own."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -74,6 +80,7 @@ class Trace:
         def edges(of: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
             return [{"path": path, "name": name, "type": type_} for path, name, type_ in of]
 
+        difference = self.largest_relative_difference
         return {
             "program": self.text,
             "inputs": edges(self.inputs),
@@ -81,7 +88,8 @@ class Trace:
             "operations": dict(self.operations),
             "opaque": list(self.opaque),
             "unnamed": 0,
-            "largest_relative_difference": self.largest_relative_difference,
+            "largest_relative_difference": None if math.isnan(difference) else difference,
+            "compared_at": dict(self.compared_at) or None,
             "seconds": self.seconds,
         }
 
@@ -97,9 +105,17 @@ def trace(
     """The program of a function of JAX, or of a module of PyTorch, at these example arguments: arrays, tensors or
     `jax.ShapeDtypeStruct`.
 
-    Raises a `DiagnosticError` where the function does what the language has no word for, with the line that does it.
+    A function that would take long at these sizes is compared with its program at smaller ones, if it gives the same
+    program there (`Trace.compared_at`). Raises a `DiagnosticError` where the function does what the language has no
+    word for, with the line that does it.
     """
-    from shardwright.backends.reference import evaluate
+    return _trace(function, args, mesh or {}, name, seed)
+
+
+def _trace(
+    function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int], name: str, seed: int,
+    *, is_smaller: bool = False,
+) -> Trace:  # fmt: skip
     from shardwright.compiling import load, print_program
     from shardwright.passes.recognize import Recognize, swept
     from shardwright.tracing.capture_jax import capture
@@ -118,6 +134,9 @@ def trace(
         else:
             args = module.arguments
             traced = capture(module.function, args, name or _name(function).lower(), module.weights)
+        traced = replace(
+            traced, arguments=_argument_names(getattr(function, "forward", function) if module else function)
+        )
     except DiagnosticError:
         raise
     except Exception as error:
@@ -129,13 +148,64 @@ def trace(
         loaded = Recognize().run(load(Source(f"<{traced.name}>", text)))
         return replace(loaded, funcs=tuple(map(swept, loaded.funcs)))
 
-    made = written(traced, RULES, mesh or {}, lambda text, firm: letters(recognized(text), firm))
+    made = written(traced, RULES, mesh, lambda text, firm: letters(recognized(text), firm))
     program, names = _with_used_dims(_in_any_order(recognized(made.text))), made.names
     func = program.funcs[0]
     text = print_program(program)
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
-    inputs = random_arguments(args, traced.inputs, seed)
+    compared_at: Mapping[str, int] = {}
+    work, difference = work_of(program), math.nan
+    if module is None and work > MOST_WORK and not is_smaller:
+        fixed = {size for variable in traced.graph.constants for size in variable.shape}
+        dims = [made.sites[parameter].dims for parameter in names]
+        candidates = smaller_sizes(program, fixed, math.prod(traced.mesh.values()))
+        difference, compared_at = _smaller_difference(program, text, candidates, dims, (function, args, name, seed))
+    if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
+        asked = function, module, args, seed, is_smaller
+        difference = _difference_of(program, asked, (traced, names, weights))
+    types = (str(parameter.type) for parameter in func.params)
+    paths = (".".join(edge.path) for edge in traced.inputs)
+    return Trace(
+        program, text,
+        tuple(zip(paths, names, types, strict=True)),
+        tuple((".".join(edge.path), str(value), str(type_))
+              for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
+        Counter(_operations(program)), difference, seconds, weights,
+        {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
+         if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
+        made.sites, tuple(made.opaque), compared_at,
+    )  # fmt: skip
+
+
+def _smaller_difference(
+    program: Program,
+    text: str,
+    candidates: Iterable[Mapping[str, int]],
+    dims: Sequence[Sequence[str | None]],
+    asked: tuple[Any, ...],
+) -> tuple[float, Mapping[str, int]]:
+    """The difference of the same function at smaller sizes, and these, where it gives the same program but for sizes;
+    NaN where it gives another at all that are tried."""
+    function, args, name, seed = asked
+    for sizes in candidates:
+        if work_of(program, sizes) > MOST_WORK:
+            continue
+        try:
+            small = _trace(function, smaller_arguments(args, dims, sizes), {}, name, seed, is_smaller=True)
+        except (DiagnosticError, TypeError, ValueError):
+            continue  # the function counts on its own sizes
+        if alike(small.text, text):
+            return small.largest_relative_difference, sizes
+    return math.nan, {}
+
+
+def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[Traced, Sequence[str], Any]) -> float:
+    """How far the program's meaning is from the function, at random arguments."""
+    from shardwright.backends.reference import evaluate
+
+    (function, module, args, seed, is_smaller), (traced, names, weights) = asked, known
+    inputs = random_arguments(args, traced.inputs, seed, is_scaled=is_smaller)
     tried = weights
     if module is None:
         expected = _called(function, args, inputs)
@@ -149,22 +219,13 @@ def trace(
         }
     difference = math.inf
     for precision in ("declared",) if _rounds(traced) else ("exact", "declared"):
-        results, _ = evaluate(program, func.name, dict(zip(names, inputs, strict=True)), tried, precision=precision)
+        results, _ = evaluate(
+            program, program.funcs[0].name, dict(zip(names, inputs, strict=True)), tried, precision=precision
+        )
         difference = min(difference, max(map(_difference, expected, results), default=0.0))
         if difference < FAR:
             break
-    types = (str(parameter.type) for parameter in func.params)
-    paths = (".".join(edge.path) for edge in traced.inputs)
-    return Trace(
-        program, text,
-        tuple(zip(paths, names, types, strict=True)),
-        tuple((".".join(edge.path), str(value), str(type_))
-              for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
-        Counter(_operations(program)), difference, seconds, weights,
-        {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
-         if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
-        made.sites, tuple(made.opaque),
-    )  # fmt: skip
+    return difference
 
 
 def _in_any_order(program: Program) -> Program:
@@ -218,6 +279,16 @@ def _with_used_dims(program: Program) -> Program:
     said = re.sub(r"^dim .*$", "", print_program(program), count=1, flags=re.MULTILINE)
     used = set(re.findall(r"[A-Z]\d*", said))
     return replace(program, dims=tuple(dim for dim in program.dims if dim.name in used))
+
+
+def _argument_names(function: Any) -> tuple[str, ...]:
+    """The names of the positional arguments, up to those that have none of their own."""
+    try:
+        takes = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    named = takewhile(lambda each: each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD), takes)
+    return tuple(each.name for each in named)
 
 
 def _name(function: Any) -> str:
@@ -281,17 +352,22 @@ def _variables(graph: Graph) -> Iterator[Variable]:
                 yield from _variables(body)
 
 
-def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int) -> list[Array]:
+def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int, *, is_scaled: bool = False) -> list[Array]:
     """Random arrays in the order of the flattened arguments.
 
     Integers lie between the example's least and greatest, bools and floats without a negative number likewise; other
-    floats, and what has a shape alone, are normal.
+    floats, and what has a shape alone, are normal; with `is_scaled`, matrices over the root of the dimension that a
+    product sums, so that rounding decides nothing.
     """
     import jax
 
     random = np.random.default_rng(seed)
     leaves = jax.tree_util.tree_leaves(args)
-    return [_random(leaf, edge, random) for leaf, edge in zip(leaves, edges, strict=True)]
+    made = [_random(leaf, edge, random) for leaf, edge in zip(leaves, edges, strict=True)]
+    for i, edge in enumerate(edges if is_scaled else ()):
+        if made[i].dtype.kind not in "biu" and len(edge.shape) > 1:
+            made[i] = made[i] * made[i].dtype.type(edge.shape[-2] ** -0.5)
+    return made
 
 
 def _random(leaf: Any, edge: Edge, random: np.random.Generator) -> Array:
@@ -342,8 +418,6 @@ def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[...
 
 def _made(function: Any, path: str, name: str) -> Any:
     """A module of PyTorch that a callable without arguments makes; anything else as it is."""
-    import inspect
-
     from shardwright.tracing.capture_torch import is_module
 
     try:

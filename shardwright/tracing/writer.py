@@ -310,7 +310,9 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
         _enter(writer, variable, name, slots)
     weights = ["weights {", *header, "}"] if header else []
     for variable, edge in zip(graph.parameters, traced.inputs, strict=True):
-        name = writer.fresh("_".join(edge.path[1:] or ("x",)))
+        first = int(edge.path[0]) if edge.path and edge.path[0].isdigit() else len(traced.arguments)
+        own = traced.arguments[first] if first < len(traced.arguments) else "x"
+        name = writer.fresh("_".join(edge.path[1:]) or own)
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
         typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes)}")
@@ -370,6 +372,9 @@ def _hint(traced: Traced, dimensions: Dimensions) -> None:
         rows = axes[:-1] if 1 < len(axes) < 4 and variable.dtype not in {"int32", "int64"} else axes
         for axis, letter in zip(rows, "BL", strict=False):
             dimensions.hint(axis, letter, 9)
+        # A scan along the positions of (B, L, E) is over no layers.
+        if len(axes) == 3 and axes[1] is not None and dimensions.hinted().get(dimensions.find(axes[1])) == "N":
+            dimensions.hint(axes[1], "L", 1)
     _hint_weights(traced, dimensions)
 
 

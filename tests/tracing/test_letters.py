@@ -82,4 +82,4 @@ def test_one_size_in_every_role() -> None:
     made = trace(attention, tuple(normal(4, 4, 4, 4) for _ in range(3)), name="attention")
     assert made.largest_relative_difference < 1e-5
     assert "attend[T, D](" in made.text
-    assert {name: text.split()[1] for _, name, text in made.inputs}["x_1"].replace("?", "") in {"BTHD", "BTKD"}
+    assert {name: text.split()[1] for _, name, text in made.inputs}["k"].replace("?", "") in {"BTHD", "BTKD"}
