@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Let
+from shardwright.ir.types import DType
 from shardwright.passes.recognized.reader import Found, Reader, pairs
 
 
@@ -200,6 +201,23 @@ def _layernorm(reader: Reader, root: Let) -> Found | None:
     return None
 
 
+def _narrow(reader: Reader, root: Let) -> Found | None:
+    """A norm, a softmax or a rotary embedding in f32 of 16-bit numbers, rounded to their format: as it is in that."""
+    inner = reader.made.get(str(root.operands[0])) if isinstance(root.operation, ops.Convert) else None
+    if inner is None or not isinstance(inner.operation, ops.Rmsnorm | ops.Layernorm | ops.Softmax | ops.Rotary):
+        return None
+    wide = reader.of(inner.operands[0], ops.Convert)
+    if wide is None or (len(inner.operands) > 1 and not isinstance(inner.operation, ops.Rotary)):
+        return None
+    (source,) = wide.operands
+    narrow = reader.shape(str(source)).dtype
+    if narrow not in (DType.BF16, DType.F16) or root.result.type.dtype is not narrow:
+        return None
+    if inner.result.type.dtype is not DType.F32:
+        return None
+    return Found(inner.operation, (source, *inner.operands[1:]), [inner.result.name])
+
+
 def _gain(reader: Reader, root: Let) -> Found | None:
     """A norm times its gain, and a norm with its gain plus its offset."""
     if not isinstance(root.operation, ops.Mul | ops.Add):
@@ -225,5 +243,6 @@ RULES: tuple[Callable[[Reader, Let], Found | None], ...] = (
     _softmax,
     _layernorm,
     _rmsnorm,
+    _narrow,
     _gain,
 )

@@ -35,12 +35,16 @@ def _rotary(reader: Reader, root: Let) -> Found | None:
     if halves[0] is None or halves[1] is None:
         return None
     (x, dim, low, high), (whole, _, start, stop) = halves[0], halves[1]
+    is_widened = reader.shape(x).dtype is not root.result.type.dtype
     size = reader.shape(x).size(dim)
     place = _angle(reader, angle)
     if x != whole or (low, high, start, stop) != (0, size // 2, size // 2, size) or place is None:
         return None
     products = [str(each) for each in (*minus.operands, *plus.operands)]
     made = _with_frequencies(reader, x, dim, place, [*between, minus.result.name, plus.result.name, *products])
+    if is_widened:
+        made.operands = ("wide", *made.operands[1:])
+        made.first = (("wide", ops.Convert(DType.F32), (x,)), *made.first)
     if dim != root.operation.dim:
         made.renamed = ((dim, root.operation.dim),)
     return made
@@ -122,7 +126,9 @@ def _turned(reader: Reader, operand: Operand) -> tuple[str, str, str] | None:
 
 
 def _half(reader: Reader, name: str) -> tuple[str, str, int, int] | None:
-    """The value, dimension and range that a value is a part of."""
+    """The value, dimension and range that a value is a part of, in f32 or as it is."""
+    wide = reader.of(name, ops.Convert)
+    name = str(wide.operands[0]) if wide is not None and wide.result.type.dtype is DType.F32 else name
     renamed = reader.of(name, ops.Rename)
     taken = reader.of(renamed.operands[0] if renamed else name, ops.Take)
     if taken is None:
