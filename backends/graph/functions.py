@@ -132,8 +132,13 @@ class FunctionDrawer:
     def draw(self, cluster: Any) -> None:
         """Nodes go into `cluster` or, for the body of a loop, into one inside it; so do the edges between them."""
         self.clusters.append(cluster)
+        first: dict[str, int] = {}
+        for number, (statement, _) in enumerate(self.func.walk()):
+            for name in reads(statement):
+                first.setdefault(name, number)
         for value in self.func.params:
-            self.origins[value.name] = self.source_node(value, INPUT, "input")
+            if first.get(value.name, 0) < _FAR_SOURCE:  # others stand beside their first use
+                self.origins[value.name] = self.source_node(value, INPUT, "input")
         scope = Scope.of(self.program, self.func)
         self.block(self.func.body, scope, 1)
         for name, kind in zip(self.func.returns, self.func.results, strict=True):
@@ -344,11 +349,13 @@ class FunctionDrawer:
         return both[-1]
 
     def origin(self, name: str) -> _Origin:
-        """Where a value comes from; weights and state become nodes when they are first used."""
+        """Where a value comes from; weights, state, and inputs that are used late, become nodes when they are."""
         if name not in self.origins:
-            value = self.program.globals[name]
-            is_state = name in self.program.state_names
-            look, what = (STATE, "state") if is_state else (WEIGHT, "weight")
+            inputs = {value.name: value for value in self.func.params}
+            value = inputs.get(name) or self.program.globals[name]
+            look, what = (STATE, "state") if name in self.program.state_names else (WEIGHT, "weight")
+            if name in inputs:
+                look, what = INPUT, "input"
             self.origins[name] = self.source_node(value, look, what)
         return self.origins[name]
 

@@ -223,6 +223,17 @@ def test_a_long_program_is_drawn_in_seconds() -> None:
     assert svg.count('class="node"') >= 180
 
 
+def test_an_input_that_is_used_late_stands_there_alone() -> None:
+    steps = "\n".join(f"  a{i + 1} :~ BE = gelu(a{i})" for i in range(24))
+    text = (
+        f"mesh x=2\ndim B=4 E=8\nfunc f(a0: BE, late: BE) -> BE {{\n{steps}\n  y :~ BE = a24 + late\n  return y\n}}\n"
+    )
+    dot = to_dot(explicit(Source("late.shard", text)))
+    nodes = re.findall(r"^\s*(n\d+) \[label=<<B>(\w+)</B>", dot, re.MULTILINE)
+    assert sorted(name for _, name in nodes) == ["a0", "late"]
+    assert all(re.search(rf"^\s*{node} -> ", dot, re.MULTILINE) for node, _ in nodes)
+
+
 def test_python_draws_what_the_command_draws(tmp_path: Path) -> None:
     program = explicit(FFN)
     over_time = draw(program, tmp_path / "time.svg", chip="tpu-v4", timeline=True)
