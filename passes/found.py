@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ENOUGH = 1e-3
-"""Of the least time: how near to it what is called proved is."""
+"""The share of the least time up to which a choice beyond it is called proved."""
 
 
 @dataclass(frozen=True)

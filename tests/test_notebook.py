@@ -35,7 +35,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def said(output: Any) -> str:
-    """What a cell prints, without the seconds that a search took."""
+    """The text that a cell prints, without the seconds that a search took."""
     assert output.output_type in ("stream", "execute_result")
     text = output.text if output.output_type == "stream" else output.data["text/plain"]
     return re.sub(r", [0-9.]+ s$", "", text, flags=re.MULTILINE)

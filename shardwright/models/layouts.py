@@ -77,7 +77,7 @@ class Preset:
     residual: Axes
     batch: Axes = Axes.NONE
     name: str = ""
-    """Of a layout that is none of `PRESETS`."""
+    """The name of a layout that is none of `PRESETS`."""
 
 
 OF_EXPERTS = frozenset({Role.EXPERTS, Role.EXPERT_EMBED, Role.FEEDFORWARD})

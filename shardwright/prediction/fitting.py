@@ -35,7 +35,7 @@ class Fitting:
     longest_context: int
     dropped: tuple[str, ...]
     is_fewest: bool
-    """Whether the number of chips is the fewest, rather than given."""
+    """The number of chips is the fewest that do, rather than given."""
 
     @property
     def fits(self) -> bool:
