@@ -123,6 +123,13 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
 
 
+def test_a_chip_by_name(made: Plan, model: str) -> None:
+    with pytest.raises(DiagnosticError, match="h1000"):
+        plan(model, "h1000", 2, 256, 64)
+    assert plan(model, "h100", 2, 256, 64, batch=64, seconds=2).best.demand.chip.name == "h100"
+    assert repr(made).splitlines()[2].startswith("tokens per second  ")
+
+
 def test_int8_weights(made: Plan, model: str) -> None:
     lighter = plan(model, small(), 2, 256, 64, weights="int8", batch=64, seconds=3)
     assert sum(t.local_bytes(lighter.best.mesh) for _, t in lighter.best.kept("weights")) < 0.7 * sum(

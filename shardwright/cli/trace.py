@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from shardwright.cli.options import add_json, add_output, add_sizes
@@ -60,8 +59,8 @@ def execute(args: argparse.Namespace) -> int:
         if traced.compared_at:
             sizes = " ".join(f"{dim}={size}" for dim, size in traced.compared_at.items())
             print(f"largest relative difference {traced.largest_relative_difference:.1e}, at {sizes}")
-        elif math.isnan(traced.largest_relative_difference):
-            print("not compared: the function takes long at these sizes, and is another at smaller ones")
+        elif traced.not_compared:
+            print(f"not compared: {traced.not_compared}")
         else:
             print(f"largest relative difference {traced.largest_relative_difference:.1e}")
     return 0

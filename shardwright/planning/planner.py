@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardwright.cost.chips import Chip, Torus
+from shardwright.cost.chips import Chip, Torus, load_chip
 from shardwright.cost.objective import Objective
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
@@ -42,15 +42,15 @@ _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
 
 def plan(
-    model: str, chip: Chip, chips: int, prompt: int, output: int, *,
+    model: str, chip: Chip | str, chips: int, prompt: int, output: int, *,
     ttft: float | None = None, tpot: float | None = None, weights: Weights = "bf16", batch: int | None = None,
     seconds: float = 120.0,
 ) -> Plan:  # fmt: skip
     """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
 
-    `model` is a built-in name, a config.json or a folder with one; `ttft` and `tpot` are in seconds. Searches end after
-    about so many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which says
-    what it takes, and which chips or weights would do.
+    `model` is a built-in name, a config.json or a folder with one; `chip` may also be a name or a chip file's path;
+    `ttft` and `tpot` are in seconds. Searches end after about so many `seconds`, with what they have. Raises a
+    `DiagnosticError` where a demand cannot be met, which says what it takes, and which chips or weights would do.
     """
     with located(Source(model, "")):
         found = model_of(model)
@@ -58,6 +58,7 @@ def plan(
         if longest is not None and prompt + output > longest:
             asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
+    chip = load_chip(chip) if isinstance(chip, str) else chip
     demand = Demand(found, chip, chips, prompt, output, ttft, tpot, weights, batch)
     with located(Source("--chips", "")):
         meshes = list(plan_meshes(chip, chips, found.model.attention.kv_heads))

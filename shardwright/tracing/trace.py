@@ -58,6 +58,8 @@ class Trace:
     """The functions that the program calls by name, because the language has no words for them."""
     compared_at: Mapping[str, int] = field(default_factory=dict[str, int])
     """The sizes of dimensions at which the two were compared, where they were not the function's own."""
+    not_compared: str = ""
+    """Why nothing could be compared, "" where something was."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -155,7 +157,7 @@ def _trace(
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
     compared_at: Mapping[str, int] = {}
-    work, difference = work_of(program), math.nan
+    work, difference, not_compared = work_of(program), math.nan, ""
     if module is None and work > MOST_WORK and not is_smaller:
         fixed = {size for variable in traced.graph.constants for size in variable.shape}
         dims = [made.sites[parameter].dims for parameter in names]
@@ -163,7 +165,14 @@ def _trace(
         difference, compared_at = _smaller_difference(program, text, candidates, dims, (function, args, name, seed))
     if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
-        difference = _difference_of(program, asked, (traced, names, weights))
+        try:
+            difference = _difference_of(program, asked, (traced, names, weights))
+        except TypeError as error:
+            if "AbstractMesh" not in str(error):
+                raise
+            not_compared = "the function constrains values over an AbstractMesh, which has no devices to run it on"
+    elif math.isnan(difference):
+        not_compared = "the function takes long at these sizes, and is another at smaller ones"
     types = (str(parameter.type) for parameter in func.params)
     paths = (".".join(edge.path) for edge in traced.inputs)
     return Trace(
@@ -174,7 +183,7 @@ def _trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
-        made.sites, tuple(made.opaque), compared_at,
+        made.sites, tuple(made.opaque), compared_at, not_compared,
     )  # fmt: skip
 
 

@@ -78,6 +78,20 @@ def test_shardings_stay_at_smaller_sizes() -> None:
     assert made.largest_relative_difference < 1e-5
 
 
+def test_constraints_over_a_mesh_without_devices_are_traced() -> None:
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "tp"))
+
+    def constrained(x: Any, w: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x @ w, jax.NamedSharding(mesh, jax.P("data", "tp")))
+
+    made = trace(constrained, (shape(8, 16), shape(16, 8)))
+    assert made.not_compared == (
+        "the function constrains values over an AbstractMesh, which has no devices to run it on"
+    )
+    assert math.isnan(made.largest_relative_difference)
+    assert made.text.count("_{data}") == 1
+
+
 FIXED = """
 import jax
 import jax.numpy as jnp
