@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from shardwright.cost.constants import DATASHEET, NAMES, Constants
 from shardwright.cost.toml_files import Table, read_toml
-from shardwright.ir.diagnostics import NOWHERE, Span, fault, located, nearest
+from shardwright.ir.diagnostics import NOWHERE, Span, fault, nearest
 from shardwright.ir.types import DType
 
 _HERE = Path(__file__).parent
@@ -235,25 +235,19 @@ def load_chip(name_or_path: str) -> Chip:
     Raises a `DiagnosticError`: unknown name (with the nearest), unreadable file, or the line and
     key at fault.
     """
-    if name_or_path in chip_names():
-        return _built_in_chip(name_or_path)
     if name_or_path == REFERENCE.name:
         return REFERENCE
-    return _read(_own_file(name_or_path, "chip", chip_names()), name_or_path, _chip)
+    return _loaded(name_or_path, "chip", chip_names(), _chip)
 
 
 def chip_text(name_or_path: str) -> str:
     """The file of a chip as text, found as `load_chip` finds it."""
-    if name_or_path in chip_names():
-        return (_HERE / "chips" / f"{name_or_path}.toml").read_text(encoding="utf-8")
-    return _own_file(name_or_path, "chip", chip_names()).read_text(encoding="utf-8")
+    return _file(name_or_path, "chip", chip_names()).read_text(encoding="utf-8")
 
 
 def load_machine(name_or_path: str) -> Machine:
     """Device, host and disk together, by name, or a file of the user's own by path; raises as `load_chip`."""
-    if name_or_path in machine_names():
-        return _built_in_machine(name_or_path)
-    return _read(_own_file(name_or_path, "machine", machine_names()), name_or_path, _machine)
+    return _loaded(name_or_path, "machine", machine_names(), _machine)
 
 
 @cache
@@ -261,22 +255,20 @@ def _names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in (_HERE / folder).glob("*.toml")))
 
 
-@cache
-def _built_in_chip(name: str) -> Chip:
-    return _read(_HERE / "chips" / f"{name}.toml", f"{name}.toml", _chip)
+def _loaded(name: str, what: str, known: Sequence[str], build: Callable[[Table], _Made]) -> _Made:
+    """What is built of a file of the package, once, or of the user's own."""
+    return _built_in(name, what, build) if name in known else read_toml(_file(name, what, known), name, build)
 
 
 @cache
-def _built_in_machine(name: str) -> Machine:
-    return _read(_HERE / "machines" / f"{name}.toml", f"{name}.toml", _machine)
+def _built_in(name: str, what: str, build: Callable[[Table], _Made]) -> _Made:
+    return read_toml(_HERE / f"{what}s" / f"{name}.toml", f"{name}.toml", build)
 
 
-def _is_path(name: str) -> bool:
-    return name.endswith(".toml") or "/" in name or "\\" in name
-
-
-def _own_file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) -> Path:
-    if _is_path(name):
+def _file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) -> Path:
+    if name in known:
+        return _HERE / f"{what}s" / f"{name}.toml"
+    if name.endswith(".toml") or "/" in name or "\\" in name:
         return Path(name)
     near = nearest(name, known)
     notes = [near] if near else []
@@ -284,26 +276,14 @@ def _own_file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) 
     raise fault(f"unknown-{what}", f"there is no {what} `{name}`", span, *notes, listed)
 
 
-def _read(file: Path, name: str, build: Callable[[Table], _Made]) -> _Made:
-    table = read_toml(file, name)
-    with located(table.source):
-        made = build(table)
-        table.finish()
-        return made
-
-
 def _chip(table: Table, *, alone: bool = False) -> Chip:
     """The chip of a file; of one `alone` in its machine nothing need be said of an interconnect."""
     name = table.text("name")
-    table.offer("interconnect")
+    no_network = table.optional("interconnect", lambda _: False, alone)
     memory_bytes = table.size("memory")
     memory_bytes_per_s = table.positive("memory_bytes_per_s")
     rates = table.table("flops_per_s")
-    flops_per_s: dict[str, float] = {}
-    for dtype in rates:
-        if dtype not in _DTYPES:
-            raise rates.unknown(dtype, _DTYPES)
-        flops_per_s[dtype] = rates.positive(dtype)
+    flops_per_s = rates.each(rates.positive, _DTYPES)
     if not flops_per_s:
         raise table.bad("flops_per_s", "must give at least one rate, such as `bf16 = 2.75e14`")
     return Chip(
@@ -311,41 +291,26 @@ def _chip(table: Table, *, alone: bool = False) -> Chip:
         memory_bytes,
         memory_bytes_per_s,
         flops_per_s,
-        _interconnect(table.table("interconnect")) if "interconnect" in table or not alone else Switched(()),
-        _host_link(table) if "host_link" in table else None,
-        _price(table),
-        _tile(table),
-        _calibrated(table),
-        _sources(table),
-        _optional_rate(table, "vector_ops_per_s"),
-        _disk(table),
+        Switched(()) if no_network else table.inside("interconnect", _interconnect),
+        table.optional("host_link", partial(table.inside, build=_host_link), None),
+        table.optional("usd_per_hour", table.positive, None),
+        table.optional("matmul_tile", partial(_tile, table), (1, 1, 1)),
+        table.optional("calibrated", partial(table.inside, build=_calibrated), None),
+        table.optional("sources", partial(table.inside, build=_sources), {}),
+        table.optional("vector_ops_per_s", table.positive, None),
+        table.optional("disk", partial(table.inside, build=_disk), None),
     )
 
 
-def _optional_rate(table: Table, key: str) -> float | None:
-    table.offer(key)
-    return table.positive(key) if key in table else None
-
-
-def _tile(table: Table) -> tuple[int, int, int]:
-    table.offer("matmul_tile")
-    if "matmul_tile" not in table:
-        return (1, 1, 1)
-    tile = table.shape("matmul_tile")
+def _tile(table: Table, key: str) -> tuple[int, int, int]:
+    tile = table.shape(key)
     if len(tile) != 3:
-        raise table.bad("matmul_tile", "must give m, n and k, such as [8, 128, 128]")
+        raise table.bad(key, "must give m, n and k, such as [8, 128, 128]")
     return (tile[0], tile[1], tile[2])
 
 
-def _calibrated(table: Table) -> Constants | None:
-    table.offer("calibrated")
-    if "calibrated" not in table:
-        return None
-    rows = table.table("calibrated")
-    for key in rows:
-        if key not in NAMES:
-            raise rows.unknown(key, NAMES)
-    values = {key: rows.number(key) for key in rows}
+def _calibrated(rows: Table) -> Constants:
+    values = rows.each(rows.number, NAMES)
     for key in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
         if not 0 < values.get(key, 1.0) <= 1:
             raise rows.bad(key, "must be a share of the chip's rate, above 0 and at most 1")
@@ -354,18 +319,20 @@ def _calibrated(table: Table) -> Constants | None:
     return Constants(**values)
 
 
+def _sources(rows: Table) -> Mapping[str, str]:
+    return rows.each(rows.text)
+
+
 def _interconnect(table: Table) -> Interconnect:
     kind = table.choice("kind", ("torus", "switched"))
-    made = _torus(table) if kind == "torus" else Switched(_levels(table))
-    table.finish()
-    return made
+    return _torus(table) if kind == "torus" else Switched(_levels(table))
 
 
 def _torus(table: Table) -> Torus:
     pod = table.shape("pod")
     if len(pod) > 3:
         raise table.bad("pod", "must have 1, 2 or 3 axes")
-    slices = table.shapes("slices") if "slices" in table else ()
+    slices = table.optional("slices", table.shapes, ())
     for shape in slices:
         if len(shape) != len(pod):
             raise table.bad("slices", f"must have as many axes as the pod, {len(pod)}; {list(shape)} has {len(shape)}")
@@ -375,12 +342,11 @@ def _torus(table: Table) -> Torus:
         tuple(sorted(pod)),
         table.positive("link_bytes_per_s"),
         table.number("hop_latency_s"),
-        table.count("wrap_multiple_of") if "wrap_multiple_of" in table else None,
-        table.flag("wrap_needs_every_axis", default=False),
+        table.optional("wrap_multiple_of", table.count, None),
+        table.optional("wrap_needs_every_axis", table.flag, False),
         tuple(tuple(sorted(shape)) for shape in slices),
-        table.count("slice_multiple_of") if "slice_multiple_of" in table else None,
+        table.optional("slice_multiple_of", table.count, None),
     )
-    table.offer("slices", "wrap_multiple_of", "wrap_needs_every_axis", "slice_multiple_of")
     if (multiple := torus.slice_multiple_of) and prod(size // multiple for size in pod) > _MOST_SHAPES:
         raise table.bad("pod", f"must have at most {_MOST_SHAPES} slices of multiples of {multiple}")
     if not torus.slice_sizes():
@@ -390,120 +356,84 @@ def _torus(table: Table) -> Torus:
 
 def _levels(table: Table) -> tuple[Level, ...]:
     rows = table.tables("levels")
-    levels: list[Level] = []
-    for number, row in enumerate(rows):
-        level = Level(
-            row.text("name"),
-            row.count("units") if "units" in row else None,
-            row.positive("egress_bytes_per_s"),
-            row.number("latency_s"),
-            row.choice("messages", _MESSAGES),
-        )
-        row.offer("units")
-        row.finish()
-        if level.units is None and number < len(rows) - 1:
+    levels = [row.built(_level) for row in rows]
+    for row, level in zip(rows[:-1], levels, strict=False):
+        if level.units is None:
             raise row.bad("name", "must come with `units`: only the outermost level may join any number")
-        levels.append(level)
     return tuple(levels)
 
 
-def _host_link(table: Table) -> HostLink:
-    link = table.table("host_link")
-    made = HostLink(link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s"), _shared_by(link))
-    link.finish()
-    return made
+def _level(row: Table) -> Level:
+    return Level(
+        row.text("name"),
+        row.optional("units", row.count, None),
+        row.positive("egress_bytes_per_s"),
+        row.number("latency_s"),
+        row.choice("messages", _MESSAGES),
+    )
 
 
-def _disk(table: Table) -> Disk | None:
-    table.offer("disk")
-    if "disk" not in table:
-        return None
-    rows = table.table("disk")
-    rows.offer("read_limit_bytes_per_s")
-    made = Disk(
+def _host_link(link: Table) -> HostLink:
+    to_device, from_device = link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s")
+    return HostLink(to_device, from_device, link.optional("shared_by", link.count, 1))
+
+
+def _disk(rows: Table) -> Disk:
+    return Disk(
         rows.size("memory"),
         rows.rate("read_bytes_per_s"),
         rows.rate("write_bytes_per_s"),
-        rows.rate("read_limit_bytes_per_s") if "read_limit_bytes_per_s" in rows else None,
-        _shared_by(rows),
+        rows.optional("read_limit_bytes_per_s", rows.rate, None),
+        rows.optional("shared_by", rows.count, 1),
     )
-    rows.finish()
-    return made
-
-
-def _shared_by(table: Table) -> int:
-    table.offer("shared_by")
-    return table.count("shared_by") if "shared_by" in table else 1
-
-
-def _price(table: Table) -> float | None:
-    table.offer("usd_per_hour")
-    return table.positive("usd_per_hour") if "usd_per_hour" in table else None
-
-
-def _sources(table: Table) -> Mapping[str, str]:
-    table.offer("host_link", "sources")
-    if "sources" not in table:
-        return {}
-    rows = table.table("sources")
-    return {key: rows.text(key) for key in rows}
 
 
 def _machine(table: Table) -> Machine:
-    name = table.text("name")
-    chip = _machine_chip(table)
-    host_table = table.table("host")
-    host = Host(
-        host_table.size("memory"),
-        host_table.positive("flops_per_s") if "flops_per_s" in host_table else None,
-        host_table.rate("memory_bytes_per_s") if "memory_bytes_per_s" in host_table else None,
+    return Machine(
+        table.text("name"),
+        _machine_chip(table),
+        table.inside("host", _host),
+        disk=table.optional("disk", partial(table.inside, build=_disk), None),
+        host_link=table.inside("host_link", _host_link),
+        measured=table.optional("measured", partial(table.inside, build=_measured), Measured()),
+        usd_per_hour=table.optional("usd_per_hour", table.positive, None),
+        sources=table.optional("sources", partial(table.inside, build=_sources), {}),
+        sustained_matmul=table.optional("sustained_matmul", partial(_share, table), 1.0),
+        runtimes=table.optional("runtimes", partial(table.inside, build=_runtimes), {}),
     )
-    host_table.offer("flops_per_s", "memory_bytes_per_s")
-    host_table.finish()
-    disk = _disk(table)
-    host_link = _host_link(table)
-    table.offer("measured")
-    measured = Measured()
-    if "measured" in table:
-        rows = table.table("measured")
-        known = tuple(field.name for field in fields(Measured))
-        for key in rows:
-            if key not in known:
-                raise rows.unknown(key, known)
-        measured = Measured(**{key: rows.rate(key) for key in rows})
-    price, sources = _price(table), _sources(table)
-    table.offer("sustained_matmul")
-    sustained = table.positive("sustained_matmul") if "sustained_matmul" in table else 1.0
-    if sustained > 1:
-        raise table.bad("sustained_matmul", "must be a share of the chip's rate, above 0 and at most 1")
-    return Machine(name, chip, host, host_link, disk, measured, price, sources, sustained, _runtimes(table))
 
 
-def _runtimes(table: Table) -> Mapping[str, Mapping[str, float]]:
+def _host(rows: Table) -> Host:
+    memory_bytes, flops_per_s = rows.size("memory"), rows.optional("flops_per_s", rows.positive, None)
+    return Host(memory_bytes, flops_per_s, rows.optional("memory_bytes_per_s", rows.rate, None))
+
+
+def _measured(rows: Table) -> Measured:
+    return Measured(**rows.each(rows.rate, [field.name for field in fields(Measured)]))
+
+
+def _share(table: Table, key: str) -> float:
+    share = table.positive(key)
+    if share > 1:
+        raise table.bad(key, "must be a share of the chip's rate, above 0 and at most 1")
+    return share
+
+
+def _runtimes(described: Table) -> Mapping[str, Mapping[str, float]]:
     from shardwright.cost.offloading.runtimes import FIGURES, runtime_names
 
-    table.offer("runtimes")
-    found: dict[str, Mapping[str, float]] = {}
-    for described in [table.table("runtimes")] if "runtimes" in table else []:
-        for runtime in described:
-            if runtime not in runtime_names():
-                raise described.unknown(runtime, runtime_names())
-            rows = described.table(runtime)
-            for key in rows:
-                if key not in FIGURES:
-                    raise rows.unknown(key, FIGURES)
-            found[runtime] = {key: rows.number(key) for key in rows}
-    return found
+    def figures(runtime: str) -> dict[str, float]:
+        rows = described.table(runtime)
+        return rows.each(rows.number, FIGURES)
+
+    return described.each(figures, runtime_names())
 
 
 def _machine_chip(table: Table) -> Chip:
     if isinstance(table.values.get("chip"), dict):
-        own = table.table("chip")
-        chip = _chip(own, alone=True)
-        own.finish()
-        return chip
+        return table.inside("chip", partial(_chip, alone=True))
     name = table.text("chip")
     if name not in chip_names():
         # Beside the machine's file, wherever one stands.
-        name = str(table.folder / _own_file(name, "chip", chip_names(), table.span("chip")))
+        name = str(table.folder / _file(name, "chip", chip_names(), table.span("chip")))
     return load_chip(name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, did_you_mean, fault, located, nearest
 
@@ -30,6 +30,8 @@ _LARGEST_FILE = 1 << 20
 _LARGEST_COUNT = 10**9
 
 TablePath = tuple[str | int, ...]
+_T = TypeVar("_T")
+_Default = TypeVar("_Default")
 
 
 def parse_size(text: str) -> float | None:
@@ -53,7 +55,7 @@ def _finite(value: object) -> float | None:
 
 @dataclass
 class Table:
-    """One table of a TOML file: each getter takes a key out of it, `finish` refuses what nobody took.
+    """One table of a TOML file: each getter takes a key out of it, `built` refuses what nobody took.
 
     A getter raises a `DiagnosticError` that points at the key. Numbers are finite; `positive` and
     `rate` refuse 0 and less.
@@ -81,9 +83,7 @@ class Table:
             raise self.bad(key, f"must be one of {', '.join(choices)}", *([near] if near else []))
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        if key not in self.values:
-            return default
+    def flag(self, key: str) -> bool:
         value = self._required(key)
         if not isinstance(value, bool):
             raise self.bad(key, "must be true or false")
@@ -163,16 +163,31 @@ class Table:
             for number, row in enumerate(rows)
         ]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self.values))
+    def optional(self, key: str, read: Callable[[str], _T], default: _Default) -> _T | _Default:
+        """What a getter takes out of the table, or the default where the key is not there."""
+        self._take(key)
+        return read(key) if key in self.values else default
 
-    def finish(self) -> None:
-        """Refuses the first key that no getter has asked for."""
+    def inside(self, key: str, build: Callable[[Table], _T]) -> _T:
+        """What is built of the table under a key, all of which must have been asked for."""
+        return self.table(key).built(build)
+
+    def built(self, build: Callable[[Table], _T]) -> _T:
+        """What is built of this table, all of which must have been asked for."""
+        made = build(self)
         for key in self.values:
             if key not in self._taken:
                 raise self.unknown(key, self._taken)
+        return made
 
-    def unknown(self, key: str, known: Sequence[str]) -> DiagnosticError:
+    def each(self, read: Callable[[str], _T], known: Collection[str] | None = None) -> dict[str, _T]:
+        """What a getter takes of every key of the table, which are among the known ones where these are given."""
+        for key in self.values:
+            if known is not None and key not in known:
+                raise self.unknown(key, known)
+        return {key: read(key) for key in self.values}
+
+    def unknown(self, key: str, known: Collection[str]) -> DiagnosticError:
         near = nearest(key, known)
         way_out = near or f"keys here: {', '.join(known)}"
         where = f" in [{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else ""
@@ -181,9 +196,12 @@ class Table:
     def bad(self, key: str, must: str, *notes: str | Note) -> DiagnosticError:
         return fault("bad-value", f"`{key}` {must}", self.span(key), *notes)
 
-    def _required(self, key: str) -> object:
+    def _take(self, key: str) -> None:
         if key not in self._taken:
             self._taken.append(key)
+
+    def _required(self, key: str) -> object:
+        self._take(key)
         if key not in self.values:
             meant = did_you_mean(key, [other for other in self.values if other not in self._taken])
             if meant is not None:
@@ -191,10 +209,6 @@ class Table:
             where = f"[{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else "the file"
             raise fault("missing-key", f"{where} lacks the key `{key}`", self.span(None))
         return self.values[key]
-
-    def offer(self, *keys: str) -> None:
-        """Makes keys known that are optional and may not have been asked for."""
-        self._taken.extend(key for key in keys if key not in self._taken)
 
     def span(self, key: str | None) -> Span:
         """Where `key` stands; the table's own header for None, or where the key is written inline."""
@@ -217,8 +231,9 @@ class Table:
         return fallback
 
 
-def read_toml(file: Path, name: str) -> Table:
-    """The top table of a TOML file. Raises where it cannot be read or is not TOML; `name` stands in diagnostics."""
+def read_toml(file: Path, name: str, build: Callable[[Table], _T]) -> _T:
+    """What is built of a TOML file, all of whose keys must have been asked for; `name` stands in diagnostics. Raises
+    where it cannot be read or is not TOML."""
     try:
         data = file.read_bytes() if file.stat().st_size <= _LARGEST_FILE else None
     except OSError as error:
@@ -239,7 +254,7 @@ def read_toml(file: Path, name: str) -> Table:
             raise fault("toml-syntax", "brackets are nested too deeply", Span(1, 1, 1, 2)) from None
         except ValueError:  # tomllib lets Python's own through for numbers of thousands of digits
             raise fault("toml-syntax", "a number has too many digits", Span(1, 1, 1, 2)) from None
-    return Table(dict(values), source, file.parent)
+        return Table(dict(values), source, file.parent).built(build)
 
 
 def _syntax(message: str, source: Source) -> DiagnosticError:

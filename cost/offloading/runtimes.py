@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardwright.cost.chips import Machine
 from shardwright.cost.toml_files import Table, read_toml
-from shardwright.ir.diagnostics import NOWHERE, fault, located, nearest
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 
 _FOLDER = Path(__file__).parent / "runtimes"
 
@@ -147,31 +147,24 @@ def load_runtime(name: str) -> Runtime:
             *([near] if near else []),
             f"the runtimes are {', '.join(runtime_names())}",
         )
-    table = read_toml(_FOLDER / f"{name}.toml", f"{name}.toml")
-    with located(table.source):
-        made = _runtime(table)
-        table.finish()
-        return made
+    return read_toml(_FOLDER / f"{name}.toml", f"{name}.toml", _runtime)
 
 
 def _runtime(table: Table) -> Runtime:
-    rows = table.table("constants")
-    constants = Constants(**{key: rows.number(key) for key in NAMES})
-    rows.finish()
+    constants = table.inside("constants", lambda rows: Constants(**{key: rows.number(key) for key in NAMES}))
     values: dict[str, object] = {"constants": constants}
     for item in fields(Runtime):
         match item.name, item.type:
             case "constants", _:
                 pass
             case "sources", _:
-                sources = table.table("sources")
-                values["sources"] = {key: sources.text(key) for key in sources}
+                values["sources"] = table.inside("sources", lambda rows: rows.each(rows.text))
             case "reserve_bytes", _:
                 values["reserve_bytes"] = table.size("reserve_bytes") if table.text("reserve_bytes") != "0" else 0.0
             case "store_cache_bytes_per_s", _:
                 values["store_cache_bytes_per_s"] = table.rate("store_cache_bytes_per_s")
             case key, "bool":
-                values[key] = table.flag(key, default=False)
+                values[key] = table.optional(key, table.flag, False)
             case key, "float":
                 values[key] = table.number(key)
             case key, _:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from shardwright.cost.chips import Chip
 from shardwright.cost.offloading.sizes import Sizes
-from shardwright.cost.toml_files import read_toml
-from shardwright.ir.diagnostics import located
+from shardwright.cost.toml_files import Table, read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +43,20 @@ class Swarm:
 @cache
 def petals() -> Swarm:
     """Petals as Sheng et al. (2023, section 6.3) ran it."""
-    table = read_toml(Path(__file__).parent / "petals.toml", "petals.toml")
-    with located(table.source):
-        swarm = Swarm(
-            table.count("clients"),
-            table.count("batch"),
-            table.number("layer_s"),
-            table.number("hop_s"),
-            table.positive("round_trips"),
-            table.positive("matmul"),
-            table.positive("memory"),
-        )
-        table.offer("sources")
-        table.finish()
-        return swarm
+    return read_toml(Path(__file__).parent / "petals.toml", "petals.toml", _swarm)
+
+
+def _swarm(table: Table) -> Swarm:
+    table.inside("sources", lambda rows: rows.each(rows.text))
+    return Swarm(
+        table.count("clients"),
+        table.count("batch"),
+        table.number("layer_s"),
+        table.number("hop_s"),
+        table.positive("round_trips"),
+        table.positive("matmul"),
+        table.positive("memory"),
+    )
 
 
 def swarm_tokens_per_s(sizes: Sizes, chip: Chip, servers: int, network: Network, swarm: Swarm) -> float:
