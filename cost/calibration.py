@@ -9,11 +9,12 @@ most probable. Few rows change little, many decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from statistics import median
 from typing import TYPE_CHECKING
 
-from shardwright.cost.constants import NAMES, Constants, Demand, times_of
+from shardwright.cost.constants import Constants, Demand, times_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,9 +56,7 @@ class Fit:
 
     @property
     def median_abs_error(self) -> float:
-        ordered = sorted(abs(error) for error in self.errors)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(map(abs, self.errors))
 
 
 def calibrate(samples: Sequence[Sample]) -> Fit:
@@ -71,31 +70,51 @@ def calibrate(samples: Sequence[Sample]) -> Fit:
         raise ValueError("no samples to calibrate on")
     if any(not sample.measured_s > 0 for sample in samples):
         raise ValueError("measured times are above 0")
-    expected = np.array([math.log(EXPECTED[name][0]) for name in NAMES])
-    spread = np.array([EXPECTED[name][1] for name in NAMES])
-    upper = np.array([math.log(_LIMITS.get(name, math.inf)) if name in _LIMITS else math.inf for name in NAMES])
     table = _Table(samples)
 
-    def residuals(x: Vector) -> Vector:
-        rows = (np.log(table.predicted(np.exp(x))) - table.log_measured) / ROW_SPREAD
-        return np.concatenate([rows, (x - expected) / spread])
+    def deviations(values: Vector) -> Vector:
+        return (np.log(table.predicted(values)) - table.log_measured) / ROW_SPREAD
 
-    x, damping = np.minimum(expected, upper), 1e-3
+    constants = Constants(**most_probable(deviations, EXPECTED, _LIMITS, digits=4))
+    return Fit(constants, tuple(predicted_s(s, constants) / s.measured_s - 1 for s in samples))
+
+
+def most_probable(
+    deviations: Callable[[Vector], Vector],
+    expected: Mapping[str, tuple[float, float]],
+    limits: Mapping[str, float],
+    digits: int,
+) -> dict[str, float]:
+    """The values, to so many digits, of constants by name, that are at most their limits and of which the deviations of
+    rows and those from the `expected` values, each in units of its spread, have the least sum of squares.
+
+    By Levenberg and Marquardt's method on the values' logarithms.
+    """
+    import numpy as np
+
+    middle, spread = np.array(list(expected.values())).T
+    middle, upper = np.log(middle), np.log([limits.get(name, math.inf) for name in expected])
+
+    def residuals(x: Vector) -> Vector:
+        return np.concatenate([deviations(np.exp(x)), (x - middle) / spread])
+
+    x, damping = np.minimum(middle, upper), 1e-3
     current = residuals(x)
     for _ in range(_STEPS):
-        slopes = np.stack([(residuals(x + step) - current) / 1e-6 for step in 1e-6 * np.eye(len(x))], axis=1)
+        # Downwards, since no share may be above 1.
+        slopes = np.stack([(current - residuals(x - step)) / 1e-6 for step in 1e-6 * np.eye(len(x))], axis=1)
         normal, pull = slopes.T @ slopes, slopes.T @ current
         tried = np.minimum(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), upper)
         following = residuals(tried)
-        if following @ following < current @ current:
-            done = current @ current - following @ following < 1e-10 * (current @ current)
+        gained = current @ current - following @ following
+        if gained > 0:
+            done = gained < 1e-10 * (current @ current)
             x, current, damping = tried, following, damping / 10
             if done:
                 break
         else:
             damping *= 10
-    constants = Constants(**{name: float(f"{value:.4g}") for name, value in zip(NAMES, np.exp(x), strict=True)})
-    return Fit(constants, tuple(predicted_s(s, constants) / s.measured_s - 1 for s in samples))
+    return {name: float(f"{value:.{digits}g}") for name, value in zip(expected, np.exp(x), strict=True)}
 
 
 def predicted_s(sample: Sample, constants: Constants) -> float:

@@ -7,11 +7,12 @@ machines usually give is its prior's spread, as in `cost.calibration`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from shardwright.cost.calibration import most_probable
 from shardwright.cost.chips import Machine
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.runtimes import NAMES, Constants, Runtime, rates_of
@@ -42,8 +43,6 @@ EXPECTED: Mapping[str, tuple[float, float]] = {
 _NO_SHARES = {"quantization_bytes": 64.0, "uncached_step_s": 1.0}
 LIMITS: Mapping[str, float] = {name: _NO_SHARES.get(name, 1.0) for name in NAMES}
 """The most that each constant may be: shares of a datasheet's rate are at most 1."""
-
-_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -89,48 +88,19 @@ def calibrate(measurements: Sequence[Measurement], runtime: Runtime) -> Constant
 
     if not measurements:
         raise ValueError("no measurements to calibrate on")
-    expected = np.array([math.log(EXPECTED[name][0]) for name in NAMES])
-    spread = np.array([EXPECTED[name][1] for name in NAMES])
-    upper = np.array([math.log(LIMITS[name]) for name in NAMES])
 
-    def residuals(x: Vector) -> Vector:
-        trial = runtime.with_constants(_constants(np.exp(x).tolist()))
-        rows = [_robust(math.log(row.predicted_s(trial) / row.seconds) / ROW_SPREAD) for row in measurements]
-        return np.concatenate([np.array(rows), (x - expected) / spread])
+    def deviations(values: Vector) -> Vector:
+        trial = runtime.with_constants(Constants(*values.tolist()))
+        logs = [math.log(row.predicted_s(trial) / row.seconds) for row in measurements]
+        return np.array([_robust(log / ROW_SPREAD) for log in logs])
 
-    x = _least_squares(residuals, np.minimum(expected, upper), upper)
-    return _constants([float(f"{value:.3g}") for value in np.exp(x)])
+    return Constants(**most_probable(deviations, EXPECTED, LIMITS, digits=3))
 
 
 def _robust(deviation: float) -> float:
     """Pseudo-Huber's: beyond two spreads a deviation counts as its size, not its square, so that a row that nothing
     explains does not bend the rest."""
     return math.copysign(math.sqrt(8 * (math.sqrt(1 + deviation * deviation / 4) - 1)), deviation)
-
-
-def _constants(values: Sequence[float]) -> Constants:
-    return Constants(**dict(zip(NAMES, values, strict=True)))
-
-
-def _least_squares(residuals: Callable[[Vector], Vector], start: Vector, upper: Vector) -> Vector:
-    import numpy as np
-
-    x, damping, current = start, 1e-2, residuals(start)
-    for _ in range(_STEPS):
-        slopes = np.stack([(residuals(x - step) - current) / -1e-4 for step in 1e-4 * np.eye(len(x))], axis=1)
-        normal, pull = slopes.T @ slopes, slopes.T @ current
-        tried = np.minimum(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), upper)
-        following = residuals(tried)
-        if following @ following < current @ current:
-            done = current @ current - following @ following < 1e-6 * (current @ current)
-            x, current, damping = tried, following, damping / 5
-            if done:
-                break
-        else:
-            damping *= 5
-            if damping > 1e8:
-                break
-    return x
 
 
 def as_text(constants: Constants) -> str:
