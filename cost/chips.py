@@ -296,7 +296,7 @@ def _chip(table: Table, *, alone: bool = False) -> Chip:
         table.optional("usd_per_hour", table.positive, None),
         table.optional("matmul_tile", partial(_tile, table), (1, 1, 1)),
         table.optional("calibrated", partial(table.inside, build=_calibrated), None),
-        table.optional("sources", partial(table.inside, build=_sources), {}),
+        table.optional("sources", partial(table.inside, build=_sources), dict[str, str]()),
         table.optional("vector_ops_per_s", table.positive, None),
         table.optional("disk", partial(table.inside, build=_disk), None),
     )
@@ -319,7 +319,7 @@ def _calibrated(rows: Table) -> Constants:
     return Constants(**values)
 
 
-def _sources(rows: Table) -> Mapping[str, str]:
+def _sources(rows: Table) -> dict[str, str]:
     return rows.each(rows.text)
 
 
@@ -397,9 +397,9 @@ def _machine(table: Table) -> Machine:
         host_link=table.inside("host_link", _host_link),
         measured=table.optional("measured", partial(table.inside, build=_measured), Measured()),
         usd_per_hour=table.optional("usd_per_hour", table.positive, None),
-        sources=table.optional("sources", partial(table.inside, build=_sources), {}),
+        sources=table.optional("sources", partial(table.inside, build=_sources), dict[str, str]()),
         sustained_matmul=table.optional("sustained_matmul", partial(_share, table), 1.0),
-        runtimes=table.optional("runtimes", partial(table.inside, build=_runtimes), {}),
+        runtimes=table.optional("runtimes", partial(table.inside, build=_runtimes), dict[str, dict[str, float]]()),
     )
 
 
@@ -419,7 +419,7 @@ def _share(table: Table, key: str) -> float:
     return share
 
 
-def _runtimes(described: Table) -> Mapping[str, Mapping[str, float]]:
+def _runtimes(described: Table) -> dict[str, dict[str, float]]:
     from shardwright.cost.offloading.runtimes import FIGURES, runtime_names
 
     def figures(runtime: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
-from shardwright.cost.variable_elimination import Table, TooLargeError, eliminate, min_marginals
+from shardwright.cost.integer_program.elimination import CostTable, Order, Upward, eliminate
 from shardwright.cost.work_limit import WorkLimit
 
 _SWEEPS = 40
@@ -92,41 +92,44 @@ class FactorGraph:
     def eliminated(self, most: int) -> Solution | None:
         """The least cost by eliminating one variable after the other; None where that takes tables of more than `most`
         entries."""
-        try:
-            tables, constant = self.tables(most)
-            choice, cost = eliminate(tables, most)
-        except TooLargeError:
+        if (found := self.upward(most)) is None:
             return None
-        cost += constant
-        return Solution(tuple(choice.get(v, 0) for v in range(len(self.sizes))), cost, cost, 0)
+        upward, numbers, constant = found
+        choice, cost = [0] * len(self.sizes), upward.least + constant
+        for variable, chosen in zip(numbers, upward.choice(), strict=True):
+            choice[variable] = chosen
+        return Solution(tuple(choice), cost, cost, 0)
 
     def min_marginals(self, most: int) -> dict[int, Costs] | None:
         """For each variable with a choice what each of its choices costs at least; None as in `eliminated`."""
-        try:
-            tables, constant = self.tables(most)
-            return {variable: costs + constant for variable, costs in min_marginals(tables, most).items()}
-        except TooLargeError:
+        if (found := self.upward(most)) is None or np.isinf(found[0].least):
             return None
+        upward, numbers, constant = found
+        return {v: costs + constant for v, costs in zip(numbers, upward.min_marginals()[0], strict=True)}
 
-    def tables(self, most: int) -> tuple[list[Table], float]:
-        """The factors as tables over variables with a choice, and what those cost that have none. Raises
-        `TooLargeError` where a table has more than `most` entries."""
-        tables: list[Table] = []
+    def upward(self, most: int) -> tuple[Upward, list[int], float] | None:
+        """The elimination of all variables with a choice, these in its order, and the cost of the factors that have
+        none; what cannot be costs infinitely much. None as in `eliminated`."""
+        tables: list[CostTable] = []
         constant = 0.0
         for factor in self.factors:
             variables = tuple(dict.fromkeys(factor.variables))
             sizes = [self.sizes[v] for v in factor.variables]
-            if len(variables) < len(sizes):  # it has a variable twice
-                raise TooLargeError
+            if len(variables) < len(sizes) or factor.dense_entries(sizes) > most:  # a variable twice, or too large
+                return None
             open_ones = tuple(v for v in variables if self.sizes[v] > 1)
-            if factor.dense_entries(sizes) > most:
-                raise TooLargeError
             costs = factor.dense(sizes).reshape([self.sizes[v] for v in open_ones])
+            costs = np.where(costs < FORBIDDEN / 2, costs, np.inf)
             if open_ones:
-                tables.append((open_ones, costs))
+                tables.append(CostTable(open_ones, costs))
             else:
                 constant += float(costs)
-        return tables, constant
+        numbers = sorted({v for table in tables for v in table.nodes})
+        number = {variable: i for i, variable in enumerate(numbers)}
+        tables = [CostTable(tuple(number[v] for v in table.nodes), table.costs) for table in tables]
+        own = [self.sizes[v] for v in numbers]
+        order = Order.of(own, tables, most, whole=True)
+        return (eliminate(order, [np.zeros(size) for size in own], tables), numbers, constant) if order.exact else None
 
     def remainders(
         self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False

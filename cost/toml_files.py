@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
@@ -180,14 +180,14 @@ class Table:
                 raise self.unknown(key, self._taken)
         return made
 
-    def each(self, read: Callable[[str], _T], known: Collection[str] | None = None) -> dict[str, _T]:
+    def each(self, read: Callable[[str], _T], known: Sequence[str] | None = None) -> dict[str, _T]:
         """What a getter takes of every key of the table, which are among the known ones where these are given."""
         for key in self.values:
             if known is not None and key not in known:
                 raise self.unknown(key, known)
         return {key: read(key) for key in self.values}
 
-    def unknown(self, key: str, known: Collection[str]) -> DiagnosticError:
+    def unknown(self, key: str, known: Sequence[str]) -> DiagnosticError:
         near = nearest(key, known)
         way_out = near or f"keys here: {', '.join(known)}"
         where = f" in [{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else ""

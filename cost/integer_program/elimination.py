@@ -11,15 +11,34 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from shardwright.cost.integer_program.problem import Choice, Edge, Floats
+from shardwright.cost.integer_program.problem import Choice, Floats
 
 MOST_ENTRIES = 1 << 22
 """Of one table, by default."""
+
+
+class Joined(Protocol):
+    """Different nodes, and what each combination of their strategies costs: an axis for each node."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]: ...
+
+    @property
+    def costs(self) -> Floats: ...
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """Nodes of any number, and what their combinations cost."""
+
+    nodes: tuple[int, ...]
+    costs: Floats
 
 
 @dataclass(frozen=True)
@@ -50,9 +69,9 @@ class Order:
         return sum(math.prod(self.sizes[n] for n in (clique.node, *clique.over)) for clique in self.cliques)
 
     @staticmethod
-    def of(sizes: Sequence[int], edges: Sequence[Edge], most: int = MOST_ENTRIES) -> Order:
-        """Nodes with the least table first."""
-        return _Ordering(sizes, edges, most).run()
+    def of(sizes: Sequence[int], edges: Sequence[Joined], most: int = MOST_ENTRIES, *, whole: bool = False) -> Order:
+        """Nodes with the least table over their neighbours first; with `whole` the least table with the node itself."""
+        return _Ordering(sizes, edges, most, whole).run()
 
 
 Table = tuple[str, int, frozenset[int]]
@@ -60,17 +79,17 @@ Table = tuple[str, int, frozenset[int]]
 
 
 class _Ordering:
-    def __init__(self, sizes: Sequence[int], edges: Sequence[Edge], most: int) -> None:
-        self.sizes, self.edges, self.most = tuple(sizes), edges, most
+    def __init__(self, sizes: Sequence[int], edges: Sequence[Joined], most: int, whole: bool) -> None:
+        self.sizes, self.most = tuple(sizes), most
         self.widths = [float(size) for size in sizes]
         self.logs = [math.log(max(size, 1e-9)) for size in self.widths]
         self.around: list[dict[int, int]] = [{} for _ in sizes]
         """Of each node, its neighbours, and how many tables join them."""
-        self.spread = [0.0] * len(sizes)
-        """The logarithm of the table over the neighbours."""
+        self.spread = list(self.logs) if whole else [0.0] * len(sizes)
+        """The logarithm of the table that counts."""
         self.tables: list[dict[Table, None]] = [{} for _ in sizes]
         for number, edge in enumerate(edges):
-            self.add(("edge", number, frozenset((edge.a, edge.b))))
+            self.add(("edge", number, frozenset(edge.nodes)))
 
     def add(self, table: Table) -> None:
         for node in table[2]:
@@ -98,7 +117,7 @@ class _Ordering:
 
     def run(self) -> Order:
         # Rounded, so that what came and went again leaves no trace in the order.
-        least = [round(size, 6) for size in self.spread]
+        least = [round(size, 9) for size in self.spread]
         queue = [(size, n) for n, size in enumerate(least)]
         heapq.heapify(queue)
         gone = [False] * len(self.sizes)
@@ -122,7 +141,7 @@ class _Ordering:
                     self.add(("clique", len(cliques), frozenset(over)))
                 cliques.append(Clique(node, over, edges, parts, number == 0))
             for n in touched:
-                now = round(self.spread[n], 6)
+                now = round(self.spread[n], 9)
                 if now != least[n]:
                     least[n] = now
                     heapq.heappush(queue, (now, n))
@@ -162,19 +181,40 @@ def _aligned(array: Floats, axes: tuple[int, ...], scope: tuple[int, ...]) -> Fl
 
 @dataclass(frozen=True)
 class Upward:
-    """The result of eliminating everything: the least cost, and the tables for reading more from."""
+    """The result of eliminating everything: the least cost, and the message that each clique leaves over its `over`."""
 
     order: Order
+    costs: Sequence[Floats]
+    edges: Sequence[Joined]
     least: float
-    tables: list[Floats]
     messages: list[Floats]
+
+    def joined(self, clique: Clique) -> Iterator[tuple[tuple[int, ...], Floats]]:
+        """The nodes and the costs of all that enters a clique's table."""
+        if clique.first:
+            yield (clique.node,), self.costs[clique.node]
+        for number in clique.edges:
+            yield self.edges[number].nodes, self.edges[number].costs
+        for part in clique.parts:
+            yield self.order.cliques[part].over, self.messages[part]
+
+    def table(self, clique: Clique) -> Floats:
+        """The table of a clique, over [node, *over]."""
+        scope = (clique.node, *clique.over)
+        table = np.zeros([self.order.sizes[n] for n in scope])
+        for nodes, costs in self.joined(clique):
+            table += _aligned(costs, nodes, scope)
+        return table
 
     def choice(self) -> Choice:
         """The cheapest choice, the earlier strategy of equal ones; from a lower bound, one that may cost more."""
         chosen = [-1] * len(self.order.sizes)
-        for clique, table in zip(reversed(self.order.cliques), reversed(self.tables), strict=True):
+        for clique in reversed(self.order.cliques):
             if clique.first:
-                chosen[clique.node] = int(np.argmin(table[(slice(None), *(chosen[n] for n in clique.over))]))
+                row = np.zeros(self.order.sizes[clique.node])
+                for nodes, costs in self.joined(clique):
+                    row += costs[tuple([slice(None) if n == clique.node else chosen[n] for n in nodes])]
+                chosen[clique.node] = int(np.argmin(row))
         return tuple(chosen)
 
     def beliefs(self) -> Iterator[tuple[int, Floats]]:
@@ -186,10 +226,10 @@ class Upward:
         parent = {part: at for at, clique in enumerate(cliques) for part in clique.parts}
         down: dict[int, Floats] = {}
         for at in range(len(cliques) - 1, -1, -1):
-            clique, table = cliques[at], self.tables[at]
+            clique = cliques[at]
             scope = (clique.node, *clique.over)
             others = down.pop(at) if at in parent else np.float64(self.least - float(self.messages[at]))
-            belief = table + others
+            belief = self.table(clique) + others
             for part in clique.parts:
                 over, message = cliques[part].over, self.messages[part]
                 away = tuple(k for k, n in enumerate(scope) if n not in over)
@@ -201,12 +241,12 @@ class Upward:
                 down[part] = rest.transpose([kept.index(n) for n in over])
             yield at, belief
 
-    def min_marginals(self, edges: Sequence[Edge]) -> tuple[list[Floats], list[Floats]]:
-        """For each strategy of a node, and each pair of an edge, the least cost of a choice with it.
+    def min_marginals(self) -> tuple[list[Floats], list[Floats]]:
+        """For each strategy of a node, and each combination of an edge, the least cost of a choice with it.
 
         A lower bound of that where the order gives one.
         """
-        pairs = [edge.costs for edge in edges]
+        pairs = [edge.costs for edge in self.edges]
         found: list[Floats | None] = [None] * len(self.order.sizes)
         for at, belief in self.beliefs():
             clique = self.order.cliques[at]
@@ -216,31 +256,19 @@ class Upward:
             # Each copy of a node gives a bound of its own.
             found[clique.node] = own if before is None else np.maximum(before, own)
             for number in clique.edges:
-                edge = edges[number]
-                rest = tuple(k for k, n in enumerate(scope) if n not in (edge.a, edge.b))
-                least = belief.min(axis=rest)
-                pairs[number] = least if scope.index(edge.a) < scope.index(edge.b) else least.T
+                nodes = self.edges[number].nodes
+                least = belief.min(axis=tuple(k for k, n in enumerate(scope) if n not in nodes))
+                kept = [n for n in scope if n in nodes]
+                pairs[number] = least.transpose([kept.index(n) for n in nodes])
         return [np.zeros(0) if own is None else own for own in found], pairs
 
 
-def eliminate(order: Order, costs: Sequence[Floats], edges: Sequence[Edge]) -> Upward:
+def eliminate(order: Order, costs: Sequence[Floats], edges: Sequence[Joined]) -> Upward:
     """The least sum of the costs of nodes and edges, infinite where nothing is allowed."""
-    tables: list[Floats] = []
-    messages: list[Floats] = []
+    made = Upward(order, costs, edges, 0.0, [])
     least = 0.0
     for clique in order.cliques:
-        scope = (clique.node, *clique.over)
-        table = np.zeros([order.sizes[n] for n in scope])
-        if clique.first:
-            table += costs[clique.node].reshape(-1, *[1] * len(clique.over))
-        for number in clique.edges:
-            edge = edges[number]
-            table += _aligned(edge.costs, (edge.a, edge.b), scope)
-        for part in clique.parts:
-            table += _aligned(messages[part], order.cliques[part].over, scope)
-        message = table.min(axis=0)
+        made.messages.append(made.table(clique).min(axis=0))
         if not clique.over:
-            least += float(message)
-        tables.append(table)
-        messages.append(message)
-    return Upward(order, least, tables, messages)
+            least += float(made.messages[-1])
+    return replace(made, least=least)

@@ -27,6 +27,10 @@ class Edge:
     b: int
     costs: Floats
 
+    @property
+    def nodes(self) -> tuple[int, int]:
+        return self.a, self.b
+
 
 @dataclass(frozen=True, eq=False)
 class Held:

@@ -184,7 +184,7 @@ class _Solve(Known):
             self.tried = size
         if self.best is None or self.done() or self.late():
             return reduced
-        nodes, pairs = dual.upward.min_marginals(problem.edges)
+        nodes, pairs = dual.upward.min_marginals()
         surplus = dual.bound - dual.upward.least
         keep = [~self.closed(each + surplus) for each in nodes]
         if any(not marks.any() for marks in keep):

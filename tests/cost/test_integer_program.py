@@ -101,7 +101,7 @@ def test_min_marginals(seed: int) -> None:
     if found.least == math.inf:
         return
     assert every[found.choice()] == found.least
-    nodes, pairs = found.min_marginals(problem.edges)
+    nodes, pairs = found.min_marginals()
     for i, marginal in enumerate(nodes):
         assert marginal.tolist() == [min(v for c, v in every.items() if c[i] == s) for s in range(len(marginal))]
     for edge, marginal in zip(problem.edges, pairs, strict=True):
@@ -118,7 +118,7 @@ def test_mini_buckets_are_lower_bounds(seed: int) -> None:
     assert found.least <= min(every.values())
     if not math.isfinite(found.least):
         return
-    nodes, _ = found.min_marginals(problem.edges)
+    nodes, _ = found.min_marginals()
     for i, marginal in enumerate(nodes):
         for s, bound in enumerate(marginal):
             assert bound <= min(v for c, v in every.items() if c[i] == s) + 1e-9
