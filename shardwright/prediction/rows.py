@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from shardwright.cost.chips import Chip, Torus, chip_names, load_chip
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import Learned
 from shardwright.models.layouts import PRESETS, AttentionOver
-from shardwright.prediction.csv_columns import read_columns
+from shardwright.prediction.csv_columns import Columns, Line, column_names, data_lines, letters, read_table
 from shardwright.prediction.models import parameters_of
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
 
-_T = TypeVar("_T")
 _FOLDER = Path(__file__).parent / "published"
 
 _CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
@@ -50,7 +47,6 @@ _PHASES: Mapping[str, tuple[Phase, ...]] = {
 _MODELS = {"megatron530b": "mt-nlg-530b", "mtnlg": "mt-nlg-530b", "megatronturingnlg530b": "mt-nlg-530b"}
 """What else models are called, in letters and digits."""
 
-_MOST = 1 << 24
 _NOT_MEASURED = ("oom", "-", "n/a", "nan")
 _PALM = ("palm-8b", "palm-62b", "palm-540b")
 
@@ -121,104 +117,39 @@ def read_rows(text: str, name: str, table: str) -> list[Row]:
 
     Raises where columns are missing, or a line is nonsense, with its place.
     """
-    source = Source(name, text)
-    with located(source):
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if _is_data(line)]
+    with located(Source(name, text)):
+        made = read_table(text, table, _KINDS)
+        if made is not None:
+            return made
+        lines = data_lines(text)
         if not lines:
             raise fault("empty-table", "there are no rows", Span(1, 1, 1, 2), _columns())
         header_at, header = lines[0]
-        columns = [column.strip().lstrip("\ufeff").lower() for column in next(csv.reader(StringIO(header)))]
-        reader: Callable[[_Line], Row | None]
-        columns = [_CHIP_WORDS.get(column, column) for column in columns]
-        if all(column in columns for column in LATENCY_COLUMNS):
-            reader = _latency_row
-            columns = read_columns(header, header_at, _LATENCY_MORE, _CHIP_WORDS, LATENCY_COLUMNS)
-        elif all(column in columns for column in SCENARIO_COLUMNS):
-            reader = _scenario_row
-            columns = read_columns(header, header_at, _SCENARIO_MORE, _CHIP_WORDS, SCENARIO_COLUMNS)
-        else:
-            span = Span(header_at, 1, header_at, len(header) + 1)
-            known = min((LATENCY_COLUMNS, SCENARIO_COLUMNS), key=lambda known: len(set(known).difference(columns)))
-            missing = [column for column in known if column not in columns]
-            found = f"the columns {header} are those of no known table"
-            raise fault("unknown-columns", found, span, f"nearest is one without {', '.join(missing)}", _columns())
-        made: list[Row] = []
-        for number, line in lines[1:]:
-            values = next(csv.reader(StringIO(line)))
-            span = Span(number, 1, number, len(line) + 1)
-            if len(values) != len(columns):
-                raise fault("bad-row", f"{len(values)} values in {len(columns)} columns", span)
-            read = _Line(dict(zip(columns, values, strict=True)), table, span)
-            try:
-                row = reader(read)
-            except DiagnosticError as error:
-                (found, *_) = error.diagnostics
-                raise fault(found.code, found.message, span, *(note.message for note in found.notes)) from None
-            if row is not None:
-                made.append(row)
-        return made
-
-
-def _is_data(line: str) -> bool:
-    return bool(line.strip(" ,\t")) and not line.lstrip().startswith("#")
+        columns = {_CHIP_WORDS.get(column, column) for column in column_names(header)}
+        span = Span(header_at, 1, header_at, len(header) + 1)
+        known = min((LATENCY_COLUMNS, SCENARIO_COLUMNS), key=lambda known: len(set(known) - columns))
+        missing = [column for column in known if column not in columns]
+        found = f"the columns {header} are those of no known table"
+        raise fault("unknown-columns", found, span, f"nearest is one without {', '.join(missing)}", _columns())
 
 
 def _columns() -> str:
     return f"columns are {', '.join(LATENCY_COLUMNS)}, or {', '.join(SCENARIO_COLUMNS)}"
 
 
-@dataclass(frozen=True)
-class _Line:
-    values: Mapping[str, str]
-    table: str
-    span: Span
-
-    def text(self, column: str, default: str = "") -> str:
-        return self.values.get(column, "").strip() or default
-
-    def count(self, column: str, default: int | None = None, least: int = 1) -> int:
-        text = self.text(column)
-        if not text and default is not None:
-            return default
-        whole = text.removesuffix(".0")
-        if not whole.isascii() or not whole.isdecimal() or not least <= int(whole[:18]) <= _MOST:
-            raise fault("bad-row", f"{column} is {text!r}, and must be a whole number from {least} up", self.span)
-        return int(whole)
-
-    def seconds(self, column: str, unit: float) -> float | None:
-        """None where it says that nothing was measured."""
-        text = self.text(column)
-        if text.lower() in _NOT_MEASURED:
-            return None
-        try:
-            value = float(text) * unit
-        except ValueError:
-            value = math.nan
-        if not 0 < value < math.inf:
-            raise fault("bad-row", f"{column} is {text!r}, and must be a time above 0", self.span)
-        return value
-
-    def choice(self, column: str, known: Mapping[str, _T], default: str = "") -> _T:
-        text = self.text(column, default)
-        if _letters(text) not in known:
-            raise fault("bad-row", f"{column} is {text!r}, and must be one of {', '.join(known)}", self.span)
-        return known[_letters(text)]
-
-    def chip(self, default: str = "") -> Chip:
-        text = self.text("chip", default)
-        names = {_letters(name): name for name in chip_names()}
-        return load_chip(names.get(_letters(text).removesuffix("b"), names.get(_letters(text), text)))
+def _chip(line: Line, default: str = "") -> Chip:
+    return load_chip(line.spelled("chip", default, chip_names()))
 
 
-def _letters(text: str) -> str:
-    """Its letters and digits, in lower case."""
-    return "".join(letter for letter in text.lower() if letter.isalnum())
+def _seconds(line: Line, column: str, unit: float) -> float:
+    """0 where it says that nothing was measured."""
+    return line.positive(column, "a time above 0", _NOT_MEASURED) * unit
 
 
-def _latency_row(line: _Line) -> Row | None:
+def _latency_row(line: Line) -> Row | None:
     """Prefill of the input, decode after it, or both."""
-    seconds = line.seconds("time_ms", 1e-3)
-    if seconds is None:
+    seconds = _seconds(line, "time_ms", 1e-3)
+    if not seconds:
         return None
     phases = line.choice("phase", _PHASES)
     model = _model(line, line.text("model"))
@@ -226,27 +157,33 @@ def _latency_row(line: _Line) -> Row | None:
     generated = line.count("output_tokens", 0 if prefill else None, least=0 if prefill else 1)
     workload = Workload(line.count("batch"), line.count("input_tokens"), generated)
     over = "batch" if model.model.attention.kv_heads == 1 else "head"
-    return _row(line, line.text("system"), seconds, model, line.chip(), phases, workload, "", over)
+    return _row(line, line.text("system"), seconds, model, _chip(line), phases, workload, "", over)
 
 
-def _scenario_row(line: _Line) -> Row | None:
+def _scenario_row(line: Line) -> Row | None:
     """Prefill of the whole context, or decode of the last tokens up to it, as in table 2; where the row says how many
     tokens go in, decode comes after them."""
-    seconds = line.seconds("latency_s", 1.0)
-    if seconds is None:
+    seconds = _seconds(line, "latency_s", 1.0)
+    if not seconds:
         return None
     phases = line.choice("phase", _PHASES)
     batch, context = line.count("batch"), line.count("input_tokens", 2048)
     generated = line.count("output_tokens", 64, least=0 if phases == ("prefill",) else 1)
-    chip = line.chip("tpu-v4")
+    chip = _chip(line, "tpu-v4")
     model = _model(line, line.text("model") or _palm_of(line, chip, phases, context, generated, seconds))
     before = None if line.text("input_tokens") or len(phases) > 1 else max(1, context - generated)
     workload = Workload(batch, context, generated, before)
     return _row(line, line.text("scenario"), seconds, model, chip, phases, workload, "ws2d", "head")
 
 
+_KINDS = (
+    Columns(LATENCY_COLUMNS, _LATENCY_MORE, _CHIP_WORDS, _latency_row),
+    Columns(SCENARIO_COLUMNS, _SCENARIO_MORE, _CHIP_WORDS, _scenario_row),
+)
+
+
 def _row(
-    line: _Line, label: str, seconds: float, model: BuiltIn, chip: Chip, phases: tuple[Phase, ...], workload: Workload,
+    line: Line, label: str, seconds: float, model: BuiltIn, chip: Chip, phases: tuple[Phase, ...], workload: Workload,
     layout: str, over: AttentionOver,
 ) -> Row:  # fmt: skip
     """`layout` and `over` are what a row has that does not say; no layout is the chip's own."""
@@ -279,15 +216,15 @@ def _row(
     return Row(line.table, name, group, seconds, model, deployment, chip, phases, workload, stages, line.span)
 
 
-def _model(line: _Line, name: str) -> BuiltIn:
+def _model(line: Line, name: str) -> BuiltIn:
     """PaLM 540B has its 48 heads padded to 64 on 64 chips and more (Pope et al. 2022, section 4)."""
-    known = {_letters(own): own for own in built_in_names()} | _MODELS
-    found = built_in(known.get(_letters(name), name))
+    known = {letters(own): own for own in built_in_names()} | _MODELS
+    found = built_in(known.get(letters(name), name))
     padded = found.name == "palm-540b" and line.count("chips") >= 64
     return built_in("palm-540b-64-heads") if padded else found
 
 
-def _palm_of(line: _Line, chip: Chip, phases: tuple[Phase, ...], context: int, generated: int, seconds: float) -> str:
+def _palm_of(line: Line, chip: Chip, phases: tuple[Phase, ...], context: int, generated: int, seconds: float) -> str:
     """Tables 2 and 3 of the paper have the same columns, and none for the model; the MFU of a row says its size."""
     try:
         share = float(line.text("mfu_percent")) / 100
@@ -300,7 +237,7 @@ def _palm_of(line: _Line, chip: Chip, phases: tuple[Phase, ...], context: int, g
     return min(_PALM, key=lambda name: abs(math.log(built_in(name).parameters / size)))
 
 
-def _parallel(line: _Line, system: str, chips: int, model: BuiltIn) -> tuple[int, int]:
+def _parallel(line: Line, system: str, chips: int, model: BuiltIn) -> tuple[int, int]:
     """The stages of a system, and the chips of each: of `fastertransformer-pp3-tp8` 3, each over 8."""
     numbers = dict(re.findall(r"(pp|tp)[ =_]?(\d+)", system.lower()))
     stages = int(numbers.get("pp", 1))
