@@ -66,12 +66,10 @@ def _plot(folder: str, tables: list[Reproduced]) -> None:
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     own = {check.table for table in tables for check in table.checks} & set(offload_figures.FIGURES)
-    for name in sorted(own):
-        drawn = offload_figures.drawn(offload_figures.FIGURES[name][2](), "svg")
+    made = {name: offload_figures.FIGURES[name][2] for name in sorted(own)} or figures.FIGURES
+    for name, figure in made.items():
+        drawn = figure_drawing.drawn(figure(), "svg")
         write_output(str(Path(folder) / f"{name.replace('-', '_')}.svg"), drawn)
-    if not own:
-        for name, figure in figures.FIGURES.items():
-            write_output(str(Path(folder) / f"{name}.svg"), figure_drawing.drawn(figure(), "svg"))
 
 
 def _as_json(tables: list[Reproduced]) -> dict[str, Any]:

@@ -5,10 +5,53 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from shardwright.prediction.figures import Curve, Figure, Panel
+Points = Sequence[tuple[float, float]]
+Scale = Literal["linear", "log2", "log10"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points in the order of x, joined by a line; with `source`, which says where they were published, only marked.
+
+    Curves of the same `hue` have the same colour. `marks` are texts beside points, by their number.
+    """
+
+    label: str
+    points: Points
+    hue: str = ""
+    dashed: bool = False
+    source: str = ""
+    marks: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. Values of a `percent` y are shares of 1."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    x_scale: Scale = "log10"
+    y_scale: Scale = "linear"
+    percent: bool = False
+
+    def curve(self, label: str) -> Curve:
+        """The curve of this label."""
+        return next(curve for curve in self.curves if curve.label == label)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels side by side."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
 
 _HUES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colours, which the colour-blind tell apart."""

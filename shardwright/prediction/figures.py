@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from shardwright.cost.chips import load_chip
 from shardwright.cost.program_cost import mfu
@@ -13,55 +12,12 @@ from shardwright.models.layouts import AttentionOver
 from shardwright.prediction import palm_frontiers
 from shardwright.prediction.checks import published_lines
 from shardwright.prediction.feedforward import volume
+from shardwright.prediction.figure_drawing import Curve, Figure, Panel
 from shardwright.prediction.palm_frontiers import SIZES, Ran, decode_step, frontier, short_prefills, sweep
 from shardwright.prediction.phases import phase_cost
 from shardwright.prediction.programs import Deployment, Phase, Weights
 from shardwright.prediction.reproduction import compare
 from shardwright.prediction.rows import published, torus_mesh
-
-Points = Sequence[tuple[float, float]]
-Scale = Literal["linear", "log2", "log10"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points in the order of x, joined by a line; with `source`, which says where they were published, only marked.
-
-    Curves of the same `hue` have the same colour. `marks` are texts beside points, by their number.
-    """
-
-    label: str
-    points: Points
-    hue: str = ""
-    dashed: bool = False
-    source: str = ""
-    marks: Mapping[int, str] = field(default_factory=dict[int, str])
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes. Values of a `percent` y are shares of 1."""
-
-    title: str
-    x_label: str
-    y_label: str
-    curves: tuple[Curve, ...]
-    x_scale: Scale = "log10"
-    y_scale: Scale = "linear"
-    percent: bool = False
-
-    def curve(self, label: str) -> Curve:
-        """The curve of this label."""
-        return next(curve for curve in self.curves if curve.label == label)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Panels side by side."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
 
 # ---------------------------------------------------------------- sections 3 to 5
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, lru_cache
-from io import BytesIO
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.cost.chips import load_chip, load_machine
 from shardwright.cost.offloading.policy import Policy, parse_policy
@@ -15,14 +14,13 @@ from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.swarm import Network, petals, swarm_tokens_per_s
 from shardwright.models.built_in import built_in
 from shardwright.prediction.checks import Check, published_lines
+from shardwright.prediction.figure_drawing import Curve, Figure, Panel, Points
 from shardwright.prediction.offload_rows import OffloadRow, compared, table_2, table_19
 from shardwright.prediction.offloading import frontier, model_sizes, priced, setting_of
 from shardwright.prediction.swarm_rows import petals_checks
 
 if TYPE_CHECKING:
     from shardwright.cost.offloading.pricing import Plan, Setting
-
-Points = Sequence[tuple[float, float]]
 
 SYSTEMS = {
     "flexgen": "FlexGen",
@@ -41,47 +39,40 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _SERVERS = 4
 
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves that are predicted and points that were published, by their systems."""
-
-    title: str
-    x_label: str
-    y_label: str
-    curves: Mapping[str, Points]
-    published: Mapping[str, Points] = field(default_factory=dict[str, Points])
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Panels beside each other, both axes logarithmic, with one legend."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
-
 # ---------------------------------------------------------------- figure 1
 
 
-def figure_1() -> Panels:
+def figure_1() -> Figure:
     """Section 6.1: throughput against the time of a block on a T4, prompt 512, output 32. The curves are the best
     policies that the search finds within a time; points are those of tables 19 (OPT-175B) and 2 (OPT-30B)."""
     panels: list[Panel] = []
-    for model, title in _MODELS.items():
-        curves = {label: _curve(model, system) for system, label in SYSTEMS.items()}
-        published: dict[str, Points] = {}
+    for (model, title), source in zip(_MODELS.items(), ("table 19", "table 2"), strict=True):
+        curves: list[Curve] = []
         for system, label in SYSTEMS.items():
+            curves.append(Curve(label, [(plan.seconds, plan.tokens_per_s) for plan in _plans(model, system)]))
             rows = [row for row in _rows_of_figure_1() if (row.model, row.system) == (model, system)]
-            published[label] = [(seconds_of(row), row.policy.block * row.generated / seconds_of(row)) for row in rows]
-        panels.append(Panel(title, "time of a block, s", "throughput, token/s", curves, published))
-    title = "FlexGen, figure 1: a T4 with 208 GiB and a disk, 512 tokens in and 32 out"
-    return Panels(title, tuple(panels))
+            points = [(seconds_of(row), row.policy.block * row.generated / seconds_of(row)) for row in rows]
+            curves.append(_published(label, points, source))
+        panels.append(Panel(title, "time of a block, s", "throughput, token/s", tuple(curves), y_scale="log10"))
+    return Figure("FlexGen, figure 1: a T4 with 208 GiB and a disk, 512 tokens in and 32 out", tuple(panels))
+
+
+def _published(label: str, points: Points, source: str) -> Curve:
+    """Points beside the curve of this label, in its colour."""
+    return Curve(f"{source}: {label}", points, label, source=source)
 
 
 def figure_1_checks() -> list[Check]:
     """The points of figure 1, in token/s, and the times that sections 1 and 6.1 compare systems at, from the curves."""
-    rows = compared(replace(_in_tokens(row), table="flexgen-figure-1") for row in _rows_of_figure_1())
+    rows = compared(
+        replace(
+            row,
+            value=row.policy.block * row.generated / seconds_of(row),
+            unit="token/s",
+            table="flexgen-figure-1",
+        )
+        for row in _rows_of_figure_1()
+    )
     flexgen, packed, deepspeed, accelerate = (_plans("opt-175b", system) for system in SYSTEMS)
     claims = (
         ("flexgen within 5000 s", 0.421, _within(flexgen, 5000)),
@@ -105,19 +96,11 @@ def seconds_of(row: OffloadRow) -> float:
     return row.value if row.unit == "s" else row.policy.block * row.generated / row.value
 
 
-def _in_tokens(row: OffloadRow) -> OffloadRow:
-    return replace(row, value=row.policy.block * row.generated / seconds_of(row), unit="token/s")
-
-
 @cache
 def _rows_of_figure_1() -> tuple[OffloadRow, ...]:
     """Table 19, and of OPT-30B the points of table 2, whose time of a block is that of their tokens."""
     largest = [row for row in table_2() if row.model == "opt-30b" and row.prompt == _PROMPT]
     return tuple(row for row in (*table_19(), *largest) if row.value)
-
-
-def _curve(model: str, system: str) -> Points:
-    return [(plan.seconds, plan.tokens_per_s) for plan in _plans(model, system)]
 
 
 @cache
@@ -134,36 +117,35 @@ def _within(plans: Sequence[Plan], seconds: float) -> float:
 # ---------------------------------------------------------------- figure 4
 
 
-def figure_4() -> Panels:
+def figure_4() -> Figure:
     """Section 6.3: OPT-30B, prompt 512, time and throughput of one GPU by tokens generated, Petals on 4 GPUs under
     three networks and FlexGen on one. Time is under the policy of table 22 with the shortest, throughput under that of
     table 15 with the highest; the points are table 13's, at 32 tokens."""
-    latency: dict[str, Points] = {}
-    throughput: dict[str, Points] = {}
+    latency: list[Curve] = []
+    throughput: list[Curve] = []
     for label, fast, wide, compress in _FLEXGEN:
         system = "flexgen-4bit" if compress else "flexgen"
-        plans = [(n, _priced(system, n, fast), _priced(system, n, wide)) for n in LENGTHS]
-        latency[label] = [(n, plan.seconds) for n, plan, _ in plans]
-        throughput[label] = [(n, plan.tokens_per_s) for n, _, plan in plans]
-    for (delay, megabits), label in NETWORKS.items():
-        rates = [(n, petals_tokens_per_s(n, delay, megabits)) for n in LENGTHS]
-        own = petals()
-        latency[f"Petals, {label}"] = [(n, own.clients * own.batch * n / (rate * _SERVERS)) for n, rate in rates]
-        throughput[f"Petals, {label}"] = rates
-    published: dict[str, Points] = {
-        f"Petals, {NETWORKS[line['delay_ms'], line['mbit_per_s']]}": [(_GENERATED, float(line["tokens_per_s"]))]
+        latency.append(Curve(label, [(n, _priced(system, n, fast).seconds) for n in LENGTHS]))
+        throughput.append(Curve(label, [(n, _priced(system, n, wide).tokens_per_s) for n in LENGTHS]))
+        (row,) = (row for row in _rows_of_figure_1() if (row.model, row.system) == ("opt-30b", system))
+        throughput.append(_published(label, [(_GENERATED, row.value)], "table 2"))
+    rows = {
+        (line["delay_ms"], line["mbit_per_s"]): float(line["tokens_per_s"])
         for line in published_lines("flexgen_table_13_petals.csv")
         if (line["model"], line["prompt_len"]) == ("opt-30b", str(_PROMPT))
     }
-    for label, _, _, compress in _FLEXGEN:
-        system = "flexgen-4bit" if compress else "flexgen"
-        (row,) = (row for row in _rows_of_figure_1() if (row.model, row.system) == ("opt-30b", system))
-        published[label] = [(_GENERATED, row.value)]
-    return Panels(
+    for network, name in NETWORKS.items():
+        label, own = f"Petals, {name}", petals()
+        rates = [(n, petals_tokens_per_s(n, *network)) for n in LENGTHS]
+        latency.append(Curve(label, [(n, own.clients * own.batch * n / (rate * _SERVERS)) for n, rate in rates]))
+        throughput.append(Curve(label, rates))
+        throughput.append(_published(label, [(_GENERATED, rows[network])], "table 13"))
+    said = "full latency: FlexGen one sequence, Petals twelve"
+    return Figure(
         "FlexGen, figure 4: OPT-30B, 512 tokens in, FlexGen on one T4, Petals on four",
         (
-            Panel("full latency: FlexGen one sequence, Petals twelve", "tokens generated", "s", latency),
-            Panel("throughput of one GPU", "tokens generated", "token/s", throughput, published),
+            Panel(said, "tokens generated", "s", tuple(latency), "log2", "log10"),
+            Panel("throughput of one GPU", "tokens generated", "token/s", tuple(throughput), "log2", "log10"),
         ),
     )
 
@@ -187,7 +169,7 @@ def figure_4_checks() -> list[Check]:
         replace(check, table="flexgen-figure-4")
         for check in compared(row for row in _rows_of_figure_1() if row.model == "opt-30b" and "flexgen" in row.system)
     ]
-    latency, throughput = (panel.curves for panel in figure_4().panels)
+    latency, throughput = ({curve.label: curve.points for curve in panel.curves} for panel in figure_4().panels)
     slow, flexgen = dict(latency[f"Petals, {NETWORKS['100', '100']}"]), dict(latency["FlexGen"])
     ahead = [n for n in LENGTHS if flexgen[n] < slow[n]]
     least = min(
@@ -237,56 +219,8 @@ def _setting(model: str, system: str, generated: int) -> Setting:
     return setting_of(built_in(model).model, load_machine("t4"), runtime, _PROMPT, generated)
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[], list[Check]], Callable[[], Panels]]] = {
+FIGURES: Mapping[str, tuple[str, Callable[[], list[Check]], Callable[[], Figure]]] = {
     "flexgen-figure-1": ("FlexGen, figure 1: throughput against the time of a block", figure_1_checks, figure_1),
     "flexgen-figure-4": ("FlexGen, figure 4: FlexGen and Petals by network", figure_4_checks, figure_4),
 }
 """A title, the figure's numbers beside predictions, and its curves."""
-
-
-# ---------------------------------------------------------------- files
-
-_COLOURS = ("#1b5fa8", "#d1495b", "#2e8b57", "#e08e0b", "#7a4fa3")
-_MARKERS = ("o", "s", "^", "D", "v")
-
-
-def drawn(figure: Panels, suffix: str) -> bytes:
-    """The figure as `svg`, `png` or `pdf`: predictions as lines, what was published as points of the same colour.
-    Raises ModuleNotFoundError without matplotlib."""
-    from importlib import import_module
-
-    mpl: Any = import_module("matplotlib")
-    ticker: Any = import_module("matplotlib.ticker")
-    lines: Any = import_module("matplotlib.lines")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure", "font.size": 9}):
-        sheet: Any = import_module("matplotlib.figure").Figure(figsize=(10, 4.6), layout="constrained")
-        sheet.suptitle(figure.title, fontsize=11)
-        labels = list(dict.fromkeys(label for panel in figure.panels for label in panel.curves))
-        styles = dict(zip(labels, zip(_COLOURS, _MARKERS, strict=True), strict=False))
-        for axes, panel in zip(sheet.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
-            for label, points in panel.curves.items():
-                colour, marker = styles[label]
-                # One plan alone is a short line where a dot would be taken for a published point.
-                alone = {"marker": "_", "markersize": 14, "markeredgewidth": 2} if len(points) == 1 else {}
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, alpha=0.9, **alone)
-                for x, y in panel.published.get(label, ()):
-                    axes.plot(x, y, marker, color=colour, markersize=6.5, markeredgecolor="white", markeredgewidth=0.7)
-            axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xscale="log", yscale="log")
-            for axis in (axes.xaxis, axes.yaxis):
-                low, high = axis.get_view_interval()
-                # One decade has too few powers of ten to be read.
-                axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 3000 else (1,)))
-                axis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
-                axis.set_minor_formatter(ticker.NullFormatter())
-            if panel.x_label == "tokens generated":
-                axes.xaxis.set_major_locator(ticker.FixedLocator(LENGTHS))
-            axes.grid(visible=True, which="major", alpha=0.3)
-        handles = [lines.Line2D([], [], color=styles[label][0], linewidth=1.8, label=label) for label in labels]
-        handles += [
-            lines.Line2D([], [], color="#444", linewidth=1.8, label="lines: predicted"),
-            lines.Line2D([], [], color="#444", marker="o", linestyle="none", markersize=5, label="points: published"),
-        ]
-        sheet.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
-        out = BytesIO()
-        sheet.savefig(out, format=suffix, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
-        return out.getvalue()

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.prediction import offload_figures
-from shardwright.prediction.offload_figures import (
-    FIGURES,
-    NETWORKS,
-    Panel,
-    Panels,
-    drawn,
-    figure_4_checks,
-    petals_tokens_per_s,
-    seconds_of,
-)
+from shardwright.prediction.offload_figures import FIGURES, NETWORKS, figure_4_checks, petals_tokens_per_s, seconds_of
 from shardwright.prediction.offload_rows import table_2, table_19
 
 
@@ -32,19 +22,6 @@ def test_the_network_tells_most_where_little_is_generated() -> None:
     one, many = (petals_tokens_per_s(n, *near) / petals_tokens_per_s(n, *far) for n in (1, 32))
     assert one > 1.9
     assert many < 0.8 * one
-
-
-def test_curves_and_points_of_a_system_share_a_colour() -> None:
-    panel = Panel("small", "x", "y", {"one": [(1, 1), (10, 2)], "two": [(3, 4)]}, {"one": [(5, 2)]})
-    figure = Panels("two systems", (panel, panel))
-    picture = drawn(figure, "svg").decode()
-    assert picture == drawn(figure, "svg").decode()
-    for text in ("two systems", "small", "lines: predicted", "points: published"):
-        assert text in picture
-    first, second, *_ = offload_figures._COLOURS  # pyright: ignore[reportPrivateUsage]
-    # Two panels and the legend; a point adds its own fill.
-    assert picture.count(first) >= 5
-    assert second in picture
 
 
 @pytest.mark.slow
