@@ -7,22 +7,28 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from shardwright.cost.layout_problem import PlacementOptions
+from shardwright.cost.highs import import_solver
+from shardwright.cost.kernel_shares import structure_of
+from shardwright.cost.layout_problem import LayoutProblem, PlacementOptions
+from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
 from shardwright.cost.limited_placement import most_entries
-from shardwright.cost.placement import Effort
+from shardwright.cost.movements import duration_text
+from shardwright.cost.objective import Objective
+from shardwright.cost.placement import Effort, Placement
 from shardwright.cost.time_placement import NANOSECONDS, Prices, TimeSolver
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.placements import off_device, on_device
+from shardwright.ir.program import Program
 from shardwright.ir.text_table import bytes_text
+from shardwright.passes.choose_memories import least_copies_s, memories_chosen
+from shardwright.passes.cleanup import Cleanup
+from shardwright.passes.decompose import Decompose
 from shardwright.passes.found import ENOUGH, Found
-
-if TYPE_CHECKING:
-    from shardwright.cost.layout_problem import LayoutProblem
-    from shardwright.cost.objective import Objective
-    from shardwright.cost.placement import Placement
-    from shardwright.ir.program import Program
+from shardwright.passes.offload import Offload
+from shardwright.passes.pipelines import run_passes
+from shardwright.passes.place import place
 
 _FOR_PROOF = 0.9
 """Of the time that is left, for a bound at the best prices."""
@@ -47,13 +53,6 @@ def search(
 
     After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
     """
-    from shardwright.ir.placements import off_device, on_device
-    from shardwright.passes.choose_memories import least_copies_s, memories_chosen
-    from shardwright.passes.cleanup import Cleanup
-    from shardwright.passes.decompose import Decompose
-    from shardwright.passes.offload import Offload
-    from shardwright.passes.pipelines import run_passes
-
     filled = memories_chosen(program, objective, seconds)
     copies = (Offload(),) if off_device(filled) else ()
     found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options)
@@ -78,8 +77,6 @@ class _Chooser:
     def __init__(
         self, program: Program, objective: Objective, seconds: float, options: PlacementOptions | None
     ) -> None:
-        from shardwright.cost.kernel_shares import structure_of
-
         self.began = time.monotonic()
         self.end = self.began + seconds
         self.objective = objective
@@ -98,8 +95,6 @@ class _Chooser:
 
     def run(self) -> Found:
         if self.alone:
-            from shardwright.cost.highs import import_solver
-
             import_solver()
             self.exact()
         else:
@@ -138,8 +133,6 @@ class _Chooser:
         What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
         once, to find something that fits.
         """
-        from shardwright.cost.layout_program.solver import Excluded, Outcome, ProgramSolve
-
         excluded: list[Excluded] = []
         detail = _DETAIL
         less: dict[str, float] = {}
@@ -197,8 +190,6 @@ class _Chooser:
 
     def placed(self, solve: Callable[[LayoutProblem], Placement], prices: Prices | None = None) -> Found:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        from shardwright.passes.place import place
-
         placed, placement = place(self.program, self.options, solve)
         spent = 0.0
         if prices is not None:
@@ -321,8 +312,6 @@ class _Chooser:
 
     def too_much(self) -> DiagnosticError:
         """Which memory does not fit, by how much, and what would make it fit."""
-        from shardwright.ir.diagnostics import NOWHERE, fault
-
         if not self.found:
             return self.nothing()
         found = min(self.found, key=lambda found: found.peak)
@@ -358,9 +347,6 @@ class _Chooser:
 
     def nothing(self) -> DiagnosticError:
         """Why no layouts were found."""
-        from shardwright.cost.movements import duration_text
-        from shardwright.ir.diagnostics import NOWHERE, fault
-
         if self.fault is not None and self.fault.diagnostics[0].code != "nothing-better":
             return self.fault
         if not self.alone:

@@ -6,14 +6,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shardwright.exporting.jax_specs import spec
-
-if TYPE_CHECKING:
-    from shardwright.cost.traffic import Traffic
-    from shardwright.explaining import CollectiveReport
-    from shardwright.tracing.writer import Site
+from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.compiling import compile_program, explicit
+from shardwright.cost.chips import REFERENCE, load_chip
+from shardwright.cost.movements import duration_text
+from shardwright.cost.program_cost import cost_of
+from shardwright.cost.traffic import Traffic, bytes_received
+from shardwright.explaining import CollectiveReport, explain, shown_place
+from shardwright.exporting.jax_specs import constraints, spec
+from shardwright.ir.text_table import bytes_text
+from shardwright.tracing.capture_jax import evaluate_inlined, origins
+from shardwright.tracing.trace import trace
+from shardwright.tracing.writer import Site
 
 MOST_LINES = 12
 """So many constraints are tried at most; each is compiled."""
@@ -65,10 +71,6 @@ class Verdict:
         }
 
     def __repr__(self) -> str:
-        from shardwright.cost.movements import duration_text
-        from shardwright.explaining import shown_place
-        from shardwright.ir.text_table import bytes_text
-
         proved = "" if self.is_proved else " or less"
         lines = [
             f"{self.function}: a chip receives {bytes_text(self.received_bytes)} as compiled, and"
@@ -106,17 +108,8 @@ def advise(
     whose compiler is asked, as of `explain`. Every constraint that is named has been compiled, and without it more is
     received. Raises a `DiagnosticError` where the function cannot be traced or compiled.
     """
-    from shardwright.backends.jax.edges import ProgramEdges
-    from shardwright.compiling import compile_program, explicit
-    from shardwright.cost.chips import REFERENCE, load_chip
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.cost.traffic import bytes_received
-    from shardwright.exporting.jax_specs import constraints
-    from shardwright.tracing.trace import trace
 
     def measured(tried: Callable[..., Any]) -> tuple[int, tuple[CollectiveReport, ...]]:
-        from shardwright.explaining import explain
-
         explained = explain(tried, target, mesh, args=args)
         for error in explained.errors:
             raise error
@@ -198,8 +191,6 @@ def _tried(
 def constrained(function: Callable[..., Any], args: Sequence[Any], lines: Sequence[Line]) -> Callable[..., Any]:
     """The function of JAX with these constraints in it."""
     import jax
-
-    from shardwright.tracing.capture_jax import evaluate_inlined, origins
 
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     variables = origins(closed)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardwright.cost.calibration import Fit
+from shardwright.cost.calibration import calibrate as fitted
+from shardwright.cost.chips import chip_text, load_chip
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-
-if TYPE_CHECKING:
-    from shardwright.cost.calibration import Fit
-    from shardwright.prediction.rows import Row
+from shardwright.ir.types import DType
+from shardwright.offloading.measuring import measure as measure_offloading
+from shardwright.prediction.chip_file import with_constants
+from shardwright.prediction.machine import measure
+from shardwright.prediction.reproduction import calibration_rows, credible, rows_of
+from shardwright.prediction.rows import Row, file_source
 
 
 @dataclass(frozen=True)
@@ -45,24 +50,14 @@ def calibrate(
     if rows is not None:
         return _of_rows(rows, chip)
     if offloading:
-        from shardwright.ir.types import DType
-        from shardwright.offloading.measuring import measure as measure_offloading
-
         measured = measure_offloading(spill_dir, device, DType(dtype) if dtype else None)
         return Calibration(measured.text, measured.values, measured.summary)
-    from shardwright.prediction.machine import measure
 
     found = measure()
     return Calibration(found.text, found.values, found.summary)
 
 
 def _of_rows(name: str, chip_name: str | None) -> Calibration:
-    from shardwright.cost.calibration import calibrate as fitted
-    from shardwright.cost.chips import chip_text
-    from shardwright.prediction.chip_file import with_constants
-    from shardwright.prediction.reproduction import credible
-    from shardwright.prediction.rows import file_source
-
     rows = _rows(name, chip_name)
     chip = rows[0].chip
     with located(file_source(name) if name.endswith(".csv") else Source(name, "")):
@@ -81,9 +76,6 @@ def _of_rows(name: str, chip_name: str | None) -> Calibration:
 
 def _rows(name: str, chip: str | None) -> list[Row]:
     """The rows to fit: of a published table those that its constants are fitted on, of a file all; of one chip."""
-    from shardwright.cost.chips import load_chip
-    from shardwright.prediction.reproduction import calibration_rows, rows_of
-
     if chip is not None:
         with located(Source("--chip", "")):
             chip = load_chip(chip).name

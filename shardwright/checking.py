@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
+from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import Diagnostic, Note, Severity
 from shardwright.ir.digit_orders import orders_in, strided_dims
 from shardwright.ir.operation import Arg
@@ -12,11 +13,13 @@ from shardwright.ir.ops import Add, Alias, Movement, Sub
 from shardwright.ir.program import Func, Let, Marking, Program, Scope, Value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
+from shardwright.ir.verifier import Level, verify
 from shardwright.ir.walk import defined, sites, statements, values_in
-
-if TYPE_CHECKING:
-    from shardwright.passes.base import Proof
-    from shardwright.passes.place import Place
+from shardwright.passes.base import Proof
+from shardwright.passes.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.decompose import Decompose
+from shardwright.passes.pipelines import Trace, proof_of, run_passes
+from shardwright.passes.place import Place
 
 
 class CheckedValue(TypedDict):
@@ -51,8 +54,6 @@ def check(
 ) -> list[CheckedFunction]:
     """The types of all values that the author named, layouts chosen as `explicit` chooses them. Raises a
     `DiagnosticError` with every fault."""
-    from shardwright.passes.place import Place
-
     return check_in_full(program, explicit=explicit, place=Place.of(objective, chip, calls, solver)).functions
 
 
@@ -66,21 +67,13 @@ class Checked(NamedTuple):
 
 def check_in_full(program: Program, *, explicit: bool = False, place: Place | None = None) -> Checked:
     """All that `check` says. Raises a `DiagnosticError` with every fault."""
-    from shardwright.ir.completion import complete
-    from shardwright.ir.verifier import Level, verify
-
     proof: Proof | None = None
     if explicit:
         typed = complete(program)
         verify(typed, Level.EXPLICIT)
     else:
-        from shardwright.passes.choose_digit_order import ChooseDigitOrder
-        from shardwright.passes.decompose import Decompose
-        from shardwright.passes.pipelines import Trace, proof_of, run_passes
-        from shardwright.passes.place import Place as AnyPlace
-
         traces: list[Trace] = []
-        typed = run_passes(program, (Decompose(), place or AnyPlace(), ChooseDigitOrder()), traces.append)
+        typed = run_passes(program, (Decompose(), place or Place(), ChooseDigitOrder()), traces.append)
         proof = proof_of(traces)
     functions = [_function(program, typed, func) for func in program.funcs]
     return Checked(functions, proof, warnings_of(program, typed))

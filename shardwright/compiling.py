@@ -6,18 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.session import Arrays, run_program
+from shardwright.backends.targets.names import parse_target
+from shardwright.backends.torch.emit import emit as emit_torch
+from shardwright.backends.validation import Validation
+from shardwright.backends.validation import validate as run_validation
+from shardwright.ir.declarations import resolve_declarations
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, located
+from shardwright.ir.digit_orders import typed_values
+from shardwright.ir.elaborate import elaborate
+from shardwright.ir.parser import parse, read_source
+from shardwright.ir.program import Program
+from shardwright.ir.syntax import MeshItem, Module
+from shardwright.ir.types import DType
+from shardwright.loading_recipes import loading_recipes
+from shardwright.models.weight_map import WeightMap
+from shardwright.passes.base import Pass, Proof
+from shardwright.passes.pad_heads import PadHeads, padded_sizes
+from shardwright.passes.pipelines import Edges, Trace, parse_pipeline, proof_of
+from shardwright.passes.pipelines import explicit as run_explicit
+from shardwright.passes.place import Place
+
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from shardwright.backends.jax.session import Arrays
-    from shardwright.backends.validation import Validation
-    from shardwright.ir.diagnostics import DiagnosticError, Source
-    from shardwright.ir.program import Program
-    from shardwright.ir.syntax import Module
-    from shardwright.models.weight_map import WeightMap
-    from shardwright.passes.base import Pass, Proof
-    from shardwright.passes.pipelines import Edges
-    from shardwright.passes.place import Place
 
 
 def load(
@@ -31,13 +43,7 @@ def load(
     Where layouts demand what only padded heads allow, and `pad-heads` is among the `passes` that follow, the sizes are
     the padded ones. Raises a `DiagnosticError` with every fault and its place.
     """
-    from shardwright.ir.diagnostics import DiagnosticError, located
-    from shardwright.ir.diagnostics import Source as SourceText
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse, read_source
-    from shardwright.passes.pad_heads import PadHeads
-
-    text = source if isinstance(source, SourceText) else read_source(source)
+    text = source if isinstance(source, Source) else read_source(source)
     with located(text):
         module = parse(text)
         try:
@@ -53,10 +59,6 @@ def load(
 
 def _padded(module: Module, dims: Mapping[str, int] | None, to: int) -> dict[str, int]:
     """The sizes of the padded program. Whether chips divide them is not asked: on a mesh of one chip all do."""
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.syntax import MeshItem
-    from shardwright.passes.pad_heads import padded_sizes
-
     one_chip = {axis.name: 1 for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
     return {**(dims or {}), **padded_sizes(elaborate(module, one_chip, dims), to)}
 
@@ -65,10 +67,6 @@ def _with_way_out(
     module: Module, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None, error: DiagnosticError
 ) -> DiagnosticError:
     """The fault with a note on `pad-heads`, where padding the heads to a multiple of the chips mends it."""
-    from shardwright.ir.declarations import resolve_declarations
-    from shardwright.ir.diagnostics import DiagnosticError, Note
-    from shardwright.ir.elaborate import elaborate
-
     try:
         to = resolve_declarations(module, mesh or {}, dims or {}).mesh.n_chips
         elaborate(module, mesh, _padded(module, dims, to))
@@ -97,24 +95,18 @@ def explicit(
     `objective` "bytes" they receive the fewest bytes; `solver` is as for the pass `place`. Raises a `DiagnosticError`
     where demands cannot be met together.
     """
-    from shardwright.passes.pipelines import explicit as run
-
-    return run(program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target, solver))
+    return run_explicit(
+        program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target, solver)
+    )
 
 
 def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None, solver: str) -> Place:
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.passes.place import Place
-
     implied = parse_target(target).chip if target is not None and not chip else None
     return Place.of(objective, chip or (implied.name if implied else ""), calls, solver)
 
 
 def passes_of(target: str | None) -> tuple[Pass, ...]:
     """The passes that write an explicit program as the compiler of `target` keeps it."""
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.passes.pipelines import parse_pipeline
-
     passes = parse_target(target).passes if target is not None else ""
     return parse_pipeline(passes) if passes else ()
 
@@ -128,9 +120,6 @@ def tolerance(program: Program) -> float:
     """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
     the next number) of the coarsest float format in the program, which asks for half of its digits.
     """
-    from shardwright.ir.digit_orders import typed_values
-    from shardwright.ir.types import DType
-
     precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
     used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
     return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
@@ -179,24 +168,15 @@ def compile_program(
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
     """
-    from shardwright.backends.jax.emit import emit
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.backends.validation import validate as run_validation
-    from shardwright.loading_recipes import loading_recipes
-    from shardwright.passes.pipelines import Trace, proof_of
-    from shardwright.passes.pipelines import explicit as run
-
     traces: list[Trace] = []
     place = _place(objective, chip, calls, target, solver)
-    made = run(program, traces.append, edges=edges, then=passes_of(target), place=place)
+    made = run_explicit(program, traces.append, edges=edges, then=passes_of(target), place=place)
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
     if layouts is not None and not layouts.proved:
         header.append(str(layouts))
     if to == "torch":
-        from shardwright.backends.torch.emit import emit as emit_torch
-
         return Compiled(emit_torch(made, header), made, proof, layouts)
     forms = parse_target(target).forms if target is not None else None
     recipes = loading_recipes(made, weights) if weights is not None else None
@@ -217,6 +197,4 @@ def run(
     Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before.
     Raises KeyError for an unknown function or a missing array, ValueError for one of another shape than its type.
     """
-    from shardwright.backends.jax.session import run_program
-
     return run_program(explicit(program), func_name, args, weights, state)

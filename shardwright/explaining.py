@@ -8,17 +8,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from shardwright.backends.hlo.collectives import Collective
-    from shardwright.backends.hlo.kernels import Kernel
-    from shardwright.backends.hlo.module import HloModule
-    from shardwright.backends.hlo.statements import Statement
-    from shardwright.backends.targets.compilers import CompiledFunction, Memory
-    from shardwright.backends.targets.names import Target
-    from shardwright.ir.diagnostics import DiagnosticError, Source
-    from shardwright.ir.program import Func, Program
+from shardwright.backends.hlo.collectives import Collective, collectives_of
+from shardwright.backends.hlo.faults import faults_of
+from shardwright.backends.hlo.gathered_parts import with_needed_bytes
+from shardwright.backends.hlo.kernels import Kernel, kernels_of
+from shardwright.backends.hlo.module import HloError, HloModule, parse
+from shardwright.backends.hlo.overlap import kernels_beside
+from shardwright.backends.hlo.statements import Statement, matched, statement_names, statement_of, written_statements
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.targets.compilers import (
+    TIME_LIMIT_S,
+    CompiledFunction,
+    Memory,
+    compile_lowered,
+    compile_module,
+)
+from shardwright.backends.targets.estimates import estimated_s
+from shardwright.backends.targets.functions import compile_here, lower
+from shardwright.backends.targets.names import Target, parse_target
+from shardwright.compiling import explicit, load
+from shardwright.cost.memory import memory_of
+from shardwright.cost.movements import duration_text
+from shardwright.cost.traffic import bytes_received
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.parser import read_source
+from shardwright.ir.program import Func, Program
+from shardwright.ir.text_table import bytes_text, text_table
+from shardwright.ir.walk import lets_in
 
 _FILE = "compiled.py"
 """The name of an emitted module while it is compiled."""
@@ -52,8 +70,6 @@ class CollectiveReport:
     @property
     def hidden_by(self) -> str:
         """The kernels that hide a collective: the time of the kernels beside it, or how many there are."""
-        from shardwright.cost.movements import duration_text
-
         if not self.beside:
             return ""
         if self.beside_s is None:
@@ -135,8 +151,6 @@ class FunctionReport:
 
     def as_text(self, target: str | None) -> str:
         """The report as a table; `target` is where it was compiled for."""
-        from shardwright.ir.text_table import bytes_text, text_table
-
         on = f" on {target}" if target else ""
         head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
         if self.written_bytes_received is not None:
@@ -219,9 +233,6 @@ def explain(
     fault or the target cannot be compiled for, and what the function itself raises; what the compiler refuses is among
     the explanation's `errors`.
     """
-    from shardwright.ir.diagnostics import located
-    from shardwright.ir.parser import read_source
-
     if not isinstance(subject, str):
         return _explain_function(subject, args, mesh, target, time_limit_s)
     file = subject
@@ -229,8 +240,6 @@ def explain(
     with located(source):
         match Path(file).suffix:
             case ".shard":
-                from shardwright.compiling import explicit, load
-
                 program = explicit(load(source, mesh, dims), target=target)
                 return explain_program(program, target or "cpu", file, functions, time_limit_s)
             case ".py":
@@ -250,11 +259,6 @@ def explain_program(
 ) -> Explanation:
     """Explains an explicit program as it stands. `file` is what sources name; without it they are left out. `in_digits`
     as of `backends.jax.emit`."""
-    from shardwright.backends.jax.emit import emit
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.cost.memory import memory_of
-    from shardwright.cost.traffic import bytes_received
-
     text = emit(program, in_digits=in_digits, forms=parse_target(target).forms)
     explained = _explain_text_of_module(text, target, program.mesh, functions, time_limit_s)
     reports: list[FunctionReport] = []
@@ -281,8 +285,6 @@ def explain_program(
 def _lines(func: Func) -> dict[str, int]:
     """The line of the program's text that each value comes from. A movement that the compiler inserted has that of the
     first statement that reads what it moves, or else of the one that made it."""
-    from shardwright.ir.walk import lets_in
-
     lets = list(lets_in(func.body))
     lines = {let.result.name: let.span.line for let in lets if let.span.line}
     for let in reversed(lets):
@@ -298,10 +300,6 @@ def _lines(func: Func) -> dict[str, int]:
 
 def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Explanation:
     """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
-    from shardwright.backends.hlo.module import HloError, parse
-    from shardwright.backends.targets.compilers import CompiledFunction
-    from shardwright.ir.diagnostics import NOWHERE, fault
-
     try:
         module = parse(source.text)
         axes = dict(mesh) if mesh else {"devices": module.devices}
@@ -328,11 +326,6 @@ def _explain_function(
     time_limit_s: float | None,
 ) -> Explanation:
     """A function of JAX, compiled in this process, or for a target in one of its own."""
-    from shardwright.backends.hlo.module import parse
-    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_lowered
-    from shardwright.backends.targets.functions import compile_here, lower
-    from shardwright.backends.targets.names import parse_target
-
     wanted = None if target is None else parse_target(target)
     lowered = lower(function, args, mesh, wanted and wanted.platform.name)
     if wanted is None:
@@ -350,10 +343,6 @@ def _explain_function(
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
     """Collectives of a module of which only the text is known."""
-    from shardwright.backends.hlo.collectives import collectives_of
-    from shardwright.backends.hlo.gathered_parts import with_needed_bytes
-    from shardwright.backends.hlo.overlap import kernels_beside
-
     beside = kernels_beside(module)
     return tuple(
         CollectiveReport(
@@ -377,8 +366,6 @@ def _explain_module(
     source: Source, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
 ) -> Explanation:
     """A module from a user's file."""
-    from shardwright.ir.diagnostics import NOWHERE, fault
-
     own = _mesh_shape(source.text)
     if mesh and dict(mesh) != own:
         listed = ", ".join(f"{axis}={size}" for axis, size in own.items())
@@ -403,8 +390,6 @@ def _explain_module(
 
 def _mesh_shape(text: str) -> dict[str, int]:
     """MESH_SHAPE of an emitted module."""
-    from shardwright.ir.diagnostics import NOWHERE, fault
-
     values: dict[str, Any] = {}
     try:
         for node in ast.parse(text).body:
@@ -420,11 +405,6 @@ def _mesh_shape(text: str) -> dict[str, int]:
 def _explain_text_of_module(
     text: str, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
 ) -> Explanation:
-    from shardwright.backends.hlo.statements import statement_names
-    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_module
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.ir.diagnostics import NOWHERE, fault
-
     wanted = parse_target(target)
     there = re.findall(r"^def build_(\w+)\(mesh\):$", text, re.MULTILINE)
     for name in functions or ():
@@ -442,10 +422,6 @@ def _explain_text_of_module(
 def _report(
     func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], target: Target
 ) -> FunctionReport:
-    from shardwright.backends.hlo.collectives import collectives_of
-    from shardwright.backends.hlo.module import parse
-    from shardwright.backends.hlo.statements import matched, written_statements
-
     module = parse(func.text)
     devices = prod(mesh.values())
     compiled = collectives_of(module)
@@ -469,10 +445,6 @@ def _report_of(
 ) -> FunctionReport:
     """Memory, kernels and faults of a function, and how long those kernels take that run beside each of its
     collectives."""
-    from shardwright.backends.hlo.faults import faults_of
-    from shardwright.backends.hlo.kernels import kernels_of
-    from shardwright.backends.hlo.statements import statement_of
-
     faults: list[FaultReport] = []
     for found in faults_of(module, mesh, func.results, typed=bool(names)):
         place = statement_of(found.stack, _FILE, names)
@@ -498,9 +470,6 @@ def _report_of(
 
 
 def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, str]) -> KernelReport:
-    from shardwright.backends.hlo.statements import statement_of
-    from shardwright.backends.targets.estimates import estimated_s
-
     places = [statement_of(stack, _FILE, names) for stack in kernel.stacks]
     statements = tuple(dict.fromkeys(place[0] for place in places if place))
     rates = target and target.rates
@@ -517,9 +486,6 @@ def _reports(
     mesh: Mapping[str, int],
     names: Mapping[int, str],
 ) -> tuple[CollectiveReport, ...]:
-    from shardwright.backends.hlo.overlap import kernels_beside
-    from shardwright.backends.hlo.statements import statement_of
-
     beside = kernels_beside(module)
     reports: list[CollectiveReport] = []
     given: set[int] = set()

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shardwright.ir.diagnostics import NOWHERE, fault
-
-if TYPE_CHECKING:
-    from shardwright.compiling import Compiled
-    from shardwright.tracing.trace import Trace
+from shardwright.backends.jax.devices import arrange_devices
+from shardwright.backends.jax.module_files import load_module
+from shardwright.compiling import Compiled, compile_program, print_program, tolerance
+from shardwright.explaining import explain_text
+from shardwright.ir.diagnostics import NOWHERE, Source, fault
+from shardwright.tracing.trace import Trace, trace
 
 
 class Optimized:
@@ -22,8 +23,6 @@ class Optimized:
     """
 
     def __init__(self, traced: Trace, compiled: Compiled, mesh: Any, trees: tuple[Any, Any]) -> None:
-        from shardwright.backends.jax.module_files import load_module
-
         self.traced, self.compiled, self.mesh, self.is_plain = traced, compiled, mesh, False
         module = load_module(compiled.text)
         (func,) = compiled.program.funcs
@@ -69,8 +68,6 @@ class Optimized:
         return leaves
 
     def __repr__(self) -> str:
-        from shardwright.compiling import print_program
-
         return print_program(self.compiled.program)
 
     def _repr_html_(self) -> str | None:
@@ -97,12 +94,7 @@ def optimize(
     """
     import jax
 
-    from shardwright.compiling import compile_program, tolerance
-    from shardwright.tracing.trace import trace
-
     if isinstance(mesh, Mapping):
-        from shardwright.backends.jax.devices import arrange_devices
-
         sizes = {str(axis): int(size) for axis, size in mesh.items()}
         devices = arrange_devices(math.prod(sizes.values())).devices
         kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
@@ -139,8 +131,5 @@ def _over(mesh: Any, args: Sequence[Any]) -> Any:
 
 def _bytes(lowered: Any, mesh: Any) -> int:
     """Bytes that a chip receives, as compiled."""
-    from shardwright.explaining import explain_text
-    from shardwright.ir.diagnostics import Source
-
     (func,) = explain_text(Source("compiled", lowered.compile().as_text()), dict(mesh.shape)).functions
     return func.bytes_received or 0

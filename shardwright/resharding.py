@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shardwright.cost.resharding import Plan
-    from shardwright.cost.topology import Topology
-    from shardwright.ir.diagnostics import DiagnosticError, Source, Span
-    from shardwright.ir.mesh import Mesh
-    from shardwright.ir.syntax import TypeExpr
-    from shardwright.ir.types import TensorType
+from shardwright.cost.resharding import Objective, Plan, plan_in_any_order
+from shardwright.cost.topology import Topology
+from shardwright.ir.declarations import Declarations
+from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, located, nearest
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.parser import parse_type
+from shardwright.ir.program import DimInfo
+from shardwright.ir.syntax import TypeExpr
+from shardwright.ir.types import TensorType
 
 
 def reshard(
@@ -30,10 +31,6 @@ def reshard(
     is one all-gather. bf16 where neither type names a number format; `minimize="time"` needs a topology
     (`cost.topology`). Raises a `DiagnosticError` placed in one of the texts.
     """
-    from shardwright.cost.resharding import Objective, plan_in_any_order
-    from shardwright.ir.diagnostics import DiagnosticError, Source
-    from shardwright.ir.mesh import Mesh
-
     chips = Mesh(tuple(mesh.items()))
     before, after = _types(source, target, chips, dims)
     try:
@@ -44,9 +41,6 @@ def reshard(
 
 def _types(first: str, second: str, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[TensorType, TensorType]:
     """FROM and TO as types. Where one of them names no number format, it has the other's."""
-    from shardwright.ir.diagnostics import Source, fault, located
-    from shardwright.ir.parser import parse_type
-
     texts = Source("FROM", first), Source("TO", second)
     written = parse_type(texts[0]), parse_type(texts[1])
     dtype = next((one.dtype for one in written if one.dtype), None)
@@ -80,11 +74,6 @@ def _types(first: str, second: str, mesh: Mesh, sizes: Mapping[str, int]) -> tup
 def _type(text: Source, written: TypeExpr, dtype: str | None, mesh: Mesh, sizes: Mapping[str, int]) -> TensorType:
     from dataclasses import replace
 
-    from shardwright.ir.declarations import Declarations
-    from shardwright.ir.diagnostics import fault, located, nearest
-    from shardwright.ir.program import DimInfo
-    from shardwright.ir.types import TensorType
-
     with located(text):
         for dim in written.row.dims if written.row else ():
             if dim.name not in sizes:
@@ -107,8 +96,6 @@ def _listed(kind: TensorType) -> str:
 
 
 def _all_of(text: Source) -> Span:
-    from shardwright.ir.diagnostics import Span
-
     line = text.line(1)
     return Span(1, len(line) - len(line.lstrip()) + 1, 1, len(line.rstrip()) + 1)
 
@@ -116,7 +103,5 @@ def _all_of(text: Source) -> Span:
 def _at(error: DiagnosticError, text: Source) -> DiagnosticError:
     """The planner's refusal, placed under TO."""
     from dataclasses import replace
-
-    from shardwright.ir.diagnostics import DiagnosticError
 
     return DiagnosticError([replace(diagnostic, span=_all_of(text)) for diagnostic in error.diagnostics], text)

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
+from shardwright.cost.objective import Objective
+from shardwright.cost.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source, located
+from shardwright.ir.program import Func, Program
 from shardwright.mesh_shapes import Minimize, best_of, search_shapes
 from shardwright.passes.choosing import search
 from shardwright.passes.found import Found
-
-if TYPE_CHECKING:
-    from shardwright.cost.objective import Objective
-    from shardwright.ir.program import Func, Program
+from shardwright.passes.loop_collectives import LoopCollectives
+from shardwright.passes.packing import packing
+from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
 
 AUTO = "auto"
 NONE = "none"
@@ -103,8 +104,6 @@ def search_rewrites(
 
 def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
     """The function that makes the program for a mesh, after the passes that a text names."""
-    from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
-
     with located(Source("--rewrite", text)):
         passes = parse_pipeline(text) if text else ()
 
@@ -121,8 +120,6 @@ _WITHOUT_LAYOUTS = ("does-not-fit", "out-of-time", "no-placement")
 
 def fusings(program: Program) -> list[str]:
     """`fuse-parallel-block` with each choice of axes by which other weights go together, most axes first."""
-    from shardwright.passes.packing import packing
-
     found: dict[frozenset[tuple[str, ...]], str] = {}
     for axes in _subsets(program.mesh.axes):
         by = "+".join(axes) if any(len(axis) > 1 for axis in axes) else "".join(axes)
@@ -143,8 +140,6 @@ def with_loops(found: Found) -> tuple[Found, str]:
 
     Sites are tried in the order of the program, one way round and two; no text where none pays.
     """
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.passes.loop_collectives import LoopCollectives
 
     def price(program: Program, func: Func) -> float:
         cost = cost_of(program, func, found.objective.chip, found.objective.constants)

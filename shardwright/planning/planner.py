@@ -10,22 +10,20 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from shardwright.cost.chips import Chip, Torus, load_chip
 from shardwright.cost.objective import Objective
+from shardwright.cost.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Program
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
 from shardwright.planning.serving import Demand, Plan, Served, counted, limit, serving_program
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of
 from shardwright.prediction.programs import Weights
 from shardwright.prediction.rows import torus_mesh
-
-if TYPE_CHECKING:
-    from shardwright.cost.program_cost import Cost
-    from shardwright.ir.program import Program
-    from shardwright.passes.found import Found
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -241,8 +239,6 @@ class _Planner:
             counted = calls | {phase: _EMPHASIS * calls[phase]}
 
     def _found(self, program: Program, calls: dict[str, float], seconds: float) -> Found | DiagnosticError:
-        from shardwright.passes.choosing import search
-
         chip = self.demand.chip
         try:
             return search(program, Objective(chip, chip.constants, calls), seconds)

@@ -6,24 +6,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from shardwright.compiling import load
+from shardwright.cost.chips import Chip
+from shardwright.cost.program_cost import Cost
 from shardwright.cost.topology import SwitchedTopology, Topology, topology_of
 from shardwright.ir.diagnostics import Source
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops.attention import Attend
 from shardwright.ir.ops.contraction import Contract
-from shardwright.ir.program import Let
+from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
+from shardwright.models.built_in import BuiltIn
 from shardwright.models.forward import PHASES, Request, model_text
-
-if TYPE_CHECKING:
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.program_cost import Cost
-    from shardwright.ir.mesh import Mesh
-    from shardwright.ir.program import Program
-    from shardwright.models.built_in import BuiltIn
-    from shardwright.passes.found import Found
-    from shardwright.prediction.programs import Weights
+from shardwright.passes.found import Found
+from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.prediction.programs import Weights
 
 CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
 """How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
@@ -173,9 +172,6 @@ def serving_program(
     demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None
 ) -> Program:
     """The surface program with every layout open, of one phase or of both with the copies between their caches."""
-    from shardwright.compiling import load
-    from shardwright.passes.pipelines import parse_pipeline, run_passes
-
     request = Request(
         "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
         phases=PHASES if phase is None else (phase,), prompts=prompts,

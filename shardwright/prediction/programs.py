@@ -20,13 +20,19 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from shardwright.cost.resizing import on_mesh
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaborate import elaborate
+from shardwright.ir.format import format_module
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
+from shardwright.ir.unparse import unparse
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
 from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
+from shardwright.passes.gather_ahead import GatherAhead
+from shardwright.passes.loop_collectives import LoopCollectives
+from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
+from shardwright.passes.place import Place
 
 Phase = Literal["prefill", "decode"]
 Weights = Literal["bf16", "int8"]
@@ -77,9 +83,6 @@ def phase_program(
     """The explicit program of one phase: `length` tokens of each of `batch` sequences (1 in decode), a cache of
     `context` positions. Its collectives are loops if `looped`; else a weight-gathered layout has each layer's weights
     on their way while the one before computes (Wang et al. 2023)."""
-    from shardwright.passes.gather_ahead import GatherAhead
-    from shardwright.passes.loop_collectives import LoopCollectives
-
     sizes = {"B": batch, "T": context} | ({"L": length} if phase == "prefill" else {})
     trouble: DiagnosticError | None = None
     for wanted in candidates(deployment, phase, batch):
@@ -165,11 +168,6 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
 def compile_text(text: str, passes: str) -> str:
     """The explicit program that the compiler makes of a program's text, after these passes. What a preset leaves open
     takes the fewest bytes, on which chip is no matter: that is how presets are described."""
-    from shardwright.ir.format import format_module
-    from shardwright.ir.unparse import unparse
-    from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
-    from shardwright.passes.place import Place
-
     explicit = explicit_passes(Place(objective="bytes"))
     return format_module(unparse(run_passes(loaded(text), (*parse_pipeline(passes), *explicit))))
 
