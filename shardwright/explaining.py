@@ -266,20 +266,23 @@ def explain_program(
         func = program.func(report.name)
         lines = _lines(func)
 
-        def place(*statements: str | None, lines: Mapping[str, int] = lines) -> str | None:
-            named = [lines[name] for name in statements if name is not None and name in lines]
+        def place(of: CollectiveReport | FaultReport, lines: Mapping[str, int] = lines) -> str | None:
+            names = of.statements if isinstance(of, CollectiveReport) else (of.statement,)
+            named = [lines[name] for name in names if name is not None and name in lines]
             return f"{file}:{named[0]}" if named and file else None
 
-        reports.append(
-            replace(
-                report,
-                collectives=tuple(replace(c, source=place(*c.statements)) for c in report.collectives),
-                faults=tuple(replace(f, source=place(f.statement)) for f in report.faults),
-                written_bytes_received=bytes_received(program, func).bytes,
-                predicted_peak_bytes=memory_of(program, func).peak,
-            )
-        )
+        received, peak = bytes_received(program, func).bytes, memory_of(program, func).peak
+        reports.append(replace(_placed(report, place), written_bytes_received=received, predicted_peak_bytes=peak))
     return replace(explained, functions=tuple(reports))
+
+
+def _placed(report: FunctionReport, place: Callable[[CollectiveReport | FaultReport], str | None]) -> FunctionReport:
+    """The report with other sources."""
+    return replace(
+        report,
+        collectives=tuple(replace(each, source=place(each)) for each in report.collectives),
+        faults=tuple(replace(each, source=place(each)) for each in report.faults),
+    )
 
 
 def _lines(func: Func) -> dict[str, int]:
@@ -343,19 +346,10 @@ def _explain_function(
 
 def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
     """Collectives of a module of which only the text is known."""
-    beside = kernels_beside(module)
+    found = with_needed_bytes(module, collectives_of(module))
     return tuple(
-        CollectiveReport(
-            c.op,
-            c.axes(mesh),
-            c.trips,
-            c.bytes,
-            c.lower_bound,
-            (),
-            f"{c.stack[0].file}:{c.stack[0].line}" if c.stack else None,
-            beside.get(c.name, ()),
-        )
-        for c in with_needed_bytes(module, collectives_of(module))
+        replace(report, source=f"{each.stack[0].file}:{each.stack[0].line}" if each.stack else None)
+        for report, each in zip(_reports(module, found, [()] * len(found), mesh, {}), found, strict=True)
     )
 
 
@@ -372,20 +366,10 @@ def _explain_module(
         raise fault("mesh-fit", f"the module is compiled for the mesh {listed}", NOWHERE, "leave --mesh away")
     explained = _explain_text_of_module(source.text, target, own, functions, time_limit_s)
 
-    def place(at: str | None) -> str | None:
-        return at and at.replace(_FILE, source.name, 1)
+    def place(of: CollectiveReport | FaultReport) -> str | None:
+        return of.source and of.source.replace(_FILE, source.name, 1)
 
-    return replace(
-        explained,
-        functions=tuple(
-            replace(
-                func,
-                collectives=tuple(replace(each, source=place(each.source)) for each in func.collectives),
-                faults=tuple(replace(each, source=place(each.source)) for each in func.faults),
-            )
-            for func in explained.functions
-        ),
-    )
+    return replace(explained, functions=tuple(_placed(func, place) for func in explained.functions))
 
 
 def _mesh_shape(text: str) -> dict[str, int]:

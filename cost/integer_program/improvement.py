@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 
+@dataclass(frozen=True)
 class Neighbours:
-    """The edges of each node, seen from it."""
+    """Choices that differ from a choice in one node."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.around: list[list[tuple[int, Floats]]] = [[] for _ in problem.costs]
-        for edge in problem.edges:
-            self.around[edge.a].append((edge.b, edge.costs))
-            self.around[edge.b].append((edge.a, edge.costs.T))
+    problem: Problem
 
     def alternatives(self, choice: list[int], node: int) -> Floats:
         """The cost of each strategy of a node, with its edges, while the others stay."""
         total = self.problem.costs[node].copy()
-        for other, table in self.around[node]:
+        for other, table in self.problem.around[node]:
             total += table[:, choice[other]]
         return total
 
@@ -46,7 +43,7 @@ class Neighbours:
                 if profile is not None:
                     usage[profile.rows] += profile.spread(profile.levels[best] - profile.levels[now[node]])
                 now[node] = best
-                waiting.update(dict.fromkeys(other for other, _ in self.around[node]))
+                waiting.update(dict.fromkeys(other for other, _ in self.problem.around[node]))
         return tuple(now)
 
     def repaired(self, choice: Choice, out_of_time: Callable[[], bool]) -> Choice | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.highs import GRACE, Matrix, Running
+from shardwright.cost.highs import Matrix, Running
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 MOST_ENTRIES = 1 << 21
@@ -29,17 +29,6 @@ class Solved:
     bound: float
     optimal: bool
     infeasible: bool
-
-
-def solve_integer_program(
-    problem: Problem, seconds: float, cutoff: float | None = None, hint: Choice | None = None
-) -> Solved:
-    """Solves a problem, or its part below the cost `cutoff`, within a time. Infinite costs must be gone from nodes.
-
-    `hint` is a choice that fits, to start from. What HiGHS found is lost where it has to be stopped at the limit.
-    """
-    with Solving(problem, seconds, cutoff, hint) as solving:
-        return solving.result(seconds + 2 * GRACE) or Solved(None, -np.inf, optimal=False, infeasible=False)
 
 
 class Solving:
@@ -164,8 +153,7 @@ class _Columns:
         for node, profile in enumerate(self.problem.profiles):
             if profile is None:
                 continue
-            ends = [*profile.starts[1:].tolist(), profile.stop]
-            for start, end, levels in zip(profile.starts.tolist(), ends, profile.levels.T, strict=True):
+            for start, end, levels in profile.pieces:
                 used = np.flatnonzero(levels)
                 first.append(start)
                 last.append(end)

@@ -16,10 +16,6 @@ class Neighbourhoods:
     def __init__(self, problem: Problem, seed: int = 0) -> None:
         self.problem = problem
         self.random = random.Random(seed)
-        self.around: list[list[tuple[int, int]]] = [[] for _ in problem.costs]
-        for number, edge in enumerate(problem.edges):
-            self.around[edge.a].append((edge.b, number))
-            self.around[edge.b].append((edge.a, number))
         self.free = [node for node, costs in enumerate(problem.costs) if len(costs) > 1]
 
     def window(self, size: int) -> list[int]:
@@ -43,7 +39,7 @@ class Neighbourhoods:
                 at += 1
                 if len(self.problem.costs[node]) > 1:
                     chosen[node] = None
-                others = [n for n, _ in self.around[node] if n not in seen]
+                others = [n for n, _ in self.problem.around[node] if n not in seen]
                 self.random.shuffle(others)
                 seen.update(others)
                 waiting += others
@@ -64,13 +60,11 @@ class Neighbourhoods:
         rest = usage.copy()
         most = np.zeros(len(usage))
         for k, node in enumerate(window):
-            for other, number in self.around[node]:
-                edge = problem.edges[number]
+            for other, table in problem.around[node]:
                 if other not in at:
-                    own = edge.costs[:, choice[other]] if node == edge.a else edge.costs[choice[other]]
-                    costs[k] = costs[k] + own
-                elif node == edge.a:
-                    edges.append(Edge(k, at[other], edge.costs))
+                    costs[k] = costs[k] + table[:, choice[other]]
+                elif k < at[other]:
+                    edges.append(Edge(k, at[other], table))
             profile = problem.profiles[node]
             intervals.append((0, 0))
             usages.append(np.zeros(len(costs[k])))
@@ -78,9 +72,7 @@ class Neighbourhoods:
                 continue
             rest[profile.rows] -= profile.spread(profile.levels[choice[node]])
             most[profile.rows] += profile.spread(profile.levels.max(axis=0))
-            ends = [*profile.starts[1:].tolist(), profile.stop]
-            for start, end, levels in zip(profile.starts.tolist(), ends, profile.levels.T, strict=True):
-                held.append(Held(k, (start, end), levels))
+            held += [Held(k, (start, end), levels) for start, end, levels in profile.pieces]
         limit = problem.usage_limit
         if limit is not None:
             binding = np.flatnonzero((most > 0) & (rest + most > limit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,6 +94,15 @@ class Problem:
         return nodes + sum(float(edge.costs[choice[edge.a], choice[edge.b]]) for edge in self.edges)
 
     @cached_property
+    def around(self) -> tuple[list[tuple[int, Floats]], ...]:
+        """The edges of each node, seen from it: the node at the other end, and the costs."""
+        made: tuple[list[tuple[int, Floats]], ...] = tuple([] for _ in self.costs)
+        for edge in self.edges:
+            made[edge.a].append((edge.b, edge.costs))
+            made[edge.b].append((edge.a, edge.costs.T))
+        return made
+
+    @cached_property
     def memory(self) -> Memory:
         return Memory.of(self)
 
@@ -161,6 +170,12 @@ class Profile:
     starts: NDArray[np.int64]
     stop: int
     levels: Floats
+
+    @property
+    def pieces(self) -> Iterator[tuple[int, int, Floats]]:
+        """Of each piece the first row, the row after the last, and the memory that each strategy takes."""
+        ends = [*self.starts[1:].tolist(), self.stop]
+        return zip(self.starts.tolist(), ends, self.levels.T, strict=True)
 
     @property
     def rows(self) -> slice:

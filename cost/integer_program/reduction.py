@@ -186,22 +186,15 @@ def _undominated(problem: Problem, look: Sequence[int], out_of_time: Callable[[]
     `look` are looked at.
     """
     keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
-    around: list[list[Floats]] = [[] for _ in problem.costs]
-    ends: list[list[int]] = [[] for _ in problem.costs]
-    for edge in problem.edges:
-        around[edge.a].append(edge.costs)
-        ends[edge.a].append(edge.b)
-        around[edge.b].append(edge.costs.T)
-        ends[edge.b].append(edge.a)
     for node in look:
         if out_of_time():
             break
         costs = problem.costs[node]
         n = len(costs)
-        if n == 1 or any(n * n * table.shape[1] > MOST_COMPARISONS for table in around[node]):
+        if n == 1 or any(n * n * table.shape[1] > MOST_COMPARISONS for _, table in problem.around[node]):
             continue
         worse = costs[:, None] - costs[None, :]  # at least, of the first over the second
-        for table, other in zip(around[node], ends[node], strict=True):
+        for other, table in problem.around[node]:
             now = table[:, keep[other]]
             with np.errstate(invalid="ignore"):
                 difference = now[:, None, :] - now[None, :, :]

@@ -18,7 +18,7 @@ from shardwright.cost.integer_program.known import Known, Solution
 from shardwright.cost.integer_program.mathopt import Solved, Solving
 from shardwright.cost.integer_program.multipliers import Dual, best_prices
 from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
-from shardwright.cost.integer_program.problem import Choice, Edge, Problem
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
 from shardwright.cost.integer_program.reduction import Reduced, reduce, reduced_further
 
 MOST_COLUMNS = 2_000_000
@@ -165,9 +165,7 @@ class _Solve(Known):
         problem = reduced.problem
         neighbours = Neighbours(problem)
         times = problem.memory.times
-        start = np.array([self.prices.get(t, 0.0) for t in times]) if self.prices else None
-        until = time.monotonic() + 0.3 * self.left()
-        dual = best_prices(problem, order, self.closes, lambda: time.monotonic() > until, start)
+        dual = best_prices(problem, order, self.closes, self.after(0.3), self.prices_of(problem))
         if dual.bound == math.inf or dual.upward is None:
             return None
         self.prices = {t: price for t, price in zip(times, dual.prices.tolist(), strict=True) if price}
@@ -202,6 +200,15 @@ class _Solve(Known):
         narrower = replace(reduced, problem=replace(problem, edges=edges)).restricted(keep)
         return reduced_further(narrower, lambda: self.late(0.9))
 
+    def prices_of(self, problem: Problem) -> Floats:
+        """The best prices known for the times of a problem."""
+        return np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
+
+    def after(self, share: float, stop: Callable[[], bool] = lambda: False) -> Callable[[], bool]:
+        """Tells from now on whether this share of the time that is left is over, or to stop in any case."""
+        until = time.monotonic() + share * self.left()
+        return lambda: time.monotonic() > until or stop()
+
     def most_room(self) -> float:
         """For entries of tables, in memory and in the time that is left many times over."""
         return min(64 * self.most_entries, max(1 << 20, 1.5e6 * self.left()))
@@ -221,10 +228,7 @@ class _Solve(Known):
         """Choices at prices a little off the best ones, mended until they fit, and improved as far as that goes."""
         problem = reduced.problem
         assert dual.upward is not None
-        until = time.monotonic() + (0.15 if self.best is None else 0.03) * self.left()
-
-        def late() -> bool:
-            return time.monotonic() > until
+        late = self.after(0.15 if self.best is None else 0.03)
 
         def follow(start: Choice) -> None:
             now = neighbours.repaired(start, late)
@@ -267,11 +271,7 @@ class _Solve(Known):
         if order.entries > FRONTIER_ENTRIES or dual.upward is None:
             return
         seconds = 0.2 * self.left()
-        until = time.monotonic() + 0.3 * self.left()
-
-        def late() -> bool:
-            return time.monotonic() > until or stop()
-
+        late = self.after(0.3, stop)
         dearest = np.argsort(-dual.prices, kind="stable")
         rows = dearest[: min(MOST_TIMES - 2, int((dual.prices > 0).sum()))]
         while True:
@@ -352,15 +352,37 @@ class _Solve(Known):
     def around_best(
         self, reduced: Reduced, patience: int, seconds: float, over: Callable[[], bool] = lambda: False
     ) -> None:
-        """The best choice made better window by window, in the problem where it still is one of it."""
+        """The best choice made better window by window, until so many in a row have nothing better, in the problem
+        where it still is one of it."""
+        if self.best is None or self.first is None:
+            return
         until = time.monotonic() + seconds
-        place = reduced
-        if self.best is not None and reduced.of(self.best) is None and self.first is not None:
-            place = self.first
-        if self.best is not None:
-            windows = Neighbourhoods(place.problem, self.windows)
-            self.with_windows(place, windows, patience, lambda: over() or time.monotonic() > until)
-            self.windows += 1
+        place = reduced if reduced.of(self.best) is not None else self.first
+        problem, now = place.problem, place.of(self.best)
+        neighbourhoods = Neighbourhoods(problem, self.windows)
+        self.windows += 1
+        if now is None:
+            return
+        self.offer(place, now)  # what follows others may do so at less cost than it did
+        size, failed = 20.0, 0
+        while failed < patience and self.left() > 0 and time.monotonic() <= until and not over() and not self.done():
+            window = neighbourhoods.window(int(size))
+            part = neighbourhoods.part(now, problem.memory.usage(problem, now), window)
+            inner = _Solve(part, min(self.left(), 3.0), min(self.most_entries, 1 << 18))
+            found = inner.window((*(now[n] for n in window), 0))
+            failed += 1
+            if found is not None:
+                better = list(now)
+                for n, s in zip(window, found, strict=False):
+                    better[n] = s
+                if problem.memory.excess(problem, better) == 0:
+                    now, failed = tuple(better), 0
+                    self.offer(place, now)
+            if inner.done() and len(window) == len(neighbourhoods.free):
+                self.nothing_cheaper()
+                return
+            took = time.monotonic() - inner.began
+            size = max(size * (1.1 if inner.done() and took < 0.5 else 0.8 if took > 1.0 else 1.0), 8.0)
 
     def branched(self, reduced: Reduced, most_labels: int | None) -> Reduced:
         """The problem without strategies of one node, with each of which nothing is cheaper than the best choice.
@@ -371,19 +393,16 @@ class _Solve(Known):
         problem = reduced.problem
         order = self.order(problem, FIRST_ENTRIES)
         node = self.branching_node(problem, order)
-        until = time.monotonic() + 0.3 * self.left()
-
-        def late() -> bool:
-            return time.monotonic() > until
-
+        late = self.after(0.3)
+        keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
         least = np.full(len(problem.costs[node]), -math.inf)
         # Prices alone first: they find better choices, which close more.
         for labels in (None,) if most_labels is None else (None, most_labels):
             for s in np.argsort(least, kind="stable").tolist():
                 if not late() and not self.closes(float(least[s])):
-                    least[s] = max(least[s], self.bound_of_part(_part_with(reduced, node, s), labels, late))
+                    keep[node] = np.arange(len(least)) == s
+                    least[s] = max(least[s], self.bound_of_part(reduced.restricted(keep), labels, late))
         self.raise_bound(min(float(least.min()), self.cost))
-        keep = [np.ones(len(costs), np.bool_) for costs in problem.costs]
         keep[node] = ~self.closed(least)
         if not keep[node].any():
             self.nothing_cheaper()
@@ -392,10 +411,8 @@ class _Solve(Known):
 
     def branching_node(self, problem: Problem, order: Order) -> int:
         if order.exact and self.prices:
-            prices = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
-            weights = [
-                np.ptp(a - b) if len(a) > 1 else 0.0 for a, b in zip(problem.priced(prices), problem.costs, strict=True)
-            ]
+            priced = problem.priced(self.prices_of(problem))
+            weights = [np.ptp(a - b) if len(a) > 1 else 0.0 for a, b in zip(priced, problem.costs, strict=True)]
             return int(np.argmax(weights))
         copies = np.zeros(len(problem))
         for clique in order.cliques:
@@ -410,8 +427,7 @@ class _Solve(Known):
         if not _may_fit(problem):
             return math.inf
         order = self.order(problem, FIRST_ENTRIES)
-        start = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
-        dual = best_prices(problem, order, self.closes, late, start)
+        dual = best_prices(problem, order, self.closes, late, self.prices_of(problem))
         for choice in dual.feasible:
             self.offer(part, choice)
         if dual.upward is None or self.closes(dual.bound) or most_labels is None or order.entries > FRONTIER_ENTRIES:
@@ -433,41 +449,10 @@ class _Solve(Known):
         order = self.order(problem, FRONTIER_ENTRIES)
         if not order.exact:
             return
-        start = np.array([self.prices.get(t, 0.0) for t in problem.memory.times])
-        dual = best_prices(problem, order, self.closes, over, start)
+        dual = best_prices(problem, order, self.closes, over, self.prices_of(problem))
         if dual.upward is not None:
             self.raise_bound(dual.bound)
             self.with_frontiers(reduced, order, Neighbours(problem), dual, most_labels, over)
-
-    def with_windows(
-        self, reduced: Reduced, neighbourhoods: Neighbourhoods, patience: int, over: Callable[[], bool]
-    ) -> None:
-        """The best choice made better window by window, until so many in a row have nothing better."""
-        problem = reduced.problem
-        now = None if self.best is None else reduced.of(self.best)
-        if now is None:
-            return
-        self.offer(reduced, now)  # what follows others may do so at less cost than it did
-        size, failed = 20.0, 0
-        while failed < patience and self.left() > 0 and not over() and not self.done():
-            window = neighbourhoods.window(int(size))
-            part = neighbourhoods.part(now, problem.memory.usage(problem, now), window)
-            inner = _Solve(part, min(self.left(), 3.0), min(self.most_entries, 1 << 18))
-            found = inner.window((*(now[n] for n in window), 0))
-            failed += 1
-            if found is not None:
-                better = list(now)
-                for n, s in zip(window, found, strict=False):
-                    better[n] = s
-                if problem.memory.excess(problem, better) == 0:
-                    now, failed = tuple(better), 0
-                    self.offer(reduced, now)
-            if inner.done() and len(window) == len(neighbourhoods.free):
-                self.nothing_cheaper()
-                return
-            took = time.monotonic() - inner.began
-            size *= 1.1 if inner.done() and took < 0.5 else 0.8 if took > 1.0 else 1.0
-            size = max(size, 8.0)
 
     def take(self, reduced: Reduced, solved: Solved) -> None:
         """Takes over what HiGHS found."""
@@ -484,14 +469,6 @@ class _Solve(Known):
 def _affordable(most_labels: int, order: Order) -> int:
     """So many labels of one table, or fewer where there are many tables."""
     return min(most_labels, max(LEAST_LABELS, LABELS_OF_ALL // len(order.cliques)))
-
-
-def _part_with(reduced: Reduced, node: int, strategy: int) -> Reduced:
-    """The problem with one strategy of a node."""
-    keep = [np.ones(len(costs), np.bool_) for costs in reduced.problem.costs]
-    keep[node][:] = False
-    keep[node][strategy] = True
-    return reduced.restricted(keep)
 
 
 def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choice:

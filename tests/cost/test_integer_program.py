@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracles.whole_integer_programs import solve_integer_program
 
 from shardwright.cost.integer_program.elimination import Order, eliminate
 from shardwright.cost.integer_program.json_format import problem_of, read_problem, to_json
-from shardwright.cost.integer_program.mathopt import solve_integer_program
 from shardwright.cost.integer_program.problem import Choice, Edge, Problem
 from shardwright.cost.integer_program.reduction import reduce
 from shardwright.cost.integer_program.solve import solve

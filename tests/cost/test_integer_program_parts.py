@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracles.whole_integer_programs import solve_integer_program
 
 from shardwright.cost import highs
 from shardwright.cost.highs import STOPPED, Matrix, Running, linear_minimum, minimize
 from shardwright.cost.integer_program import solve as solving
 from shardwright.cost.integer_program.elimination import Order, eliminate
 from shardwright.cost.integer_program.frontier import frontier
-from shardwright.cost.integer_program.mathopt import Solved, Solving, solve_integer_program
+from shardwright.cost.integer_program.mathopt import Solved, Solving
 from shardwright.cost.integer_program.multipliers import best_prices
 from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
 from shardwright.cost.integer_program.problem import Choice, Edge, Problem
