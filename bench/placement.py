@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import shardwright
-from shardwright.cost.placement import place_layouts
+from shardwright.cost.divisible_placement import place_layouts
 from shardwright.passes.cleanup import Cleanup
 from shardwright.passes.decompose import Decompose
 

@@ -18,8 +18,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.factors import FORBIDDEN, Costs, Factor, TableFactor
+from shardwright.cost.factors import FORBIDDEN, Costs, Factor
 from shardwright.cost.integer_program.elimination import CostTable, Order, Upward, eliminate
+from shardwright.cost.remainder import Remainder
 from shardwright.cost.work_limit import WorkLimit
 
 _SWEEPS = 40
@@ -28,8 +29,6 @@ _SWEEPS = 40
 _EXACT = 1e-12
 """The share of a sum of costs that its rounding may be."""
 
-CALL_ENTRIES = 10_000
-"""What asking a factor counts for, however small it is."""
 
 PASSES = 10
 """How often a sweep there and back, with what is read off after each way, looks at every factor."""
@@ -190,177 +189,6 @@ class FactorGraph:
         return list(parts.values())
 
 
-@dataclass
-class Remainder:
-    """The part that is left of the graph, or of a component of it, as choices are ruled out.
-
-    `theta[f][slot]` are the costs shifted into factor f at one of its variables; `values[v]` are the original
-    numbers of the choices that variable v still has. `constant` has been paid by factors that are decided; of those
-    that are left `origins` has the numbers in the graph.
-    """
-
-    factors: list[Factor]
-    theta: list[list[Costs]]
-    values: list[NDArray[np.int64]]
-    origins: list[int]
-    constant: float = 0.0
-    neighbours: list[list[tuple[int, int]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.neighbours = [[] for _ in self.values]
-        for f, factor in enumerate(self.factors):
-            for slot, variable in enumerate(factor.variables):
-                self.neighbours[variable].append((f, slot))
-
-    def entries(self) -> int:
-        """How many numbers the factors look at when all are asked once, and as many as their calls take the time of."""
-        return sum(factor.entries + CALL_ENTRIES for factor in self.factors)
-
-    def bound(self) -> float:
-        least = (factor.least(theta) for factor, theta in zip(self.factors, self.theta, strict=True))
-        return self.constant + sum(least)
-
-    def sweep(self, *, forward: bool) -> float:
-        """Pushes each factor's costs on to the factors after it (or before it); returns the bound, which does not fall.
-
-        What a factor pushes on leaves its least cost as it is, and nothing comes to it after its turn. That a choice
-        cannot be is told as such: beside a sum with so large a number in it bytes would be lost to rounding.
-        """
-        indices = range(len(self.factors))
-        bound = self.constant
-        for f in indices if forward else reversed(indices):
-            factor = self.factors[f]
-            ahead = [
-                (slot, g, other)
-                for slot, variable in enumerate(factor.variables)
-                for g, other in self.neighbours[variable]
-                if ((g > f) if forward else (g < f))
-            ]
-            if not ahead:
-                bound += factor.least(self.theta[f])
-                continue
-            marginals = factor.min_marginals(self.theta[f], {slot for slot, _, _ in ahead})
-            least = float(marginals[ahead[0][0]].min())
-            bound += least
-            for slot, g, other in ahead:
-                shift = (marginals[slot] - least) / len(ahead)
-                barred = marginals[slot] >= FORBIDDEN / 2
-                if np.count_nonzero(barred):
-                    shift[barred] = 0.0
-                    self.theta[g][other] = np.where(barred, FORBIDDEN, self.theta[g][other])
-                self.theta[f][slot] = self.theta[f][slot] - shift
-                self.theta[g][other] = self.theta[g][other] + shift
-        return bound
-
-    def decode(self, *, forward: bool) -> tuple[int, ...]:
-        """A choice (in original numbers) made factor by factor, each the best given those before.
-
-        Backward after a forward sweep it is exact on trees: each factor then knows the costs of all before it.
-        """
-        choice = [-1] * len(self.values)
-        indices = range(len(self.factors))
-        for f in indices if forward else reversed(indices):
-            factor = self.factors[f]
-            before = [choice[variable] for variable in factor.variables]
-            if min(before) >= 0:
-                continue
-            fixed = [costs if c < 0 else _fixed(costs, c) for costs, c in zip(self.theta[f], before, strict=True)]
-            for variable, chosen in zip(factor.variables, factor.best(fixed), strict=True):
-                if choice[variable] < 0:
-                    choice[variable] = chosen
-        choice = [max(c, 0) for c in choice]
-        return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
-
-    def restricted(self, keep: Sequence[NDArray[np.bool_]], slack: float, *, settle: bool = True) -> Remainder | None:
-        """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty.
-
-        Factors that are decided are paid, and leave, unless they are not to be settled.
-        """
-        masks = [mask.copy() for mask in keep]
-        rows_left: list[NDArray[np.bool_] | None] = []
-        for factor, theta in zip(self.factors, self.theta, strict=True):
-            total = None
-            if isinstance(factor, TableFactor):
-                total = factor.totals(theta)
-                marginals = factor.marginals_of(total, [len(costs) for costs in theta])
-            else:
-                marginals = factor.min_marginals(theta)
-            most = float(marginals[0].min()) + slack
-            for marginal, variable in zip(marginals, factor.variables, strict=True):
-                masks[variable] &= marginal <= most
-            rows_left.append(None if total is None else total <= most)
-        if not _consistent(self.factors, masks, rows_left):
-            return None
-        whole = [bool(mask.all()) for mask in masks]
-        number = [mask.cumsum() - 1 for mask in masks]
-        values = [v if all_kept else v[mask] for v, mask, all_kept in zip(self.values, masks, whole, strict=True)]
-        factors: list[Factor] = []
-        shifted: list[list[Costs]] = []
-        origins: list[int] = []
-        constant = self.constant
-        for factor, theta, rows, origin in zip(self.factors, self.theta, rows_left, self.origins, strict=True):
-            kept = [costs if whole[v] else costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
-            if all(whole[v] for v in factor.variables) and (rows is None or rows.all()):
-                smaller: Factor = factor
-            elif isinstance(factor, TableFactor):
-                left = factor.rows[rows]
-                for k, v in enumerate(factor.variables):
-                    if not whole[v]:
-                        left[:, k] = number[v][left[:, k]]
-                smaller = TableFactor(
-                    factor.variables,
-                    left,
-                    factor.costs[rows],
-                    factor.numbers[rows],
-                )
-            else:
-                smaller = factor.restricted([masks[v] for v in factor.variables])
-            if settle and all(len(costs) == 1 for costs in kept):
-                constant += smaller.least(kept)
-                continue
-            factors.append(smaller)
-            shifted.append(kept)
-            origins.append(origin)
-        return Remainder(factors, shifted, values, origins, constant)
-
-
-def _consistent(
-    factors: Sequence[Factor], masks: list[NDArray[np.bool_]], rows_left: list[NDArray[np.bool_] | None]
-) -> bool:
-    """Drops rows without support and choices without rows until nothing changes; False if a variable is left empty."""
-    left = [int(np.count_nonzero(mask)) for mask in masks]
-    smaller = {v for v, mask in enumerate(masks) if left[v] < len(mask)}
-    first = True
-    while smaller or first:
-        before, smaller = smaller, set[int]()
-        for f, factor in enumerate(factors):
-            rows = rows_left[f]
-            if not isinstance(factor, TableFactor) or rows is None:
-                continue
-            touched = not (before.isdisjoint(factor.variables) and smaller.isdisjoint(factor.variables))
-            if first and not touched:
-                supported = all(factor.supports(k, left[v]) for k, v in enumerate(factor.variables))
-                touched = not (supported and rows.all())
-            if not touched:
-                continue
-            kept = rows.copy()
-            for k, variable in enumerate(factor.variables):
-                kept &= masks[variable][factor.rows[:, k]]
-            rows_left[f] = kept
-            for k, variable in enumerate(factor.variables):
-                supported = np.zeros_like(masks[variable])
-                supported[factor.rows[kept, k]] = True
-                supported &= masks[variable]
-                n = int(np.count_nonzero(supported))
-                if n < left[variable]:
-                    masks[variable], left[variable] = supported, n
-                    smaller.add(variable)
-                if not n:
-                    return False
-        first = False
-    return all(left)
-
-
 class _Search:
     """Depth-first branch and bound; every node shrinks the problem by what cannot be in a better solution."""
 
@@ -495,13 +323,6 @@ class _Search:
             cost += known[own]
         if cost < self.best_cost:
             self.best, self.best_cost = choice, cost
-
-
-def _fixed(costs: Costs, choice: int) -> Costs:
-    """The costs with all choices but one forbidden."""
-    made = np.full(len(costs), FORBIDDEN)
-    made[choice] = costs[choice]
-    return made
 
 
 def improved(graph: FactorGraph, solution: Solution, blocks: Sequence[tuple[list[int], list[list[int]]]]) -> Solution:

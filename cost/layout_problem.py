@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.layouts import Codes, Coding
+from shardwright.cost.layout_codes import Codes, Coding
 from shardwright.ir.program import Let, Loop, Program
 from shardwright.ir.types import Shape, ValueType
 from shardwright.ir.walk import Position

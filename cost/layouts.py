@@ -1,15 +1,9 @@
-"""Sets of layouts of one shape as arrays: which of them divide, and what moving between any two of them costs.
-
-A layout is coded as one integer: for each mesh axis a digit that says what the axis does to the value
-(nothing, a partial sum, maximum or softmax, or which dimension it splits). The costs are those of
-`cost.resharding.plan`, for all pairs at once.
-"""
+"""The costs of moving between any two layouts of one shape: those of `cost.resharding.plan`, for all pairs at once."""
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import EllipsisType
@@ -18,127 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.layout_codes import FIRST_DIM, MAX, SOFTMAX, SUM, WHOLE, Codes, Coding, local_elements
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import Dim, DType, Placement, Reduction, Shape, State, TensorType
+from shardwright.ir.types import Shape
 
-Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-WHOLE, SUM, MAX, SOFTMAX, FIRST_DIM = 0, 1, 2, 3, 4
-
-_REDUCTIONS = {Reduction.SUM: SUM, Reduction.MAX: MAX, Reduction.SOFTMAX: SOFTMAX}
-
-
-@dataclass(frozen=True)
-class Coding:
-    """The numbers that stand for states, the same for all values of a program."""
-
-    mesh: Mesh
-    dims: tuple[str, ...]
-    idle: tuple[int, ...] = ()
-    """Axes (by position) that do nothing to any value."""
-    together: tuple[tuple[int, ...], ...] = ()
-    """Axes that do the same to every value."""
-
-    @property
-    def radix(self) -> int:
-        return len(self.dims) + FIRST_DIM
-
-    def number(self, state: State) -> int:
-        """The number of a state."""
-        if isinstance(state, Reduction):
-            return _REDUCTIONS[state]
-        return WHOLE if state is None else self.number_of_dim(state)
-
-    def number_of_dim(self, name: str) -> int:
-        """Later dimensions come first, so that of equal choices the hidden dimension is split before the batch."""
-        return self.radix - 1 - self.dims.index(name)
-
-    def state(self, number: int) -> State:
-        match number:
-            case 0:
-                return None
-            case 1 | 2 | 3:
-                return list(_REDUCTIONS)[number - SUM]
-            case _:
-                return self.dims[self.radix - 1 - number]
-
-    def encode(self, kind: TensorType) -> int:
-        """The code of a type's layout."""
-        return sum(self.number(kind.state(axis)) * self.radix**i for i, axis in enumerate(self.mesh))
-
-    def decode(self, code: int, shape: Shape, placement: Placement) -> TensorType:
-        """The type of this shape with the layout."""
-        states = {axis: self.state(code // self.radix**i % self.radix) for i, axis in enumerate(self.mesh)}
-        return TensorType.of_states(shape, states, placement)
-
-    def digits(self, codes: Codes) -> NDArray[np.int64]:
-        """The states of each axis: [codes, axes]."""
-        powers = self.radix ** np.arange(len(self.mesh), dtype=np.int64)
-        return codes[:, None] // powers[None, :] % self.radix
-
-    def partial(self, codes: Codes) -> NDArray[np.bool_]:
-        """Which layouts are partial over an axis."""
-        digits = self.digits(codes)
-        return np.any((digits > WHOLE) & (digits < FIRST_DIM), axis=1)
-
-    def combine(self, per_axis: Sequence[NDArray[np.int64]]) -> Codes:
-        """All combinations of one choice per axis, given the state numbers that each choice has."""
-        codes = np.zeros(1, np.int64)
-        for i, numbers in enumerate(per_axis):
-            codes = (codes[:, None] + numbers[None, :] * self.radix**i).reshape(-1)
-        return codes
-
-    def valid(
-        self, codes: Codes, shape: Shape, allowed: Callable[[str, str], bool], declared: Mapping[str, int]
-    ) -> NDArray[np.bool_]:
-        """Which layouts exist: extents and declared sizes divide, no axis splits what it may not, partial in one way
-        only, and no bool a partial sum."""
-        digits = self.digits(codes)
-        ok = (digits[:, self.idle] == WHOLE).all(axis=1)
-        for i, (axis, size) in enumerate(self.mesh.items()):
-            alone = np.ones(self.radix, np.bool_)
-            alone[SUM] = shape.dtype is not DType.BOOL
-            for dim in shape.dims:
-                alone[self.number_of_dim(dim.name)] = dim.size % size == 0 and allowed(dim.name, axis)
-            ok &= alone[digits[:, i]]
-        if len(self.mesh) == 1:
-            return ok
-        ways = [(digits == way).any(axis=1) for way in (SUM, MAX, SOFTMAX)]
-        ok &= ways[0].astype(np.int8) + ways[1] + ways[2] <= 1
-        if ways[2].any() and shape.dims:
-            ok &= ~(ways[2] & (digits == self.number_of_dim(shape.names[-1])).any(axis=1))
-        for first, *others in self.together:
-            for other in others:
-                ok &= digits[:, first] == digits[:, other]
-        sizes = np.array(list(self.mesh.values()), np.int64)
-        for dim in shape.dims:
-            chips = np.where(digits == self.number_of_dim(dim.name), sizes, 1).prod(axis=1)
-            ok &= math.gcd(dim.size, declared[dim.name]) % chips == 0
-        return ok
-
-
-def local_elements(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float64]:
-    """Elements that a chip holds in each layout."""
-    return shape.elements / _parts(coding, codes)
-
-
-def _parts(coding: Coding, codes: Codes) -> NDArray[np.float64]:
-    """Into how many parts each layout splits a value."""
-    sizes = np.array(list(coding.mesh.values()), np.float64)
-    return np.where(coding.digits(codes) >= FIRST_DIM, sizes, 1.0).prod(axis=1)
-
-
-def addends_made(coding: Coding, codes: Codes, shape: Shape) -> NDArray[np.float64]:
-    """Elements of addends that a chip makes in going from each layout (rows) to each other (columns): they are made in
-    full on every chip, which costs work though nothing is received."""
-    digits = coding.digits(codes)
-    if not (digits == SUM).any():
-        return np.zeros((len(codes), len(codes)))
-    bits = np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64))
-    sums = np.where(digits == SUM, bits, 0).sum(axis=1)
-    made = (sums[None, :] & ~sums[:, None]) > 0
-    return np.where(made, local_elements(coding, codes, shape), 0.0)
 
 
 def moving_costs(coding: Coding, codes: Codes, shape: Shape, links: Links | None = None) -> Moves:
@@ -153,60 +31,16 @@ def moving_costs(coding: Coding, codes: Codes, shape: Shape, links: Links | None
     return _RECENT.moving(coding, codes, shape, links)
 
 
-def moving_costs_of_groups(
-    coding: Coding, groups: Sequence[tuple[Codes, Shape]]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """`moving_costs` of several groups of layouts, each of one shape, all of them at once: for many small groups."""
-    if not groups:
-        return []
-    counts = np.array([len(codes) for codes, _ in groups], np.int64)
-    received, steps, _ = _moving(coding, _Pairs.within_groups(groups, counts), None)
-    ends = np.cumsum(counts**2)[:-1]
-    return [
-        (moved.reshape(n, n), taken.reshape(n, n))
-        for n, moved, taken in zip(counts.tolist(), np.split(received, ends), np.split(steps, ends), strict=True)
-    ]
-
-
 @dataclass(frozen=True)
 class _Pairs:
-    """Pairs of layouts of equal shapes: `source` and `target` number `codes`, `of` the shape of each code; the three
-    are broadcast against each other."""
+    """Pairs of layouts of a shape: `source` and `target` number `codes`, and are broadcast against each other."""
 
+    shape: Shape
     codes: Codes
     source: NDArray[np.int64]
     target: NDArray[np.int64]
-    shapes: tuple[Shape, ...]
-    of: NDArray[np.int64]
     crossed: bool = False
     """Whether they are layouts in rows with each in columns."""
-
-    @staticmethod
-    def of_all(codes: Codes, shape: Shape) -> _Pairs:
-        """From each layout of a shape (rows) to each other (columns)."""
-        numbers = np.arange(len(codes))
-        return _Pairs(codes, numbers[:, None], numbers[None, :], (shape,), np.zeros_like(numbers), crossed=True)
-
-    @staticmethod
-    def within_groups(groups: Sequence[tuple[Codes, Shape]], counts: NDArray[np.int64]) -> _Pairs:
-        """From each layout to each other of its group, one group after the other; `counts` is how many each has."""
-        of = np.repeat(np.arange(len(groups)), counts)
-        targets = counts[of]
-        source = np.repeat(np.arange(len(of)), targets)
-        first = np.cumsum(counts) - counts
-        target = np.arange(len(source)) - np.repeat(np.cumsum(targets) - targets - first[of], targets)
-        codes = np.concatenate([codes for codes, _ in groups])
-        return _Pairs(codes, source, target, tuple(shape for _, shape in groups), of)
-
-    def extents(self) -> dict[str, NDArray[np.int64]]:
-        """For each dimension its size in each shape, 1 where that lacks it."""
-        made: dict[str, NDArray[np.int64]] = {}
-        for number, shape in enumerate(self.shapes):
-            for dim in shape.dims:
-                if dim.name not in made:
-                    made[dim.name] = np.ones(len(self.shapes), np.int64)
-                made[dim.name][number] = dim.size
-        return made
 
 
 def _moving(
@@ -267,9 +101,8 @@ def _finish_first(
     assert work.softmax is not None
     last = work.softmax[2]
     target = np.broadcast_to(pairs.target, last.shape)
-    splits = np.array([coding.number_of_dim(shape.names[-1]) if shape.dims else -1 for shape in pairs.shapes], np.int64)
     digits = coding.digits(pairs.codes)
-    split = (digits == splits[pairs.of][:, None]).any(axis=1)
+    split = (digits == (coding.number_of_dim(pairs.shape.names[-1]) if pairs.shape.dims else -1)).any(axis=1)
     at = (last >= 0) & split[target] & ~work.impossible
     if not at.any():
         return
@@ -277,10 +110,7 @@ def _finish_first(
     partial = digits[before] == SOFTMAX
     whole = pairs.codes[before] - partial @ (SOFTMAX * coding.radix ** np.arange(digits.shape[1], dtype=np.int64))
     numbers = np.arange(len(whole))
-    rest = _Pairs(
-        np.concatenate([whole, pairs.codes[after]]), numbers, numbers + len(whole), pairs.shapes,
-        np.concatenate([pairs.of[before], pairs.of[after]]),
-    )  # fmt: skip
+    rest = _Pairs(pairs.shape, np.concatenate([whole, pairs.codes[after]]), numbers, numbers + len(whole))
     axes = np.where(partial, np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64)), 0).sum(axis=1)
     volume = (work.volume * work.chips[work.sliced] * work.softmax[0])[at]
     following = _moving(coding, rest, links)
@@ -325,7 +155,8 @@ class _Recent:
         key = coding.mesh, coding.dims, shape, codes.tobytes(), links and links.key
         found = self.moves.pop(key, None)
         if found is None:
-            found = _moving(coding, _Pairs.of_all(codes, shape), links)
+            numbers = np.arange(len(codes))
+            found = _moving(coding, _Pairs(shape, codes, numbers[:, None], numbers[None, :], crossed=True), links)
             for array in found:
                 array.flags.writeable = False
             self.pairs += found[0].size
@@ -376,9 +207,7 @@ class _Work:
     splitting: Sets
     """The axes that split each dimension before or after: [dimensions, pairs]."""
     left: NDArray[np.float64]
-    """What sets of axes leave of each dimension, or `_NO_ROOM`: [dimensions, shapes, sets of axes]."""
-    of: NDArray[np.int64]
-    """The shape of each pair."""
+    """What sets of axes leave of each dimension, or `_NO_ROOM`: [dimensions, sets of axes]."""
     cramped: NDArray[np.bool_]
     """The pairs whose digits do not fit into a dimension together."""
     padded: Sets
@@ -422,33 +251,31 @@ class _Work:
         optional = reduced | remade | np.where(reduces | moves, added | kept, 0)
         optional |= np.where(reduces | (kept > 0), replicated, 0)
         optional &= sum(1 << i for i, size in enumerate(coding.mesh.values()) if size > 1)
-        extents = pairs.extents()
-        numbers = np.array([coding.number_of_dim(name) for name in extents], np.int64)
+        dims = pairs.shape.dims
+        numbers = np.array([coding.number_of_dim(dim.name) for dim in dims], np.int64)
         own = np.zeros((len(numbers), len(digits)), np.uint16)
         for i in range(len(coding.mesh)):
             own |= (digits[:, i] == numbers[:, None]).astype(np.uint16) << i
-        sizes = np.array(list(extents.values()), np.float64).reshape(len(numbers), len(pairs.shapes), 1)
+        sizes = np.array([dim.size for dim in dims], np.float64).reshape(-1, 1)
         left = np.where(sizes % chips == 0, sizes // chips, _NO_ROOM)
-        elements = np.array([shape.elements for shape in pairs.shapes], np.float64)
-        bits = np.array([shape.dtype.bits for shape in pairs.shapes], np.float64)
-        held = elements[pairs.of] / _parts(coding, pairs.codes) * bits[pairs.of] / 8
+        bits = pairs.shape.dtype.bits
+        held = local_elements(coding, pairs.codes, pairs.shape) * bits / 8
         made = np.broadcast_to(held[target], np.broadcast_shapes(source.shape, target.shape))
         volume = held[source] / chips[sliced]
-        splitting, of = own[:, source] | own[:, target], np.broadcast_to(pairs.of[source], volume.shape)
+        splitting = own[:, source] | own[:, target]
         cramped = np.zeros(volume.shape, np.bool_)
         if (left == _NO_ROOM).any():
-            dims = np.arange(len(numbers)).reshape(-1, *(1 for _ in of.shape))
-            cramped = (left[dims, of, splitting] == _NO_ROOM).any(axis=0)
+            each = np.arange(len(numbers)).reshape(-1, *(1 for _ in volume.shape))
+            cramped = (left[each, splitting] == _NO_ROOM).any(axis=0)
         softmax = None
         if (pair := (digits == SOFTMAX).any(axis=1)).any():
-            names, ends = list(extents), [shape.dims[-1] if shape.dims else Dim("", 1) for shape in pairs.shapes]
-            factors = np.where(pair, 1 + 32 / (bits * [end.size for end in ends])[pairs.of], 1.0)
-            lasts = np.array([names.index(end.name) if end.name else -1 for end in ends], np.int64)
-            ahead = np.broadcast_to(factors[source], of.shape)
-            softmax = ahead, np.where(pair[target], ahead, 1.0), np.where(pair[source], lasts[of], -1)
+            factors = np.where(pair, 1 + 32 / (bits * (dims[-1].size if dims else 1)), 1.0)
+            ahead = np.broadcast_to(factors[source], volume.shape)
+            last = np.broadcast_to(np.where(pair, len(dims) - 1, -1)[source], volume.shape)
+            softmax = ahead, np.where(pair[target], ahead, 1.0), last
         return _Work(
             chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible > 0,
-            optional.astype(np.uint16), splitting, left, of, cramped, padded, made, softmax,
+            optional.astype(np.uint16), splitting, left, cramped, padded, made, softmax,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -457,7 +284,7 @@ class _Work:
         if wanted.any():
             fits = self.left % self.chips[chosen] == 0
             each = np.arange(len(fits))[:, None]
-            room = fits[each, self.of[wanted], self.splitting[:, wanted]]
+            room = fits[each, self.splitting[:, wanted]]
             if self.softmax is not None:
                 room &= each != self.softmax[2][wanted]
             wanted[wanted] = room.any(axis=0)
@@ -548,12 +375,3 @@ def _chips_of_sets(mesh: Mesh) -> NDArray[np.float64]:
     for i, size in enumerate(mesh.values()):
         chips[np.arange(len(chips)) >> i & 1 == 1] *= size
     return chips
-
-
-def unique_codes(groups: Iterable[Codes]) -> Codes:
-    """All codes that occur, sorted. (`np.unique` would import masked arrays, a tenth of what a small file takes.)"""
-    arrays = list(groups)
-    if not arrays:
-        return np.zeros(0, np.int64)
-    codes = np.sort(np.concatenate(arrays))
-    return codes[np.append(True, codes[1:] != codes[:-1])[: len(codes)]]

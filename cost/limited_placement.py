@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from shardwright.cost.divisible_placement import place_layouts
 from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.placement import Effort, Placement, Solver, place_layouts
+from shardwright.cost.placement import Effort, Placement, Solver
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import fault

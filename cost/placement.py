@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shardwright.cost.axis_descent import Descent, States
 from shardwright.cost.factor_graph import PASSES, FactorGraph, Solution
 from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
+from shardwright.cost.layout_codes import Codes, addends_made, local_elements, unique_codes
 from shardwright.cost.layout_problem import (
     Entry,
     Equal,
@@ -35,15 +36,13 @@ from shardwright.cost.layout_problem import (
     UseKey,
     UsesTree,
 )
-from shardwright.cost.layouts import Codes, Moves, addends_made, local_elements, moving_costs, unique_codes
-from shardwright.cost.program_layouts import layout_problem, repeated_work
+from shardwright.cost.layouts import Moves, moving_costs
+from shardwright.cost.program_layouts import repeated_work
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.digit_orders import splitting_axes
-from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
-__all__ = ["Location", "Node", "Placement", "PlacementOptions", "UseKey", "place_layouts"]
+__all__ = ["Location", "Node", "Placement", "PlacementOptions", "UseKey"]
 
 MOVING_ENTRIES = 100
 """What pricing one movement between layouts counts for, in entries of a table of costs that are looked at."""
@@ -78,97 +77,6 @@ class Placement:
     steps: float
     bound_bytes: float | None
     """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
-
-
-def place_layouts(
-    program: Program,
-    options: PlacementOptions | None = None,
-    solve: Callable[[LayoutProblem], Placement] | None = None,
-    effort: Effort | None = None,
-) -> Placement:
-    """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
-    `OutOfWorkError` where nothing is found with the effort.
-
-    `solve` chooses them, by bytes received where it is None.
-
-    Exact: the digits that a dimension's size cannot hold together are found in the solution and branched on,
-    and the solution of the rest is proved by its bound.
-    """
-    options = options or PlacementOptions()
-    problem = layout_problem(program, options)
-    best = solve(problem) if solve is not None else Solver(problem, effort).solve()
-    violated = indivisible(program, best, options.digit_sets)
-    if violated is None:
-        return best
-    key, choices = violated
-    found: list[Placement] = []
-    late: OutOfWorkError | None = None
-    for axes in choices:
-        narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
-        try:
-            found.append(place_layouts(program, narrowed, solve, effort))
-        except OutOfWorkError as error:
-            late = error
-        except DiagnosticError:
-            continue
-    if late is not None and not found:
-        raise late
-    if not found:  # movements that are written split it over more axes, and there is a way between them as well
-        everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, effort)
-    cheapest = min(found, key=lambda placement: placement.solution.cost)
-    bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)
-    proved = [best] if late is not None else found
-    least = [placement.bound_bytes for placement in proved if placement.bound_bytes is not None]
-    return replace(
-        cheapest,
-        solution=replace(cheapest.solution, bound=min(bound, cheapest.solution.cost)),
-        bound_bytes=min(least, default=None),
-    )
-
-
-def indivisible(
-    program: Program, placement: Placement, settled: Collection[tuple[str, str | None]]
-) -> tuple[tuple[str, str | None], list[frozenset[str]]] | None:
-    """A dimension that the solution splits over more axes than divide it, with the largest sets that do.
-
-    Demands may be as many as they are; nothing is then added to them. Dimensions whose axes are settled are left out.
-    """
-    used: dict[tuple[str, str | None], set[str]] = {}
-    overrides = {func.name: dict(func.overrides) for func in program.funcs}
-    for key, uses in splitting_axes(program).items():
-        used.setdefault(key, set()).update(uses)
-    demanded = {key: frozenset(axes) for key, axes in used.items()}
-    for node in placement.nodes:
-        func = node.func
-        for kind in _kinds_of(placement, node):
-            for dim, axes in zip(kind.dims, kind.splits, strict=True):
-                key = (dim.name, func if func and dim.name in overrides[func] else None)
-                used.setdefault(key, set()).update(axes)
-    for key, axes in sorted(used.items(), key=lambda item: (item[0][0], item[0][1] or "")):
-        name, func = key
-        size = program.dim(name).size if func is None else overrides[func][name]
-        fixed = demanded.get(key, frozenset())
-        if key in settled or size % program.mesh.product(axes) == 0:
-            continue
-        if axes <= fixed:  # between demands there is a way in any case
-            continue
-        free = [axis for axis in program.mesh if axis in axes and axis not in fixed]
-        sets: list[frozenset[str]] = []
-        for count in range(len(free), -1, -1):
-            for extra in combinations(free, count):
-                candidate = fixed | set(extra)
-                divides = size % program.mesh.product(candidate) == 0 or not extra
-                if divides and not any(candidate < s for s in sets):
-                    sets.append(candidate)
-        return key, sets
-    return None
-
-
-def _kinds_of(placement: Placement, node: Node) -> list[TensorType]:
-    variables = [node.home, node.made, *(variable for _, variable, _ in node.uses)]
-    kinds = [placement.kinds[v] for v in variables if v >= 0]
-    return kinds + [kind for edge in placement.trees.get(node, []) for kind in edge]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.layout_codes import MAX, SOFTMAX, SUM, WHOLE, Codes, Coding
 from shardwright.cost.layout_problem import (
     Equal,
     Group,
@@ -29,7 +30,6 @@ from shardwright.cost.layout_problem import (
     UsesTree,
     Within,
 )
-from shardwright.cost.layouts import MAX, SOFTMAX, SUM, WHOLE, Codes, Coding
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, AxisRow, Number, Operation
 from shardwright.ir.ops import Attend, Contract, Max, Merge, Rename, Split

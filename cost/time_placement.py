@@ -25,8 +25,9 @@ from shardwright.cost.factor_graph import Solution, improved
 from shardwright.cost.factors import FORBIDDEN, TableFactor
 from shardwright.cost.fusion import Traffic, reads_within
 from shardwright.cost.kernel_shares import Structure
+from shardwright.cost.layout_codes import SOFTMAX, SUM, Codes, local_elements
 from shardwright.cost.layout_problem import Entry, Group, LayoutProblem, Location, Node, Slice, Table
-from shardwright.cost.layouts import SOFTMAX, SUM, Codes, Links, Moves, local_elements, moving_costs
+from shardwright.cost.layouts import Links, Moves, moving_costs
 from shardwright.cost.movements import collective_kind
 from shardwright.cost.placement import Effort, Placement, Rows, Solver
 from shardwright.cost.topology import Topology, topology_of

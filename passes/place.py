@@ -11,10 +11,11 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from shardwright.cost.chips import REFERENCE, load_chip
+from shardwright.cost.divisible_placement import place_layouts
 from shardwright.cost.layout_problem import LayoutProblem
 from shardwright.cost.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.objective import SOLVERS, Objective
-from shardwright.cost.placement import Effort, Location, Node, Placement, PlacementOptions, UseKey, place_layouts
+from shardwright.cost.placement import Effort, Location, Node, Placement, PlacementOptions, UseKey
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 from shardwright.ir.operation import Number, Operand

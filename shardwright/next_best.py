@@ -12,13 +12,15 @@ from itertools import combinations
 
 import numpy as np
 
-from shardwright.cost.factor_graph import FactorGraph, Remainder
+from shardwright.cost.divisible_placement import indivisible
+from shardwright.cost.factor_graph import FactorGraph
 from shardwright.cost.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.kernel_shares import Structure, structure_of
 from shardwright.cost.layout_problem import Node, PlacementOptions, Within
 from shardwright.cost.limited_placement import PlacementProof, most_entries
-from shardwright.cost.placement import Effort, Solver, indivisible
+from shardwright.cost.placement import Effort, Solver
 from shardwright.cost.program_layouts import layout_problem
+from shardwright.cost.remainder import Remainder
 from shardwright.cost.time_placement import NANOSECONDS, Prices, TimeSolver
 from shardwright.cost.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.factor_graph import Remainder
 from shardwright.cost.factors import FORBIDDEN
 from shardwright.cost.layout_problem import Node
 from shardwright.cost.layout_program.priced_graph import PricedGraph
+from shardwright.cost.remainder import Remainder
 from shardwright.cost.time_placement import Floats, TimeSolver
 
 _SWEEPS = 12

@@ -20,11 +20,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.layout_codes import SUM
 from shardwright.cost.layout_problem import Group, MadeTree, Node, UsesTree
 from shardwright.cost.layout_program.columns import Columns, Linear
 from shardwright.cost.layout_program.formulation import Arcs, Formulation, Tree
 from shardwright.cost.layout_program.timeline import Bytes, Lifetime, Moment, Timeline, timeline
-from shardwright.cost.layouts import SUM
 from shardwright.cost.resharding import plan
 from shardwright.cost.time_placement import Floats, TimeSolver
 from shardwright.ir.diagnostics import DiagnosticError

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.factor_graph import FactorGraph, Remainder
+from shardwright.cost.factor_graph import FactorGraph
 from shardwright.cost.factors import Factor, TableFactor
+from shardwright.cost.remainder import Remainder
 from shardwright.cost.time_placement import Floats, Prices, TimeSolver
 
 

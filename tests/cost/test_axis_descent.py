@@ -8,10 +8,11 @@ import pytest
 
 from shardwright.backends.validation import validate
 from shardwright.cost import axis_descent
+from shardwright.cost.divisible_placement import place_layouts
 from shardwright.cost.layout_problem import Group, LayoutProblem
 from shardwright.cost.layouts import Moves
 from shardwright.cost.limited_placement import LimitedPlacement
-from shardwright.cost.placement import Effort, Placement, PlacementOptions, Solver, place_layouts
+from shardwright.cost.placement import Effort, Placement, PlacementOptions, Solver
 from shardwright.cost.program_layouts import layout_problem
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaborate import elaborate

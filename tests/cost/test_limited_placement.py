@@ -17,10 +17,11 @@ from shardwright.backends.validation import TOLERANCE, compare
 from shardwright.cli.front import main
 from shardwright.compiling import load
 from shardwright.cost import limited_placement
+from shardwright.cost.divisible_placement import place_layouts
+from shardwright.cost.layout_codes import Coding
 from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.layouts import Coding, moving_costs
+from shardwright.cost.layouts import moving_costs
 from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof, on_axes
-from shardwright.cost.placement import place_layouts
 from shardwright.cost.work_limit import WorkLimit
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program

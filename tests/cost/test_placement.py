@@ -14,8 +14,9 @@ from program_text import program
 from shardwright import explicit, print_program
 from shardwright.backends.validation import TOLERANCE
 from shardwright.cost import layouts
-from shardwright.cost.layouts import Coding, Links, Moves, moving_costs, moving_costs_of_groups
-from shardwright.cost.placement import place_layouts
+from shardwright.cost.divisible_placement import place_layouts
+from shardwright.cost.layout_codes import Coding
+from shardwright.cost.layouts import Links, Moves, moving_costs
 from shardwright.cost.resharding import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
@@ -210,36 +211,6 @@ def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatc
         found.append(moving_costs(coding, codes, shape, Links(times, times, (1.0, 2.0))))
     for part in found[1:]:
         assert all(map(np.array_equal, found[0], part))
-
-
-def test_costs_of_several_shapes_at_once_are_those_of_each() -> None:
-    compiled = program("""
-        mesh x=2 y=3
-        dim B=24 E=36 F=6
-        func f(x: f32 BE, w: int8 EF, s: f32 E) -> f32 BF {
-          return x @ (convert[f32](w) * s)
-        }""")
-    coding = Coding(compiled.mesh, ("B", "E", "F"))
-    every = coding.combine([np.arange(coding.radix)] * 2)
-    groups: list[tuple[np.ndarray, Shape]] = []
-    for value in compiled.funcs[0].params:
-        own = {coding.number_of_dim(dim.name) for dim in value.shape.dims}
-        states = coding.digits(every)
-        codes = every[np.isin(states, [0, 1, 2, *own]).all(axis=1)]
-        groups.append(
-            (
-                codes[coding.valid(codes, value.shape, lambda dim, axis: True, sizes_of(value.shape))][
-                    :: 1 + len(groups)
-                ],
-                value.shape,
-            )
-        )
-    together = moving_costs_of_groups(coding, groups)
-    assert len({len(codes) for codes, _ in groups}) == 3
-    for (codes, shape), (received, steps) in zip(groups, together, strict=True):
-        alone = moving_costs(coding, codes, shape)
-        assert (received == alone[0]).all()
-        assert (steps == alone[1]).all()
 
 
 # ---------------------------------------------------------------- what is chosen
