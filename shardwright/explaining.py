@@ -8,35 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.hlo.collectives import Collective, collectives_of
-from shardwright.backends.hlo.faults import faults_of
-from shardwright.backends.hlo.gathered_parts import with_needed_bytes
-from shardwright.backends.hlo.kernels import Kernel, kernels_of
-from shardwright.backends.hlo.module import HloError, HloModule, parse
-from shardwright.backends.hlo.overlap import kernels_beside
-from shardwright.backends.hlo.statements import Statement, matched, statement_names, statement_of, written_statements
-from shardwright.backends.jax.emit import emit
-from shardwright.backends.targets.compilers import (
-    TIME_LIMIT_S,
-    CompiledFunction,
-    Memory,
-    compile_lowered,
-    compile_module,
-)
-from shardwright.backends.targets.estimates import estimated_s
-from shardwright.backends.targets.functions import compile_here, lower
-from shardwright.backends.targets.names import Target, parse_target
-from shardwright.compiling import explicit, load
-from shardwright.cost.memory import memory_of
-from shardwright.cost.movements import duration_text
-from shardwright.cost.traffic import bytes_received
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
-from shardwright.ir.parser import read_source
-from shardwright.ir.program import Func, Program
-from shardwright.ir.text_table import bytes_text, text_table
-from shardwright.ir.walk import lets_in
+if TYPE_CHECKING:
+    from shardwright.backends.hlo.collectives import Collective
+    from shardwright.backends.hlo.kernels import Kernel
+    from shardwright.backends.hlo.module import Frame, HloModule
+    from shardwright.backends.hlo.statements import Statement
+    from shardwright.backends.targets.compilers import CompiledFunction
+    from shardwright.backends.targets.names import Target
+    from shardwright.ir.diagnostics import DiagnosticError, Source
+    from shardwright.ir.program import Func, Program
 
 _FILE = "compiled.py"
 """The name of an emitted module while it is compiled."""
@@ -70,6 +52,8 @@ class CollectiveReport:
     @property
     def hidden_by(self) -> str:
         """The kernels that hide a collective: the time of the kernels beside it, or how many there are."""
+        from shardwright.cost.movements import duration_text
+
         if not self.beside:
             return ""
         if self.beside_s is None:
@@ -151,6 +135,8 @@ class FunctionReport:
 
     def as_text(self, target: str | None) -> str:
         """The report as a table; `target` is where it was compiled for."""
+        from shardwright.ir.text_table import bytes_text, text_table
+
         on = f" on {target}" if target else ""
         head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
         if self.written_bytes_received is not None:
@@ -233,6 +219,9 @@ def explain(
     fault or the target cannot be compiled for, and what the function itself raises; what the compiler refuses is among
     the explanation's `errors`.
     """
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.parser import read_source
+
     if not isinstance(subject, str):
         return _explain_function(subject, args, mesh, target, time_limit_s)
     file = subject
@@ -240,6 +229,8 @@ def explain(
     with located(source):
         match Path(file).suffix:
             case ".shard":
+                from shardwright.compiling import explicit, load
+
                 program = explicit(load(source, mesh, dims), target=target)
                 return explain_program(program, target or "cpu", file, functions, time_limit_s)
             case ".py":
@@ -259,6 +250,11 @@ def explain_program(
 ) -> Explanation:
     """Explains an explicit program as it stands. `file` is what sources name; without it they are left out. `in_digits`
     as of `backends.jax.emit`."""
+    from shardwright.backends.jax.emit import emit
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.cost.memory import memory_of
+    from shardwright.cost.traffic import bytes_received
+
     text = emit(program, in_digits=in_digits, forms=parse_target(target).forms)
     explained = _explain_text_of_module(text, target, program.mesh, functions, time_limit_s)
     reports: list[FunctionReport] = []
@@ -266,28 +262,27 @@ def explain_program(
         func = program.func(report.name)
         lines = _lines(func)
 
-        def place(of: CollectiveReport | FaultReport, lines: Mapping[str, int] = lines) -> str | None:
-            names = of.statements if isinstance(of, CollectiveReport) else (of.statement,)
-            named = [lines[name] for name in names if name is not None and name in lines]
+        def place(*statements: str | None, lines: Mapping[str, int] = lines) -> str | None:
+            named = [lines[name] for name in statements if name is not None and name in lines]
             return f"{file}:{named[0]}" if named and file else None
 
-        received, peak = bytes_received(program, func).bytes, memory_of(program, func).peak
-        reports.append(replace(_placed(report, place), written_bytes_received=received, predicted_peak_bytes=peak))
+        reports.append(
+            replace(
+                report,
+                collectives=tuple(replace(c, source=place(*c.statements)) for c in report.collectives),
+                faults=tuple(replace(f, source=place(f.statement)) for f in report.faults),
+                written_bytes_received=bytes_received(program, func).bytes,
+                predicted_peak_bytes=memory_of(program, func).peak,
+            )
+        )
     return replace(explained, functions=tuple(reports))
-
-
-def _placed(report: FunctionReport, place: Callable[[CollectiveReport | FaultReport], str | None]) -> FunctionReport:
-    """The report with other sources."""
-    return replace(
-        report,
-        collectives=tuple(replace(each, source=place(each)) for each in report.collectives),
-        faults=tuple(replace(each, source=place(each)) for each in report.faults),
-    )
 
 
 def _lines(func: Func) -> dict[str, int]:
     """The line of the program's text that each value comes from. A movement that the compiler inserted has that of the
     first statement that reads what it moves, or else of the one that made it."""
+    from shardwright.ir.walk import lets_in
+
     lets = list(lets_in(func.body))
     lines = {let.result.name: let.span.line for let in lets if let.span.line}
     for let in reversed(lets):
@@ -303,6 +298,10 @@ def _lines(func: Func) -> dict[str, int]:
 
 def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Explanation:
     """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
+    from shardwright.backends.hlo.module import HloError, parse
+    from shardwright.backends.targets.compilers import CompiledFunction
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
     try:
         module = parse(source.text)
         axes = dict(mesh) if mesh else {"devices": module.devices}
@@ -316,7 +315,7 @@ def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Expla
                 "--mesh names the devices row by row",
             )
         func = CompiledFunction(module.name, source.text, "", None, None)
-        return Explanation(None, (_report_of(func, module, axes, _unasked(module, axes), None, {}),))
+        return Explanation(None, (_report(func, module, axes, None),))
     except HloError as error:
         raise fault("bad-hlo", str(error), NOWHERE, "as compiled.as_text() or --xla_dump_to gives it") from None
 
@@ -329,6 +328,11 @@ def _explain_function(
     time_limit_s: float | None,
 ) -> Explanation:
     """A function of JAX, compiled in this process, or for a target in one of its own."""
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_lowered
+    from shardwright.backends.targets.functions import compile_here, lower
+    from shardwright.backends.targets.names import parse_target
+
     wanted = None if target is None else parse_target(target)
     lowered = lower(function, args, mesh, wanted and wanted.platform.name)
     if wanted is None:
@@ -339,18 +343,7 @@ def _explain_function(
         func = compile_lowered(wanted, lowered.name, lowered.text, lowered.mesh, time_limit_s=limit)
     if func.error is not None:
         return Explanation(where, (), (func.error,))
-    module = parse(func.text)
-    unasked = _unasked(module, lowered.mesh)
-    return Explanation(where, (_report_of(func, module, lowered.mesh, unasked, wanted, {}),))
-
-
-def _unasked(module: HloModule, mesh: Mapping[str, int]) -> tuple[CollectiveReport, ...]:
-    """Collectives of a module of which only the text is known."""
-    found = with_needed_bytes(module, collectives_of(module))
-    return tuple(
-        replace(report, source=f"{each.stack[0].file}:{each.stack[0].line}" if each.stack else None)
-        for report, each in zip(_reports(module, found, [()] * len(found), mesh, {}), found, strict=True)
-    )
+    return Explanation(where, (_report(func, parse(func.text), lowered.mesh, wanted),))
 
 
 # ---------------------------------------------------------------- emitted modules
@@ -360,20 +353,19 @@ def _explain_module(
     source: Source, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
 ) -> Explanation:
     """A module from a user's file."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
     own = _mesh_shape(source.text)
     if mesh and dict(mesh) != own:
         listed = ", ".join(f"{axis}={size}" for axis, size in own.items())
         raise fault("mesh-fit", f"the module is compiled for the mesh {listed}", NOWHERE, "leave --mesh away")
-    explained = _explain_text_of_module(source.text, target, own, functions, time_limit_s)
-
-    def place(of: CollectiveReport | FaultReport) -> str | None:
-        return of.source and of.source.replace(_FILE, source.name, 1)
-
-    return replace(explained, functions=tuple(_placed(func, place) for func in explained.functions))
+    return _explain_text_of_module(source.text, target, own, functions, time_limit_s, source.name)
 
 
 def _mesh_shape(text: str) -> dict[str, int]:
     """MESH_SHAPE of an emitted module."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
     values: dict[str, Any] = {}
     try:
         for node in ast.parse(text).body:
@@ -387,8 +379,16 @@ def _mesh_shape(text: str) -> dict[str, int]:
 
 
 def _explain_text_of_module(
-    text: str, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None
-) -> Explanation:
+    text: str, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None,
+    file: str = _FILE,
+) -> Explanation:  # fmt: skip
+    """An emitted module, called `file` where a source is named."""
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.hlo.statements import statement_names
+    from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_module
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
     wanted = parse_target(target)
     there = re.findall(r"^def build_(\w+)\(mesh\):$", text, re.MULTILINE)
     for name in functions or ():
@@ -398,62 +398,70 @@ def _explain_text_of_module(
     names = statement_names(text)
     return Explanation(
         wanted.name,
-        tuple(_report(func, mesh, names, wanted) for func in compiled if func.text),
+        tuple(_report(func, parse(func.text), mesh, wanted, names, file) for func in compiled if func.text),
         tuple(func.error for func in compiled if func.error is not None),
     )
 
 
 def _report(
-    func: CompiledFunction, mesh: Mapping[str, int], names: Mapping[int, str], target: Target
-) -> FunctionReport:
-    module = parse(func.text)
-    devices = prod(mesh.values())
-    compiled = collectives_of(module)
-    statements = written_statements(replace(parse(func.written), devices=devices), _FILE, names)
-    asked = matched(compiled, statements, _FILE, names, devices)
-    made = {id(statement) for each in asked for statement in each}
-    return replace(
-        _report_of(func, module, mesh, _reports(module, compiled, asked, mesh, names), target, names),
-        written_bytes_received=sum(statement.collective.bytes for statement in statements),
-        unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
-    )
+    func: CompiledFunction, module: HloModule, mesh: Mapping[str, int], target: Target | None,
+    names: Mapping[int, str] | None = None, file: str = _FILE,
+) -> FunctionReport:  # fmt: skip
+    """Collectives, memory, kernels and faults of a function, and how long those kernels take that run beside each of
+    its collectives. Of an emitted module `names` has the values by their lines; then it is also said what was asked."""
+    from shardwright.backends.hlo.collectives import collectives_of
+    from shardwright.backends.hlo.faults import faults_of
+    from shardwright.backends.hlo.gathered_parts import with_needed_bytes
+    from shardwright.backends.hlo.kernels import kernels_of
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.hlo.statements import Statement, matched, statement_of, written_statements
 
+    compiled, statements, of_module = collectives_of(module), list[Statement](), names is not None
+    names = names or {}
+    if of_module:
+        devices = prod(mesh.values())
+        statements = written_statements(replace(parse(func.written), devices=devices), _FILE, names)
+        asked = matched(compiled, statements, _FILE, names, devices)
+    else:
+        compiled = with_needed_bytes(module, compiled)
+        asked = [list[Statement]() for _ in compiled]
 
-def _report_of(
-    func: CompiledFunction,
-    module: HloModule,
-    mesh: Mapping[str, int],
-    collectives: tuple[CollectiveReport, ...],
-    target: Target | None,
-    names: Mapping[int, str],
-) -> FunctionReport:
-    """Memory, kernels and faults of a function, and how long those kernels take that run beside each of its
-    collectives."""
+    def place_of(stack: Sequence[Frame]) -> str | None:
+        own = bool(stack) and stack[0].file == _FILE
+        return f"{file if own else stack[0].file}:{stack[0].line}" if stack else None
+
     faults: list[FaultReport] = []
-    for found in faults_of(module, mesh, func.results, typed=bool(names)):
+    for found in faults_of(module, mesh, func.results, typed=of_module):
         place = statement_of(found.stack, _FILE, names)
-        at = f"{_FILE}:{place[1]}" if place else f"{found.stack[0].file}:{found.stack[0].line}" if found.stack else None
+        at = f"{file}:{place[1]}" if place else place_of(found.stack)
         faults.append(FaultReport(found.instruction, found.reason, at, place and place[0]))
-
+    collectives = _collective_reports(module, compiled, asked, mesh, names, file)
+    if not of_module:
+        collectives = tuple(replace(r, source=place_of(c.stack)) for r, c in zip(collectives, compiled, strict=True))
     kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
     seconds = {kernel.name: kernel.estimated_s for kernel in kernels if kernel.estimated_s is not None}
     if seconds:
         busy = [sum(seconds.get(name, 0.0) for name in each.beside) for each in collectives]
         collectives = tuple(replace(each, beside_s=s) for each, s in zip(collectives, busy, strict=True))
-    memory: Memory | None = func.memory
+    memory, made = func.memory, {id(statement) for each in asked for statement in each}
     return FunctionReport(
         func.name,
         collectives,
-        argument_bytes=memory and memory.argument_bytes,
-        temporary_bytes=memory and memory.temporary_bytes,
-        output_bytes=memory and memory.output_bytes,
+        sum(statement.collective.bytes for statement in statements) if of_module else None,
+        memory and memory.argument_bytes,
+        memory and memory.temporary_bytes,
+        memory and memory.output_bytes,
         kernels=kernels,
         compile_s=func.compile_s,
+        unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
         faults=tuple(faults),
     )
 
 
 def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, str]) -> KernelReport:
+    from shardwright.backends.hlo.statements import statement_of
+    from shardwright.backends.targets.estimates import estimated_s
+
     places = [statement_of(stack, _FILE, names) for stack in kernel.stacks]
     statements = tuple(dict.fromkeys(place[0] for place in places if place))
     rates = target and target.rates
@@ -463,13 +471,17 @@ def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, st
     return KernelReport(kernel.name, kernel.trips, kernel.cycles / rates.clock_hz, predicted, statements)
 
 
-def _reports(
+def _collective_reports(
     module: HloModule,
     compiled: Sequence[Collective],
     asked: Sequence[Sequence[Statement]],
     mesh: Mapping[str, int],
     names: Mapping[int, str],
+    file: str,
 ) -> tuple[CollectiveReport, ...]:
+    from shardwright.backends.hlo.overlap import kernels_beside
+    from shardwright.backends.hlo.statements import statement_of
+
     beside = kernels_beside(module)
     reports: list[CollectiveReport] = []
     given: set[int] = set()
@@ -489,7 +501,7 @@ def _reports(
                 collective.bytes,
                 bound,
                 tuple(dict.fromkeys(statement.name for statement in statements if statement.name)),
-                f"{_FILE}:{place[1]}" if place else None,
+                f"{file}:{place[1]}" if place else None,
                 beside.get(collective.name, ()),
             )
         )
