@@ -186,6 +186,14 @@ class Explanation:
     def __repr__(self) -> str:
         return "\n\n".join(func.as_text(self.target) for func in self.functions)
 
+    def refuse(self) -> None:
+        """Raises the diagnostics of what the compiler refused, if any."""
+        from shardwright.ir.diagnostics import DiagnosticError
+
+        if self.errors:
+            found = [diagnostic for error in self.errors for diagnostic in error.diagnostics]
+            raise DiagnosticError(found, self.errors[0].source)
+
     def as_json(self) -> dict[str, Any]:
         """The object of `explain --json`."""
         return {"target": self.target, "functions": [func.as_json() for func in self.functions]}

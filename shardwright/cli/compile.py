@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.explain import add_target
-from shardwright.cli.options import add_choice, add_file, add_json, add_output, add_sizes, json_needs_output, warn
+from shardwright.cli.options import (
+    add_choice,
+    add_file,
+    add_json,
+    add_output,
+    add_sizes,
+    add_target,
+    choice_of,
+    json_needs_output,
+    warn,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -58,26 +67,20 @@ def execute(args: argparse.Namespace) -> int:
     """Writes the module, once it has proved itself; where it cannot, that is said, and why."""
     import sys
 
-    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.cli.output import map_beside, print_json, read_program, write_output
     from shardwright.compiling import compile_program, load
     from shardwright.ir.diagnostics import located
-    from shardwright.models.weight_map import map_path, read_map
 
     source = read_program(args.file)
-    mapping = map_path(args.file)
-    weights = read_map(mapping) if args.file != "-" and mapping.is_file() else None
     with located(source):
         compiled = compile_program(
             load(source, args.mesh, args.dim),
             validate=args.validate,
             edges=args.edges,
             target=args.target,
-            objective=args.objective,
-            chip=args.chip or "",
-            calls=args.calls,
-            solver=args.solver,
+            **choice_of(args),
             to=args.to,
-            weights=weights,
+            weights=map_beside(args.file),
         )
     warn(compiled.layouts)
     if compiled.not_loaded is not None:
@@ -110,7 +113,6 @@ def _explained(args: argparse.Namespace, program: Program) -> Explanation:
     other than what is written. Raises a `DiagnosticError` where it refuses a function."""
     import sys
 
-    from shardwright.cli.explain import refuse
     from shardwright.explaining import explain_program
 
     explained = explain_program(
@@ -118,5 +120,5 @@ def _explained(args: argparse.Namespace, program: Program) -> Explanation:
     )
     for func in explained.functions:
         print(func.as_text(explained.target), file=sys.stderr)
-    refuse(explained)
+    explained.refuse()
     return explained

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.explain import add_target
-from shardwright.cli.options import add_choice, add_json, add_sizes, positive
+from shardwright.cli.options import add_chip, add_choice, add_json, add_sizes, add_target, chip_and_constants, positive
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from shardwright.cli.options import Parser, Subparsers
+    from shardwright.cli.options import Subparsers
     from shardwright.compiled_costs import CompiledCosts
     from shardwright.cost.chips import Chip
     from shardwright.cost.constants import Constants
@@ -31,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE|MODEL",
         help="a .shard program (- reads standard input), or a model by name or config.json",
     )
-    add_chip(parser, required=False)
+    add_chip(parser, datasheet=True)
     add_target(parser, "also what this target's own compiler makes of a program, beside each prediction")
     add_choice(parser, chip=False)
     parser.add_argument("--func", metavar="NAME", help="this function alone")
@@ -89,34 +88,6 @@ def _misplaced(args: argparse.Namespace) -> str | None:
             option = f"--{name.replace('_', '-')}"
             return f"{option} is for a {'MODEL, and a program has its own sizes' if program else 'FILE.shard'}"
     return None
-
-
-def add_chip(parser: Parser, *, required: bool = True) -> None:
-    """--chip NAME, and --datasheet."""
-    parser.add_argument("--chip", metavar="NAME", required=required, help="a chip by name, or the path of a chip file")
-    parser.add_argument(
-        "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
-    )
-
-
-def load_named_chip(name: str) -> Chip:
-    """The chip that `--chip` names. Raises where there is none."""
-    from shardwright.cost.chips import load_chip
-    from shardwright.ir.diagnostics import DiagnosticError, Source
-
-    try:
-        return load_chip(name)
-    except DiagnosticError as error:
-        error.source = error.source or Source("--chip", "")
-        raise
-
-
-def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
-    """The chip and the constants that `--chip` and `--datasheet` say. Raises where there is no such chip."""
-    from shardwright.cost.constants import DATASHEET
-
-    chip = load_named_chip(args.chip)
-    return chip, DATASHEET if args.datasheet else chip.constants
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -183,13 +154,12 @@ def _chip_of(target: str) -> str:
 
 def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> dict[str, CompiledCosts]:
     """By function, what the compiler of `--target` made of it."""
-    from shardwright.cli.explain import refuse
     from shardwright.compiled_costs import compiled_costs
     from shardwright.explaining import explain_program
 
     names = [cost.func for cost in costs]
     explained = explain_program(program, args.target, args.file, names, args.time_limit)
-    refuse(explained)
+    explained.refuse()
     reports = {report.name: report for report in explained.functions}
     return {cost.func: compiled_costs(cost, reports[cost.func], args.target) for cost in costs}
 
@@ -197,8 +167,7 @@ def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> 
 def _of_program(
     args: argparse.Namespace, chip: Chip, constants: Constants
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
-    from shardwright.cli.draw import load_program
-    from shardwright.cli.output import read_program
+    from shardwright.cli.output import load_program, read_program
     from shardwright.cost.program_cost import cost_of
     from shardwright.ir.completion import complete
     from shardwright.ir.diagnostics import NOWHERE, fault, located

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.cost import add_chip
-from shardwright.cli.options import add_choice, add_file, add_output, add_sizes, one_of, place_of, time_window
+from shardwright.cli.options import (
+    add_chip,
+    add_choice,
+    add_file,
+    add_output,
+    add_sizes,
+    chip_and_constants,
+    one_of,
+    time_window,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -15,7 +23,6 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
-    from shardwright.ir.syntax import Module
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
 OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
@@ -56,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--cost", action="store_true", help="colour operations by their share of the predicted time on --chip"
     )
-    add_chip(parser, required=False)
+    add_chip(parser, datasheet=True)
     add_choice(parser, chip=False)
     parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
     parser.check(lambda args: "--timeline needs --chip" if args.timeline and not args.chip else None)
@@ -93,7 +100,7 @@ def execute(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from shardwright.backends.graph import render, to_dot
-    from shardwright.cli.output import read_program, write_output
+    from shardwright.cli.output import load_program, read_program, write_output
     from shardwright.ir.diagnostics import located
 
     source = read_program(args.file)
@@ -111,8 +118,10 @@ def execute(args: argparse.Namespace) -> int:
         write_output(args.output, draw_blocks(program, frames, func, args.output.rpartition(".")[2]))
         return 0
     if args.timeline:
+        from shardwright.backends.graph.drawing import timeline_of
+
         with located(source):
-            timeline = _predicted(args, program)
+            timeline = timeline_of(program, args.func, args.chip, chip_and_constants(args)[1])
         write_output(args.output, _drawn(args, source, timeline))
         return 0
     with located(source):
@@ -122,14 +131,6 @@ def execute(args: argparse.Namespace) -> int:
         )
     write_output(args.output, render(dot, Path(args.output).suffix.removeprefix(".")))
     return 0
-
-
-def _predicted(args: argparse.Namespace, program: Program) -> Timeline:
-    """The timeline of the function that `--func` names, or of the only one."""
-    from shardwright.backends.graph.drawing import timeline_of
-    from shardwright.cli.cost import chip_and_constants
-
-    return timeline_of(program, args.func, args.chip, chip_and_constants(args)[1])
 
 
 def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str | bytes:
@@ -145,38 +146,8 @@ def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str 
 
 def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
     from shardwright.backends.graph.annotations import of_costs
-    from shardwright.cli.cost import chip_and_constants
     from shardwright.cost.program_cost import cost_of
 
     chip, constants = chip_and_constants(args)
     funcs = [func for func in program.funcs if args.func in (None, func.name)]
     return of_costs([cost_of(program, func, chip, constants) for func in funcs])
-
-
-def load_program(
-    args: argparse.Namespace, source: Source, module: Module | None = None, target: str | None = None
-) -> Program:
-    """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
-    compiler's for a target."""
-    from shardwright.compiling import explicit
-    from shardwright.ir.diagnostics import Source as SourceText
-    from shardwright.ir.diagnostics import located
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse
-
-    with located(source):
-        program = elaborate(module or parse(source), args.mesh, args.dim)
-    if args.passes is None:
-        with located(source):
-            chip, calls = args.chip or "", args.calls
-            return explicit(
-                program, target=target, objective=args.objective, chip=chip, calls=calls, solver=args.solver
-            )
-    if not args.passes.strip():
-        return program
-    from shardwright.passes.pipelines import chosen_as, options_from, parse_pipeline, run_passes
-
-    with located(SourceText("--passes", args.passes)):
-        passes = chosen_as(parse_pipeline(args.passes), place_of(args))
-    with located(source), options_from("--passes", args.passes):
-        return run_passes(program, passes)

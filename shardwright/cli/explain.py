@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_sizes, number
+from shardwright.cli.options import add_json, add_sizes, add_target
 
 if TYPE_CHECKING:
     import argparse
 
-    from shardwright.cli.options import Parser, Subparsers
-    from shardwright.explaining import Explanation
+    from shardwright.cli.options import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -39,17 +38,6 @@ def add_parser(subparsers: Subparsers) -> None:
     add_sizes(parser)
     add_json(parser)
     parser.check(_dumps_are_compiled)
-
-
-def add_target(parser: Parser, why: str) -> None:
-    """--target CHIP:SHAPE and --time-limit SECONDS."""
-    parser.add_argument("--target", metavar="CHIP:SHAPE", help=f"{why}; `shardwright targets` lists them")
-    parser.add_argument(
-        "--time-limit",
-        type=number(0.0, 1e6),
-        metavar="SECONDS",
-        help="end the compiler after so long (default: 900)",
-    )
 
 
 def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
@@ -83,7 +71,7 @@ def execute(args: argparse.Namespace) -> int:
     )
     if not args.json:
         print(explained)
-    refuse(explained)
+    explained.refuse()
     if args.json:
         print_json(explained.as_json())
     for func in explained.functions:
@@ -107,7 +95,7 @@ def _execute_function(args: argparse.Namespace) -> int:
     function, examples = from_file(name, path, args.arguments)
     target = args.target or "cpu"
     explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
-    refuse(explained)
+    explained.refuse()
     chip = parse_target(target).chip
     verdict = advise(function, examples, args.mesh or None, chip.name if chip is not None else "", target=target)
     if args.json:
@@ -115,12 +103,3 @@ def _execute_function(args: argparse.Namespace) -> int:
     else:
         print(f"{explained}\n\n{verdict}")
     return 0
-
-
-def refuse(explained: Explanation) -> None:
-    """Raises the diagnostics of what the compiler refused, if any."""
-    from shardwright.ir.diagnostics import DiagnosticError
-
-    if explained.errors:
-        found = [diagnostic for error in explained.errors for diagnostic in error.diagnostics]
-        raise DiagnosticError(found, explained.errors[0].source)

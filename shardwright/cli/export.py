@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_choice, add_file, add_output, add_sizes
+from shardwright.cli.options import add_choice, add_file, add_output, add_sizes, choice_of
 
 if TYPE_CHECKING:
     import argparse
@@ -39,26 +39,19 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Writes the export; says of an engine's setting how far it is from the program."""
     import sys
-    from pathlib import Path
 
-    from shardwright.cli.output import read_program, write_output
+    from shardwright.cli.output import map_beside, read_program, write_output
     from shardwright.compiling import load
     from shardwright.exporting.export import export
     from shardwright.ir.diagnostics import located
-    from shardwright.models.weight_map import map_path, read_map
 
     source = read_program(args.file)
-    beside = map_path(args.file)
-    mapping = read_map(beside) if args.file != "-" and Path(beside).is_file() else None
     with located(source):
         exported = export(
             load(source, args.mesh, args.dim),
             args.to,
-            weights=mapping,
-            chip=args.chip or "",
-            objective=args.objective,
-            calls=args.calls,
-            solver=args.solver,
+            weights=map_beside(args.file),
+            **choice_of(args),
         )
     write_output(args.output, exported.text)
     if exported.nearest is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, positive
+from shardwright.cli.options import add_chip, add_json, chip_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "fit", description="The fewest chips that hold a model in decode, and the most sequences and positions there."
     )
     parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
-    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    add_chip(parser, required=True)
     parser.add_argument("--chips", metavar="N", type=positive, help="on this many chips rather than the fewest")
     parser.add_argument("--batch", metavar="N", type=positive, default=1, help="sequences (default: 1)")
     parser.add_argument(
@@ -32,13 +32,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print what fits, or one JSON object with `--json`."""
-    from shardwright.cli.cost import load_named_chip
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of
     from shardwright.prediction.rows import preset_of
 
-    chip = load_named_chip(args.chip)
+    chip = chip_of(args)
     layout = args.layout or preset_of(chip)
     with located(Source(args.model, "")):
         model = model_of(args.model)

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import (
     add_choice,
+    add_dtype,
     add_experts,
     add_json,
     add_output,
+    add_sampling,
     add_sizes,
     natural,
-    number,
+    nothing_to_compute,
     place_of,
     positive,
+    settings_of,
     size_in_bytes,
 )
 from shardwright.cli.processes import add_processes, processes_from
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
     from shardwright.ir.types import DType
-    from shardwright.models.config import Config
-    from shardwright.models.description import Model
 
 _SIZES = {"B": "batch", "L": "chunk", "T": "cache"}
 """What --dim may give, and the options that give it too."""
@@ -57,17 +58,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--stream", action="store_true", help="show the text of one prompt as it grows, not at its end")
     add_processes(parser)
     add_json(parser)
-    for rule in (_one_kind_of_prompts, _dims, _something_to_do, _one_stream):
+    for rule in (_one_kind_of_prompts, _dims, nothing_to_compute, _differ, _one_stream):
         parser.check(rule)
 
 
 def _add_settings(parser: Parser) -> None:
     add = parser.add_argument
     add("--max-new-tokens", type=natural, metavar="N", help="at most so many (default: 64, or what there is room for)")
-    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
-    add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
-    add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
-    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add_sampling(parser)
     add("--samples", type=positive, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add(
         "--stop-token",
@@ -76,12 +74,6 @@ def _add_settings(parser: Parser) -> None:
         default=[],
         metavar="ID",
         help="end a text after this token, beside the checkpoint's own; may be given more than once",
-    )
-    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
-    add(
-        "--logprobs",
-        action="store_true",
-        help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
     )
 
 
@@ -95,7 +87,7 @@ def _add_plan(parser: Parser) -> None:
     add("--prefill-batch", type=positive, metavar="B", help="prompts that are read at a time, in rows of their own")
     add("--chunk", type=positive, metavar="L", help="tokens of a prompt that are read at a time (default: up to 256)")
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
-    add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
+    add_dtype(parser)
     add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
     add_choice(parser)
     add_experts(parser)
@@ -131,9 +123,7 @@ def _dims(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _something_to_do(args: argparse.Namespace) -> str | None:
-    if args.max_new_tokens == 0 and not args.logprobs:
-        return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
+def _differ(args: argparse.Namespace) -> str | None:
     if args.samples > 1 and (not args.temperature or args.max_new_tokens == 0):
         return f"--samples {args.samples} needs --temperature above 0, and new tokens: else all are the same"
     return None
@@ -174,23 +164,27 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
 
     from shardwright.backends.jax.session import told_by_first
     from shardwright.cli.generation_progress import GenerationProgress
-    from shardwright.cli.output import print_json
+    from shardwright.cli.output import print_json, read_program
     from shardwright.generation.bad_logits import explained
+    from shardwright.generation.inputs import generation_inputs
     from shardwright.generation.journal import Journal
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.outputs import completion_keys, in_order, write_line
     from shardwright.generation.planning import default_new_tokens, make_plan
-    from shardwright.generation.stopping import asked_for, stop_tokens
+    from shardwright.generation.prompts import read_text
     from shardwright.models.importing import checkpoint_dtype
 
-    config, model = _model(args.checkpoint)
-    own = frozenset[int]() if args.ignore_eos else stop_tokens(args.checkpoint, config.keys)
-    stops = own | asked_for(args.stop_token, model.vocab)
-    prompts, tokenizer = _prompts(args, model)
+    given = args.prompt or args.tokens
+    if args.prompts is not None:
+        given = read_program("-") if args.prompts == "-" else read_text(args.prompts)
+    inputs = generation_inputs(
+        args.checkpoint, given, args.stop_token, own_stops=not args.ignore_eos, writes_texts=True
+    )
+    config, model, prompts, tokenizer = inputs.config, inputs.model, inputs.prompts, inputs.tokenizer
     options = _options(args)
     new = default_new_tokens(model, prompts, options) if args.max_new_tokens is None else args.max_new_tokens
-    settings = _settings(args, stops, new)
+    settings = settings_of(args, inputs.stop_tokens, new, args.samples)
     plan = make_plan(model, prompts, settings, options, args.checkpoint)
     streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())
     results: list[dict[str, Any]] = []
@@ -316,44 +310,6 @@ def _is_plain(args: argparse.Namespace) -> bool:
 
 
 # ---------------------------------------------------------------- from options
-
-
-def _model(checkpoint: str) -> tuple[Config, Model]:
-    from shardwright.ir.diagnostics import Source, located
-    from shardwright.models.architectures import describe
-    from shardwright.models.config import config_path, read_config
-
-    config = read_config(checkpoint)
-    with located(Source(str(config_path(checkpoint)), "")):
-        return config, describe(config)
-
-
-def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Tokenizer | None]:
-    from shardwright.cli.output import read_program
-    from shardwright.generation.prompts import make_prompts, read_prompts, read_text
-    from shardwright.generation.tokenizer import read_tokenizer
-
-    tokenizer = read_tokenizer(args.checkpoint)
-    encode = None if tokenizer is None else tokenizer.encode
-    if args.prompts is None:
-        return make_prompts(args.prompt or args.tokens, model.vocab, encode), tokenizer
-    source = read_program("-") if args.prompts == "-" else read_text(args.prompts)
-    return read_prompts(source, model.vocab, encode), tokenizer
-
-
-def _settings(args: argparse.Namespace, stops: frozenset[int], new_tokens: int) -> Settings:
-    from shardwright.generation.settings import Settings
-
-    return Settings(
-        new_tokens,
-        args.temperature,
-        args.top_k,
-        args.top_p,
-        args.seed,
-        args.samples,
-        stops,
-        args.logprobs,
-    )
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_experts, add_json, add_output, add_sizes, json_needs_output, positive
+from shardwright.cli.options import add_dtype, add_experts, add_json, add_output, add_sizes, json_needs_output, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -47,9 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--phase", choices=("prefill", "decode"), help="with --cache, write this function alone")
     parser.add_argument("--batch", type=positive, metavar="B", help=f"sequences (default: {BATCH})")
     parser.add_argument("--length", type=positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
-    parser.add_argument(
-        "--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)"
-    )
+    add_dtype(parser)
     add_experts(parser)
     add_sizes(parser)
     add_output(parser, "OUT.shard")

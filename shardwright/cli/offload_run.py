@@ -7,7 +7,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_output, natural, number, positive, size_in_bytes
+from shardwright.cli.options import (
+    add_dtype,
+    add_output,
+    add_sampling,
+    natural,
+    nothing_to_compute,
+    number,
+    positive,
+    settings_of,
+    size_in_bytes,
+)
 from shardwright.cli.processes import add_silence
 
 if TYPE_CHECKING:
@@ -21,8 +31,6 @@ if TYPE_CHECKING:
     from shardwright.generation.run_settings import RunSettings
     from shardwright.generation.settings import Settings
     from shardwright.generation.tokenizer import Tokenizer
-    from shardwright.models.config import Config
-    from shardwright.models.description import Model
     from shardwright.offloading.request import Request
     from shardwright.offloading.run import OffloadedModel
     from shardwright.offloading.run_options import RunOptions
@@ -35,17 +43,8 @@ def add_run(parser: Parser) -> None:
     add("--prompts", metavar="IN.jsonl", help="prompts as JSON lines")
     add_output(parser, "OUT.jsonl")
     add("--max-new-tokens", type=natural, metavar="N", default=64, help="at most so many (default: 64)")
-    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
-    add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
-    add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
-    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
-    add(
-        "--logprobs",
-        action="store_true",
-        help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
-    )
-    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
-    add("--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)")
+    add_sampling(parser)
+    add_dtype(parser)
     for tier in ("device", "host", "disk"):
         own(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
     own("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
@@ -68,9 +67,7 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
         return None
     if not args.prompts or args.output in {None, "-"}:
         return "a run needs --prompts IN.jsonl and -o OUT.jsonl; --plan-only runs nothing"
-    if args.max_new_tokens == 0 and not args.logprobs:
-        return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute"
-    return None
+    return nothing_to_compute(args)
 
 
 @dataclass(frozen=True)
@@ -150,9 +147,9 @@ def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
 
 
 def _asked(args: argparse.Namespace, gpus: int) -> Asked:
+    from shardwright.generation.inputs import generation_inputs
+    from shardwright.generation.prompts import read_text
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-    from shardwright.models.architectures import describe
-    from shardwright.models.config import config_path, read_config
     from shardwright.offloading.buckets import check_lengths
     from shardwright.offloading.program_parts import Place
     from shardwright.offloading.room import RATES
@@ -162,11 +159,9 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
             raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
         if gpus > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
-    config = read_config(args.model)
-    with located(Source(str(config_path(args.model)), "")):
-        model = describe(config)
-    prompts, tokenizer = _prompts(args, model)
-    settings = _settings(args, config)
+    inputs = generation_inputs(args.model, read_text(args.prompts), (), own_stops=not args.ignore_eos)
+    model, prompts = inputs.model, inputs.prompts
+    settings = settings_of(args, inputs.stop_tokens, args.max_new_tokens)
     check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
         Place(0, gpus).layers(model.layers)
@@ -176,7 +171,7 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
                 " --offloading` measures those of this machine",
                 file=sys.stderr,
             )
-        return Asked(prompts, tokenizer, settings, _options(args).request(prompts, gpus))
+        return Asked(prompts, inputs.tokenizer, settings, _options(args).request(prompts, gpus))
 
 
 def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
@@ -323,24 +318,6 @@ def _summary(measured: dict[str, Any]) -> str:
         f" prompts included {measured['actual_throughput']:,.1f},"
         f" with padding {measured['padded_throughput']:,.1f}; peaks: {peaks}{resident}"
     )
-
-
-def _prompts(args: argparse.Namespace, model: Model) -> tuple[list[Prompt], Tokenizer | None]:
-    from shardwright.generation.prompts import read_prompts, read_text
-    from shardwright.generation.tokenizer import read_tokenizer
-
-    tokenizer = read_tokenizer(args.model)
-    encode = None if tokenizer is None else tokenizer.encode
-    return read_prompts(read_text(args.prompts), model.vocab, encode), tokenizer
-
-
-def _settings(args: argparse.Namespace, config: Config) -> Settings:
-    from shardwright.generation.settings import Settings
-    from shardwright.generation.stopping import stop_tokens
-
-    stops = frozenset[int]() if args.ignore_eos else stop_tokens(args.model, config.keys)
-    n, temperature, seed = args.max_new_tokens, args.temperature, args.seed
-    return Settings(n, temperature, args.top_k, args.top_p, seed, stop_tokens=stops, logprobs=args.logprobs)
 
 
 def _options(args: argparse.Namespace) -> RunOptions:

@@ -37,16 +37,14 @@ def execute(args: argparse.Namespace) -> int:
     """Prints the program after the passes, or after each of them."""
     import sys
 
-    from shardwright.cli.output import print_json, read_program, write_output
+    from shardwright.cli.output import passes_from, print_json, read_program, write_output
     from shardwright.compiling import load, print_program
-    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.diagnostics import located
     from shardwright.passes.every_pass import PASSES
     from shardwright.passes.pipelines import (
         Trace,
-        chosen_as,
         describe,
         options_from,
-        parse_pipeline,
         run_passes,
     )
 
@@ -56,8 +54,7 @@ def execute(args: argparse.Namespace) -> int:
         else:
             print("\n".join(f"{name:<20} {describe(made)}" for name, made in PASSES.items()))
         return 0
-    with located(Source("--passes", args.passes)):
-        passes = chosen_as(parse_pipeline(args.passes), place_of(args))
+    passes = passes_from(args)
     source = read_program(args.file)
     steps: list[dict[str, object]] = []
 

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
+    from shardwright.cost.chips import Chip
+    from shardwright.cost.constants import Constants
+    from shardwright.generation.settings import Settings
     from shardwright.passes.base import Proof
     from shardwright.passes.place import Place
 
@@ -234,6 +237,84 @@ def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
     return "--expert-capacity needs --experts all-to-all" if given else None
 
 
+def add_chip(parser: Parser, *, required: bool = False, datasheet: bool = False) -> None:
+    """--chip NAME, and --datasheet."""
+    parser.add_argument("--chip", metavar="NAME", required=required, help="a chip by name, or the path of a chip file")
+    if datasheet:
+        parser.add_argument(
+            "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
+        )
+
+
+def chip_of(args: argparse.Namespace) -> Chip:
+    """The chip that `--chip` names. Raises where there is none."""
+    from shardwright.cost.chips import load_chip
+    from shardwright.ir.diagnostics import Source, located
+
+    with located(Source("--chip", "")):
+        return load_chip(args.chip)
+
+
+def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
+    """The chip and the constants that `--chip` and `--datasheet` say. Raises where there is no such chip."""
+    from shardwright.cost.constants import DATASHEET
+
+    chip = chip_of(args)
+    return chip, DATASHEET if args.datasheet else chip.constants
+
+
+def add_target(parser: Parser, why: str) -> None:
+    """--target CHIP:SHAPE and --time-limit SECONDS."""
+    parser.add_argument("--target", metavar="CHIP:SHAPE", help=f"{why}; `shardwright targets` lists them")
+    parser.add_argument(
+        "--time-limit",
+        type=number(0.0, 1e6),
+        metavar="SECONDS",
+        help="end the compiler after so long (default: 900)",
+    )
+
+
+def add_dtype(parser: Parser) -> None:
+    """--dtype f32|bf16|f16, of a checkpoint's weights and of activations."""
+    parser.add_argument(
+        "--dtype", choices=("f32", "bf16", "f16"), help="of weights and activations (default: the checkpoint's)"
+    )
+
+
+def add_sampling(parser: Parser) -> None:
+    """The options on how tokens are drawn and where a text ends."""
+    add = parser.add_argument
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
+    add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
+    add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
+    add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
+    add(
+        "--logprobs",
+        action="store_true",
+        help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
+    )
+
+
+def nothing_to_compute(args: argparse.Namespace) -> str | None:
+    """The rule of commands that draw tokens."""
+    nothing = args.max_new_tokens == 0 and not args.logprobs
+    return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute" if nothing else None
+
+
+def settings_of(args: argparse.Namespace, stop_tokens: frozenset[int], new_tokens: int, samples: int = 1) -> Settings:
+    """The settings of a run that draws tokens so."""
+    from shardwright.generation.settings import Settings
+
+    drawn = (args.temperature, args.top_k, args.top_p, args.seed)
+    return Settings(new_tokens, *drawn, samples, stop_tokens, args.logprobs)
+
+
+def choice_of(args: argparse.Namespace) -> dict[str, Any]:
+    """How layouts are chosen, as Python's functions take it."""
+    return {"objective": args.objective, "chip": args.chip or "", "calls": args.calls, "solver": args.solver}
+
+
 def add_choice(parser: Parser, *, chip: bool = True) -> None:
     """How layouts are chosen: --chip NAME (unless the command has it already), --objective, --calls and --solver."""
     if chip:
@@ -270,10 +351,8 @@ def place_of(args: argparse.Namespace) -> Place:
     from shardwright.passes.place import Place
 
     if args.chip:
-        from shardwright.cli.cost import load_named_chip
-
-        load_named_chip(args.chip)  # where there is none, it is this option's fault
-    return Place.of(args.objective, args.chip or "", args.calls, args.solver)
+        chip_of(args)  # where there is none, it is this option's fault
+    return Place.of(**choice_of(args))
 
 
 def warn(proof: Proof | None) -> None:

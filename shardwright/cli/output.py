@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from shardwright.ir.diagnostics import Source
+    from shardwright.ir.program import Program
+    from shardwright.ir.syntax import Module
+    from shardwright.models.weight_map import WeightMap
+    from shardwright.passes.base import Pass
 
 
 def read_program(file: str) -> Source:
@@ -26,6 +32,48 @@ def read_program(file: str) -> Source:
     from shardwright.ir.parser import read_source
 
     return read_source(file)
+
+
+def map_beside(file: str) -> WeightMap | None:
+    """The mapping of a program's weights, where FILE.weights.json lies beside it."""
+    from shardwright.models.weight_map import map_path, read_map
+
+    return read_map(map_path(file)) if file != "-" and map_path(file).is_file() else None
+
+
+def passes_from(args: argparse.Namespace) -> tuple[Pass, ...]:
+    """The passes that `--passes` names, layouts chosen as the other options say; none where it is empty."""
+    from shardwright.cli.options import place_of
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.passes.pipelines import chosen_as, parse_pipeline
+
+    with located(Source("--passes", args.passes or "")):
+        return tuple(chosen_as(parse_pipeline(args.passes), place_of(args))) if args.passes else ()
+
+
+def load_program(
+    args: argparse.Namespace, source: Source, module: Module | None = None, target: str | None = None
+) -> Program:
+    """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
+    compiler's for a target."""
+    from shardwright.cli.options import choice_of
+    from shardwright.compiling import explicit
+    from shardwright.ir.diagnostics import located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+
+    with located(source):
+        program = elaborate(module or parse(source), args.mesh, args.dim)
+    if args.passes is None:
+        with located(source):
+            return explicit(program, target=target, **choice_of(args))
+    if not args.passes.strip():
+        return program
+    from shardwright.passes.pipelines import options_from, run_passes
+
+    passes = passes_from(args)
+    with located(source), options_from("--passes", args.passes):
+        return run_passes(program, passes)
 
 
 def write_output(path: str | None, content: str | bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_json, add_output, number, one_of, positive
+from shardwright.cli.options import add_chip, add_json, add_output, chip_and_constants, number, one_of, positive
 
 if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "these are best in latency and in chip-seconds per token.",
     )
     parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
-    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    add_chip(parser, required=True, datasheet=True)
     parser.add_argument(
         "--chips", metavar="A..B", type=_span, default=(8, 256), help="numbers of chips that exist (default: 8..256)"
     )
@@ -73,9 +73,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "--every-mesh", action="store_true", help="every shape of mesh, not one for each number of chips"
     )
     parser.add_argument("--looped", action="store_true", help="also with collectives as loops")
-    parser.add_argument(
-        "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
-    )
     parser.add_argument("--jobs", metavar="N", type=positive, help="processes (default: one for each core)")
     add_output(parser, "OUT.{svg,png,html,csv}", kind=one_of("picture or table", "svg", "png", "html", "csv"))
     parser.add_argument(
@@ -154,7 +151,6 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> Sweep:
-    from shardwright.cli.cost import chip_and_constants
     from shardwright.pareto.configurations import Sweep
     from shardwright.prediction.models import model_of
 

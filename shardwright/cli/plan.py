@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, number, positive
+from shardwright.cli.options import add_chip, add_json, chip_of, number, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "many sequences together, what they take, and what limits.",
     )
     parser.add_argument("model", metavar="MODEL", help="a built-in model by name, a config.json, or a folder with one")
-    parser.add_argument("--chip", metavar="NAME", required=True, help="a chip by name, or the path of a chip file")
+    add_chip(parser, required=True)
     parser.add_argument("--chips", metavar="N", required=True, type=positive, help="how many chips")
     parser.add_argument("--prompt", metavar="P", required=True, type=positive, help="tokens of a prompt")
     parser.add_argument("--output", metavar="G", required=True, type=positive, help="new tokens of each")
@@ -43,14 +43,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the page, or one JSON object with `--json`; with `-o` write the program."""
-    from shardwright.cli.cost import load_named_chip
     from shardwright.cli.output import print_json, write_output
     from shardwright.compiling import print_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.planning import plan
     from shardwright.planning.page import as_json, page
 
-    chip = load_named_chip(args.chip)
+    chip = chip_of(args)
     with located(Source(args.model, "")):
         made = plan(
             args.model,

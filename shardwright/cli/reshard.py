@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_sizes
+from shardwright.cli.options import add_json, add_sizes, chip_of
 
 if TYPE_CHECKING:
     import argparse
@@ -38,21 +38,17 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the plan as a table, or as one JSON object with `--json`."""
-    from shardwright.ir.diagnostics import DiagnosticError, Source
+    from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.mesh import Mesh
     from shardwright.resharding import reshard
 
     mesh = Mesh(tuple(args.mesh.items()))
     topology = None
     if args.chip:
-        from shardwright.cost.chips import load_chip
         from shardwright.cost.topology import topology_of
 
-        try:
-            topology = topology_of(load_chip(args.chip), mesh)
-        except DiagnosticError as error:
-            error.source = error.source or Source("--chip", "")
-            raise
+        with located(Source("--chip", "")):
+            topology = topology_of(chip_of(args), mesh)
     made = reshard(args.source, args.target, mesh, args.dim, minimize=args.minimize, topology=topology)
     if args.json:
         from shardwright.cli.output import print_json

@@ -124,14 +124,13 @@ def _under_torch(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) -> int:
     """Does what one process does. Of several all run the same, under PyTorch as the chips of `world`, and the first
     `writes` what came out."""
-    from shardwright.cli.output import print_json, read_program
-    from shardwright.ir.diagnostics import Source, located
+    from shardwright.cli.output import passes_from, print_json, read_program
+    from shardwright.ir.diagnostics import located
     from shardwright.ir.elaborate import elaborate
     from shardwright.ir.parser import parse
-    from shardwright.passes.pipelines import chosen_as, options_from, parse_pipeline, run_passes
+    from shardwright.passes.pipelines import options_from, run_passes
 
-    with located(Source("--passes", args.passes or "")):
-        passes = chosen_as(parse_pipeline(args.passes), place_of(args)) if args.passes else ()
+    passes = passes_from(args)
     source = read_program(args.file)
     with located(source), options_from("--passes", args.passes or ""):
         written = elaborate(parse(source), args.mesh, args.dim)
@@ -326,19 +325,18 @@ def _with_checkpoint(
 
     By the mapping beside the program, or else by the checkpoint's config.
     """
+    from shardwright.cli.output import map_beside
     from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
     from shardwright.ir.weight_source import read_whole
     from shardwright.models.architectures import describe
     from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.config import config_path, read_config
-    from shardwright.models.weight_map import check_map, map_path, read_map, weight_map
+    from shardwright.models.weight_map import check_map, weight_map
     from shardwright.passes.packed_weights import PackedWeights
     from shardwright.passes.pipelines import run_with_weights
 
-    beside = None if file == "-" else map_path(file)
-    if beside is not None and beside.is_file():
-        mapping = read_map(beside)
-    else:
+    mapping = map_beside(file)
+    if mapping is None:
         from shardwright.ir.diagnostics import Source, located
 
         with located(Source(str(config_path(folder)), "")):

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.cost import add_chip
-from shardwright.cli.options import add_choice, add_json, add_output, add_sizes, number, place_of
+from shardwright.cli.options import (
+    add_chip,
+    add_choice,
+    add_json,
+    add_output,
+    add_sizes,
+    chip_and_constants,
+    number,
+    place_of,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--problem", metavar="FILE.json", help="a problem of nodes and edges in the IOPDDL benchmark's JSON"
     )
     what.add_argument("--diff", metavar="FILE", nargs=2, help="what two programs cost, beside each other")
-    add_chip(parser, required=False)
+    add_chip(parser, datasheet=True)
     add_choice(parser, chip=False)
     parser.add_argument(
         "--minimize",
@@ -201,9 +209,7 @@ def _tried_text(tried: Tried) -> str:
 
 def _compare(args: argparse.Namespace) -> int:
     """Two programs' kernels beside each other, those of one name in one line."""
-    from shardwright.cli.cost import chip_and_constants
-    from shardwright.cli.draw import load_program
-    from shardwright.cli.output import print_json, read_program
+    from shardwright.cli.output import load_program, print_json, read_program
     from shardwright.cost.program_cost import cost_of
     from shardwright.ir.diagnostics import located
 

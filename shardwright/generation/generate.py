@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.generation.plan import WeightFormat
-from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
@@ -58,23 +57,14 @@ def generate(
     checkpoint, a prompt or an option is at fault.
     """
     from shardwright.generation.bad_logits import explained
+    from shardwright.generation.inputs import generation_inputs
     from shardwright.generation.loading import load_engine
     from shardwright.generation.memory import exhaustion
     from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
-    from shardwright.generation.stopping import asked_for
-    from shardwright.generation.stopping import stop_tokens as own_stop_tokens
-    from shardwright.generation.tokenizer import read_tokenizer
-    from shardwright.ir.diagnostics import Source, located
-    from shardwright.models.architectures import describe
-    from shardwright.models.config import config_path, read_config
     from shardwright.passes.place import Place
 
-    config = read_config(checkpoint)
-    with located(Source(str(config_path(checkpoint)), "")):
-        model = describe(config)
-    stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else asked_for(stop_tokens, model.vocab)
-    tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
-    made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
+    inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
+    model, made = inputs.model, inputs.prompts
     options = Options(
         None if mesh is None else _mesh(mesh),
         decode_layout,
@@ -93,10 +83,10 @@ def generate(
     )
     if max_new_tokens is None:
         max_new_tokens = default_new_tokens(model, made, options)
-    settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, stops, logprobs)
+    settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, samples, inputs.stop_tokens, logprobs)
     plan = make_plan(model, made, settings, options, str(checkpoint))
-    with exhaustion(str(checkpoint)), explained(checkpoint, plan.dtype or checkpoint_dtype(config)):
-        done = list(load_engine(checkpoint, config.keys, plan).run(made, settings, observe))
+    with exhaustion(str(checkpoint)), explained(checkpoint, plan.dtype or checkpoint_dtype(inputs.config)):
+        done = list(load_engine(checkpoint, inputs.config.keys, plan).run(made, settings, observe))
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
 
 

@@ -45,27 +45,18 @@ def offload(
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
-    from shardwright.generation.prompts import make_prompts
+    from shardwright.generation.inputs import generation_inputs
     from shardwright.generation.settings import Settings
-    from shardwright.generation.stopping import asked_for
-    from shardwright.generation.stopping import stop_tokens as own_stop_tokens
-    from shardwright.generation.tokenizer import read_tokenizer
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.types import DType, Tier
-    from shardwright.models.architectures import describe
-    from shardwright.models.config import config_path, read_config
     from shardwright.offloading.buckets import check_lengths
     from shardwright.offloading.run import OffloadedModel
     from shardwright.offloading.run_options import RunOptions
 
-    config = read_config(checkpoint)
-    with located(Source(str(config_path(checkpoint)), "")):
-        model = describe(config)
-    tokenizer = read_tokenizer(checkpoint) if any(isinstance(prompt, str) for prompt in prompts) else None
-    made = make_prompts(prompts, model.vocab, tokenizer.encode if tokenizer else None)
-    stops = own_stop_tokens(checkpoint, config.keys) if stop_tokens is None else asked_for(stop_tokens, model.vocab)
+    inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
+    made, stops = inputs.prompts, inputs.stop_tokens
     settings = Settings(max_new_tokens, temperature, top_k, top_p, seed, stop_tokens=stops, logprobs=logprobs)
-    check_lengths(made, max_new_tokens, model.longest)
+    check_lengths(made, max_new_tokens, inputs.model.longest)
     options = RunOptions(
         checkpoint, max_new_tokens, policy, machine, schedule,
         None if dtype is None else DType(dtype),
