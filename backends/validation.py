@@ -136,13 +136,18 @@ def compare(surface: Program, compiled: Program, func: Func, seed: int = 0) -> f
     return worst
 
 
-def _largest(a: Array, b: Array) -> float:
-    """The largest difference; infinite where one is finite, or a number, and the other not."""
+def differences(a: Array, b: Array) -> Array:
+    """How far apart the elements are: equal infinities, and NaN in both, not at all; infinitely where one is finite, or
+    a number, and the other not."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+    return np.where(np.isnan(apart), np.inf, apart)
+
+
+def _largest(a: Array, b: Array) -> float:
+    return float(differences(a, b).max(initial=0.0))
 
 
 def _nudged(inputs: Inputs, program: Program, func: Func, seed: int) -> Inputs:

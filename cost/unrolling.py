@@ -175,21 +175,27 @@ class Unrolling:
     def loop(self, segment: Segment) -> None:
         loop = segment.loop
         values = [carry.value.name for carry in loop.carries]
-        self.hand_on([(segment.reads[carry.initial], name) for carry, name in zip(loop.carries, values, strict=True)])
+        initial = [segment.reads[carry.initial] for carry in loop.carries]
+        self.hand_on(list(zip(initial, values, strict=True)), self.ending_at(segment))
+        own = frozenset(read.name for read in segment.ending if read.name not in segment.reads)
         for trip in range(segment.trips):
             self.trips[loop.dim] = trip
             self.trip(loop, trip)
             self.run(segment.body)
-            self.hand_on(list(zip(segment.ending, values, strict=True)))
+            self.hand_on(list(zip(segment.ending, values, strict=True)), own)
         self.trips.pop(loop.dim, None)
         results = [Read(name, carry.value.type, ()) for name, carry in zip(values, loop.carries, strict=True)]
-        self.hand_on(list(zip(results, (value.name for value in loop.results), strict=True)))
+        self.hand_on(list(zip(results, (value.name for value in loop.results), strict=True)), frozenset(values))
+
+    def ending_at(self, segment: Segment) -> Set[str]:
+        """The names that a loop is the last to use, and only when it begins."""
+        return frozenset()
 
     def trip(self, loop: Loop, index: int) -> None:
         """A trip of a loop begins."""
 
-    def hand_on(self, names: Sequence[tuple[Read, str]]) -> None:
-        """Values get other names, all at once."""
+    def hand_on(self, names: Sequence[tuple[Read, str]], ended: Set[str]) -> None:
+        """Values get other names, all at once; those that have `ended` are used by their old ones no more."""
         renames = [(read.name, new) for read, new in names]
         _rename(self._landing, renames)
         _rename(self._sources, renames)

@@ -161,13 +161,22 @@ def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
         strided = value.name in edges
         return {"name": value.name, "type": str(known.type), "op": op, "found": found, "strided": strided}
 
-    values = [entry(value, "weight") for value in program.weights]
-    values += [entry(value, "state") for value in program.state]
-    values += [entry(value, "parameter") for value in func.params]
+    values = [entry(value, op) for value, op in (*named_globals(program), *named_values(func))]
+    return {"name": func.name, "values": values}
+
+
+def named_globals(program: Program) -> Iterator[tuple[Value, str]]:
+    """Weights and state, each with the word for what it is."""
+    yield from ((value, "weight") for value in program.weights)
+    yield from ((value, "state") for value in program.state)
+
+
+def named_values(func: Func) -> Iterator[tuple[Value, str]]:
+    """The values of a function in the order of the text, each with the word for what makes it."""
+    yield from ((value, "parameter") for value in func.params)
     for statement in statements(func.body):
         op = (statement.operation.keyword or "alias") if isinstance(statement, Let) else "loop"
-        values += [entry(value, op) for value in defined(statement)]
-    return {"name": func.name, "values": values}
+        yield from ((value, op) for value in defined(statement))
 
 
 _STORED = "its array has a dimension for each digit"

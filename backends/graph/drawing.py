@@ -13,6 +13,7 @@ from shardwright.backends.graph.dot import to_dot
 from shardwright.backends.graph.rendering import FORMATS, render
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.ir.program import Func, Program
+from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
     from shardwright.backends.timeline.record import Timeline
@@ -57,14 +58,8 @@ class Drawing:
         The file appears complete or not at all. Raises a `DiagnosticError` for another suffix.
         """
         data = self._drawn(format_of(path, self._formats))
-        target = Path(os.path.realpath(path))
-        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            beside.write_bytes(data)
-            beside.replace(target)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with whole_file(path) as file:
+            file.write(data)
 
 
 def format_of(path: str | os.PathLike[str], formats: Sequence[str] = FORMATS) -> str:

@@ -21,6 +21,7 @@ from shardwright.backends.targets.failures import crashed, does_not_fit, failure
 from shardwright.backends.targets.gpus import gpu_memory_bytes, target_config
 from shardwright.backends.targets.names import TPUS, Target
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.whole_files import cache_folder, whole_file
 
 TIME_LIMIT_S = 900.0
 """Seconds that a compiler may take for a module unless told otherwise."""
@@ -94,7 +95,7 @@ def _compiled(target: Target, request: dict[str, Any], text: str, time_limit_s: 
     missing = target.platform.missing
     if missing:
         raise not_installed(target.name, missing, target.platform.command)
-    kept = _folder() / f"{_key(request, text)}.json.gz"
+    kept = cache_folder("targets") / f"{_key(request, text)}.json.gz"
     answer = _read(kept)
     if answer is None:
         answer = _run(target, request, text, time_limit_s)
@@ -202,11 +203,6 @@ def _key(request: Mapping[str, Any], text: str) -> str:
     return hashlib.sha256(json.dumps([request, versions, text], sort_keys=True).encode()).hexdigest()
 
 
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "shardwright" / "targets"
-
-
 def _read(file: Path) -> dict[str, Any] | None:
     """The result that was kept; None where nothing was, or what is there cannot be read."""
     with suppress(OSError, EOFError, ValueError, gzip.BadGzipFile):
@@ -219,6 +215,5 @@ def _keep(file: Path, answer: Mapping[str, Any]) -> None:
     """A folder that cannot be written costs time alone."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}.part")
-        beside.write_bytes(gzip.compress(json.dumps(answer).encode(), 6))
-        beside.replace(file)
+        with whole_file(file) as kept:
+            kept.write(gzip.compress(json.dumps(answer).encode(), 6))

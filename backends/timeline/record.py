@@ -123,9 +123,7 @@ class Timeline:
         return tuple((name, course) for name, course in named if course is not None)
 
 
-def course_of(
-    events: Sequence[Event], spans: Sequence[Span], memory: Memory | None = None, given: tuple[Bound, ...] | None = None
-) -> Course:
+def course_of(events: Sequence[Event], spans: Sequence[Span], memory: Memory | None = None) -> Course:
     """The course of a program's events that had these spans, in their order. A step is a trip of its loops."""
     steps: dict[tuple[tuple[str, int], ...], int] = {}
     made: list[Entry] = []
@@ -134,7 +132,7 @@ def course_of(
         trips = "".join(f" {dim}={index}" for dim, index in event.trips)
         name = f"{event.action} {event.name}{trips}"
         made.append(Entry(event.number, str(event.resource), name, start, end, event.nbytes, event.after, step))
-    return Course(tuple(made), memory or {}, given)
+    return Course(tuple(made), memory or {})
 
 
 # ---------------------------------------------------------------- the file

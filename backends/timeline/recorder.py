@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from shardwright.backends.timeline.durations import Seconds, by_measurement
-from shardwright.backends.timeline.record import Memory, Timeline, course_of
+from shardwright.backends.timeline.record import Course, Memory, Timeline, course_of
 from shardwright.backends.torch.event_threads import Timed
 from shardwright.cost.offloading.simulation import Span, simulate
 from shardwright.cost.unrolling import Action, Event, Resource
@@ -73,6 +73,33 @@ class Recording:
             timed.append(Timed(event, begin, end))
         memory = {tier: tuple((time, nbytes) for time, nbytes in points) for tier, points in table["memory"].items()}
         return Recording(tuple(timed), memory, table["origin"])
+
+
+def run_timeline(
+    title: str,
+    recordings: Sequence[Recording],
+    capacity: Mapping[str, float] | None = None,
+    seconds: Sequence[Seconds] | None = None,
+) -> Timeline:
+    """The timeline of a run: of several processes each as that of one, from when the first of them began: the clocks
+    are those of the hosts, and as far apart in the picture as in truth."""
+    if len(recordings) < 2:  # none where everything was answered already
+        return next(iter(recordings), Recording()).timeline(title, capacity, seconds[0] if seconds else None)
+    began = min((each.origin for each in recordings if each.timed), default=0.0)
+    limits, parts = dict(capacity or {}), list[Timeline]()
+    for process, each in enumerate(recordings):
+        own = each.timeline(f"process {process}", limits, seconds[process] if seconds else None)
+        predicted, measured = (_later(course, each.origin - began) for course in (own.predicted, own.measured))
+        parts.append(Timeline(f"process {process}", predicted, measured, limits))
+    return Timeline(title, None, None, limits, tuple(parts))
+
+
+def _later(course: Course | None, seconds: float) -> Course | None:
+    if course is None:
+        return None
+    entries = tuple(replace(e, start=e.start + seconds, end=e.end + seconds) for e in course.entries)
+    memory = {tier: tuple((time + seconds, n) for time, n in points) for tier, points in course.memory.items()}
+    return Course(entries, memory)
 
 
 class Recorder:

@@ -1,4 +1,5 @@
-"""Entries of names: tensors, parts of homes, and rows that have been written but not yet stored."""
+"""Entries of names: tensors, parts of homes, rows that have been written but not yet stored; and values on their way to
+the device."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.buffers import Buffer
-from shardwright.backends.torch.homes import Home, Part
+from shardwright.backends.torch.homes import Home, Job, Part
 from shardwright.backends.torch.row_updates import Positions, put_rows
 
 if TYPE_CHECKING:
@@ -44,6 +45,33 @@ class Entry:
     buffer: Buffer | None = None
     rows: Written | None = None
     raw: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A part of a home, or a tensor on the host, on its way to a buffer on the device: by one on the host where it
+    comes from disk. `held` is the buffer that it lies in meanwhile."""
+
+    source: Home | Tensor
+    part: Part
+    raw: Tensor
+    staged: Tensor | None = None
+    staging: Buffer | None = None
+    held: Buffer | None = None
+
+    def disk_reads(self) -> tuple[list[Job], int]:
+        """Jobs that read what lies on disk, and how many bytes."""
+        if not isinstance(self.source, Home):
+            return [], 0
+        staged = self.staged is not None
+        return self.source.disk_reads(self.part, self.staged if staged else self.raw, staged=staged)
+
+    def copy(self) -> int:
+        """The bytes that came from the host."""
+        if isinstance(self.source, Home):
+            return self.source.copy(self.part, self.raw, self.staged)
+        self.raw.copy_(self.source, non_blocking=True)
+        return self.raw.numel() * self.raw.element_size()
 
 
 def within(part: Part, at: Mapping[int, int]) -> Part:

@@ -17,7 +17,7 @@ from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.row_updates import Positions, begins_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.segments import Read, Segment, home_of
+from shardwright.cost.segments import Kind, Read, Segment, home_of
 from shardwright.cost.unrolling import Unrolling
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
@@ -44,8 +44,7 @@ class Environment(Unrolling):
         self.buffers = buffers
         self._values: dict[str, Entry] = {}
         self._common = Common()
-        self._dies: dict[Position, list[str]] = {}
-        self._ended: frozenset[str] = frozenset()
+        self._dies: dict[Position, Set[str]] = {}
         self._latest: dict[str, tuple[Part, Written]] = {}
         """The rows that were set last, as they were, of state that is not kept as it is computed with."""
 
@@ -122,16 +121,15 @@ class Environment(Unrolling):
         shape = read.kind.shape
         return torch.zeros([d.size for d in shape.dims], dtype=held_as(shape.dtype), device=self.tiers.device)
 
-    def hand_on(self, names: Sequence[tuple[Read, str]]) -> None:
-        super().hand_on(names)
+    def hand_on(self, names: Sequence[tuple[Read, str]], ended: Set[str]) -> None:
+        super().hand_on(names, ended)
         kept = [self._handed(read) for read, _ in names]
         for entry in kept:
             if entry is not None and entry.buffer is not None:
                 self.buffers.share(entry.buffer)
-        if self._ended:
-            for read, _ in names:
-                if read.name not in self.homes and read.name in self._ended:
-                    self._drop(read.name)
+        for read, _ in names if ended else ():
+            if read.name not in self.homes and read.name in ended:
+                self._drop(read.name)
         for entry, (_, new) in zip(kept, names, strict=True):
             self._drop(new)
             if entry is not None:
@@ -146,34 +144,9 @@ class Environment(Unrolling):
             return entry
         return Entry(self._tensor(read).clone(), entry.names)
 
-    def loop(self, segment: Segment) -> None:
-        loop, dying = segment.loop, self._dying(segment)
-        values = [carry.value.name for carry in loop.carries]
-        self._ended = frozenset(dying)
-        self.hand_on([(segment.reads[carry.initial], name) for carry, name in zip(loop.carries, values, strict=True)])
-        for name in dying:
-            self._drop(name)
-        own = frozenset(read.name for read in segment.ending if read.name not in segment.reads)
-        for trip in range(segment.trips):
-            self.trips[loop.dim] = trip
-            self.trip(loop, trip)
-            self.run(segment.body)
-            self._ended = own
-            self.hand_on(list(zip(segment.ending, values, strict=True)))
-        self.trips.pop(loop.dim, None)
-        if loop.index is not None:
-            self._drop(loop.index)
-        results = [Read(name, carry.value.type, ()) for name, carry in zip(values, loop.carries, strict=True)]
-        self._ended = frozenset(values)
-        self.hand_on(list(zip(results, (value.name for value in loop.results), strict=True)))
-        for name in values:
-            self._drop(name)
-
-    def _dying(self, segment: Segment) -> list[str]:
-        """The names that a loop is the last to use, and only when it begins."""
+    def ending_at(self, segment: Segment) -> Set[str]:
         if segment.place not in self._dies:
-            inside = names_used(segment.loop.body)
-            self._dies[segment.place] = [name for name in segment.last if name not in inside]
+            self._dies[segment.place] = frozenset(segment.last) - names_used(segment.loop.body)
         return self._dies[segment.place]
 
     def trip(self, loop: Loop, index: int) -> None:
@@ -185,6 +158,8 @@ class Environment(Unrolling):
     def leave(self, segment: Segment) -> None:
         for name in segment.last:
             self._drop(name)
+        if segment.kind is Kind.LOOP and segment.loop.index is not None:
+            self._drop(segment.loop.index)
 
     def landed(self, segment: Segment) -> None:
         for statement in segment.lets:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.pieces import joined, rows_on
 from shardwright.backends.torch.quantization import Coding
 from shardwright.backends.torch.row_updates import Positions, put_rows
 from shardwright.backends.torch.tensors import held_as
@@ -324,6 +323,18 @@ class Home:
                     self.tiers.spill.write(self.what(index), kept[l, b], at)
                     moved += each
         return moved
+
+
+def joined(pieces: tuple[Rows, ...], at_hand: Set[Tier]) -> tuple[Rows, ...]:
+    """Where rows lie for a device that computes with what is in the memories `at_hand`: as the device's own."""
+    stop = max((rows.stop for rows in pieces if rows.tier in at_hand), default=0)
+    others = tuple(rows for rows in pieces if rows.tier not in at_hand)
+    return ((Rows(Tier.DEVICE, 0, stop),) if stop else ()) + others
+
+
+def rows_on(pieces: tuple[Rows, ...], tier: Tier) -> Rows:
+    """The rows on one tier, perhaps none."""
+    return next((rows for rows in pieces if rows.tier is tier), Rows(tier, 0, 0))
 
 
 def state_layout(value: Value, loops: Sequence[str], updated: Sequence[str], *, quantized: bool) -> tuple[Layout, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.backends.torch.world import World, torch_distributed
@@ -21,23 +21,13 @@ _ON_THE_WAY = 64
 """Messages with tokens that are sent before the oldest must have arrived."""
 
 
-class Place(Protocol):
-    """Where in the pipeline this process is."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-
-
 class Links:
     """The links of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
 
-    def __init__(self, world: World, place: Place, tiers: Tiers) -> None:
+    def __init__(self, world: World, tiers: Tiers) -> None:
         """To be made by all processes together, since it makes their groups."""
         self.world = world
         world.at("loading weights")
-        self.place = place
         everyone = tuple(range(world.count))
         self.backend = world.backend(tiers.device)
         self._hidden = world.group(everyone, self.backend)
@@ -54,7 +44,7 @@ class Links:
 
         for tensor in tensors:
             with torch.cuda.device(tensor.device) if tensor.is_cuda else torch.no_grad():
-                torch_distributed().irecv(tensor, self.place.index - 1, group=self._hidden, tag=_HIDDEN).wait()
+                torch_distributed().irecv(tensor, self.world.index - 1, group=self._hidden, tag=_HIDDEN).wait()
                 if tensor.is_cuda:
                     torch.cuda.current_stream().synchronize()
 
@@ -77,7 +67,7 @@ class Links:
             if self.backend != "nccl":
                 sent = sent.cpu()
             with torch.cuda.device(sent.device) if sent.is_cuda else torch.no_grad():
-                torch_distributed().isend(sent, self.place.index + 1, group=self._hidden, tag=_HIDDEN).wait()
+                torch_distributed().isend(sent, self.world.index + 1, group=self._hidden, tag=_HIDDEN).wait()
                 if sent.is_cuda:
                     torch.cuda.current_stream().synchronize()
 
@@ -88,9 +78,9 @@ class Links:
         import torch
 
         tokens, numbers = torch.empty(rows, dtype=torch.int64), torch.empty(scores)
-        torch_distributed().irecv(tokens, self.place.count - 1, group=self._tokens, tag=_TOKENS).wait()
+        torch_distributed().irecv(tokens, self.world.count - 1, group=self._tokens, tag=_TOKENS).wait()
         if scores:
-            torch_distributed().irecv(numbers, self.place.count - 1, group=self._tokens, tag=_SCORES).wait()
+            torch_distributed().irecv(numbers, self.world.count - 1, group=self._tokens, tag=_SCORES).wait()
         return [int(token) for token in tokens], [float(number) for number in numbers]
 
     def send_tokens(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
@@ -100,10 +90,10 @@ class Links:
         messages = [(_TOKENS, torch.tensor(tokens, dtype=torch.int64))]
         if scores:
             messages.append((_SCORES, torch.tensor(scores)))
-        for other in range(self.place.count - 1):
+        for other in range(self.world.count - 1):
             for tag, sent in messages:
                 self._sent.append((torch_distributed().isend(sent, other, group=self._tokens, tag=tag), sent))
-        while len(self._sent) > _ON_THE_WAY * (self.place.count - 1):
+        while len(self._sent) > _ON_THE_WAY * (self.world.count - 1):
             self._sent.popleft()[0].wait()
 
     def settle(self) -> None:

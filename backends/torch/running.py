@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.blocks import Block, Values
 from shardwright.backends.torch.buffers import Buffer, Buffers
-from shardwright.backends.torch.entries import Entry, fits, is_slice, put
+from shardwright.backends.torch.entries import Entry, Transfer, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, Timed
 from shardwright.backends.torch.homes import Home, Job, Part, state_layout
 from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.backends.torch.transfers import Transfer
 from shardwright.cost.segments import Kind, Read, Segment, home_of, in_order
 from shardwright.cost.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError
@@ -325,9 +324,20 @@ class Running(Environment):
         self._hand(event, copy, partial(self._landed, transfers))
 
     def _landed(self, transfers: Sequence[Transfer]) -> None:
-        for buffer in (buffer for each in transfers for buffer in (each.staging, each.held)):
+        self._let_go(*(buffer for each in transfers for buffer in (each.staging, each.held)))
+
+    def _let_go(self, *held: Buffer | None) -> None:
+        for buffer in held:
             if buffer is not None:
                 self.buffers.give_back(buffer)
+
+    def _see_to(self, event: Event, write: Job, held: Buffer | None) -> None:
+        """An event of the device or of another resource, for which a buffer is held."""
+        if event.resource is Resource.DEVICE:
+            self._here(event, write)
+            self._let_go(held)
+        else:
+            self._hand(event, write, partial(self._let_go, held))
 
     def _arrive(self, segment: Segment) -> None:
         """Makes of what has arrived the tensors that are computed with."""
@@ -383,9 +393,7 @@ class Running(Environment):
             return
         buffer = self._buffer(Tier.HOST, result.name, tuple(tensor.shape), tensor.dtype)
         staged = buffer.as_tensor(tuple(tensor.shape), tensor.dtype)
-        held = entry.buffer
-        if held is not None:
-            self.buffers.share(held)
+        held = self._hold(entry)
 
         def copy() -> None:
             staged.copy_(tensor, non_blocking=True)
@@ -395,15 +403,11 @@ class Running(Environment):
                 tensor.record_stream(torch.cuda.current_stream())
             self._count(event, staged.numel() * staged.element_size())
 
-        def done() -> None:
-            if held is not None:
-                self.buffers.give_back(held)
-
         rows = entry.rows
         self._bind(
             result.name, Entry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
         )
-        self._hand(event, copy, done)
+        self._hand(event, copy, partial(self._let_go, held))
 
     def _keep(self, event: Event, segment: Segment) -> None:
         """A value that lives elsewhere, and is no new value of state: it has a home as long as a name has it."""
@@ -421,15 +425,7 @@ class Running(Environment):
         def write() -> None:
             self._count(event, home.write(part, tensor))
 
-        def done() -> None:
-            if held is not None:
-                self.buffers.give_back(held)
-
-        if event.resource is Resource.DEVICE:
-            self._here(event, write)
-            done()
-        else:
-            self._hand(event, write, done)
+        self._see_to(event, write, held)
 
     def _write(self, event: Event, segment: Segment) -> None:
         """A new value of state, or of its slice."""
@@ -439,9 +435,7 @@ class Running(Environment):
         assert entry is not None
         home, part = target.home, target.part
         assert home is not None
-        held = entry.buffer
-        if held is not None:
-            self.buffers.share(held)
+        held = self._hold(entry)
 
         def write() -> None:
             if (
@@ -463,21 +457,14 @@ class Running(Environment):
             if event.resource is not Resource.DEVICE:
                 self._count(event, moved)
 
-        def done() -> None:
-            if held is not None:
-                self.buffers.give_back(held)
-
+        self._see_to(event, write, held)
         if event.resource is Resource.DEVICE:
-            self._here(event, write)
-            done()
             if home.coding.quantized is not None and entry.rows is not None:
                 self._latest[home.value.name] = part, entry.rows
             if not home.value.shape.dtype.is_float:
                 self._common.clear()
             if statement.state in self.watched and self.on_set is not None:
                 self.on_set(statement.state, self._tensor(segment.reads[statement.state]))
-        else:
-            self._hand(event, write, done)
 
 
 def _sets(segments: Sequence[Segment]) -> list[SetState]:

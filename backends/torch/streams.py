@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.unrolling import Resource
 
@@ -20,59 +20,38 @@ Mark = Any
 """The end of an action in a stream; None where it is done already."""
 
 
-class Streams(Protocol):
-    """The part of a device that an executor issues actions to."""
-
-    def thread(self, resource: Resource) -> Any:
-        """A context for the thread of a resource."""
-        ...
-
-    def wait(self, resource: Resource, mark: Mark) -> None:
-        """Everything issued for the resource from now on comes after the mark."""
-        ...
-
-    def issue(self, resource: Resource, action: Callable[[], None]) -> Mark:
-        """Issues the action, or does it; the mark of its end."""
-        ...
-
-    def seconds(self, mark: Mark) -> tuple[float, float] | None:
-        """When what the mark stands for began and ended, once all has ended; None where it was done on the host."""
-        ...
-
-    def finish(self) -> None:
-        """Returns when all that was issued is done."""
-        ...
-
-
-class NoStreams:
-    """A device on which actions are done when they are called: the CPU."""
+class Streams:
+    """The part of a device that an executor issues actions to; here one on which they are done at once: the CPU."""
 
     @contextmanager
     def thread(self, resource: Resource) -> Generator[None]:
+        """A context for the thread of a resource."""
         import torch
 
         with torch.inference_mode():
             yield
 
     def wait(self, resource: Resource, mark: Mark) -> None:
-        pass
+        """Everything issued for the resource from now on comes after the mark."""
 
     def issue(self, resource: Resource, action: Callable[[], None]) -> Mark:
+        """Issues the action, or does it; the mark of its end."""
         action()
         return None
 
     def seconds(self, mark: Mark) -> tuple[float, float] | None:
+        """When what the mark stands for began and ended, once all has ended; None where it was done on the host."""
         return None
 
     def finish(self) -> None:
-        pass
+        """Returns when all that was issued is done."""
 
 
 ISSUED = (Resource.TO_DEVICE, Resource.DEVICE)
 """Resources whose actions are issued and not seen through by their thread."""
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """Streams of a CUDA device. With `timed` its events take the time."""
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
@@ -134,4 +113,4 @@ class CudaStreams:
 
 def streams_of(device: torch.device, *, timed: bool = False) -> Streams:
     """The streams of a device."""
-    return CudaStreams(device, timed=timed) if device.type == "cuda" else NoStreams()
+    return CudaStreams(device, timed=timed) if device.type == "cuda" else Streams()

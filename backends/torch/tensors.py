@@ -84,7 +84,7 @@ def aligned(value: Named, names: Sequence[str]) -> torch.Tensor:
     return tensor[tuple(slice(None) if name in value.names else None for name in names)]
 
 
-def from_numpy(array: npt.NDArray[Any], device: Any = "cpu") -> torch.Tensor:
+def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
     """A tensor of the numpy array's numbers; ml_dtypes' bfloat16 is told by its name. Shares memory where it can."""
     import numpy as np
     import torch
@@ -92,5 +92,5 @@ def from_numpy(array: npt.NDArray[Any], device: Any = "cpu") -> torch.Tensor:
     owned = array.flags.c_contiguous and array.flags.writeable
     given = array if owned else array.copy(order="C")
     if given.dtype.name == "bfloat16":
-        return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.as_tensor(given).to(device)
+        return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16)
+    return torch.as_tensor(given)

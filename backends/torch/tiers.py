@@ -68,11 +68,6 @@ class Tiers:
         """Nothing uses it any more but what has been issued to the stream that it was made on."""
         self.count_off(counted or {Tier.DEVICE: tensor.numel() * tensor.element_size()})
 
-    def count(self, what: str, counted: Mapping[Tier, int]) -> None:
-        """Counts memory that is allocated elsewhere."""
-        for tier, nbytes in counted.items():
-            self.memories[tier].take(what, nbytes)
-
     def count_off(self, counted: Mapping[Tier, int]) -> None:
         for tier, nbytes in counted.items():
             self.memories[tier].give_back(nbytes)

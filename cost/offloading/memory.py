@@ -48,12 +48,6 @@ def capacities(machine: Machine) -> Mapping[str, float]:
     return {"device": machine.chip.memory_bytes, "host": machine.host.memory_bytes, "disk": disk}
 
 
-def excess(peaks: Peaks, limits: Mapping[str, float]) -> dict[str, float]:
-    """By how many bytes each tier is exceeded; empty where everything fits."""
-    over = {tier: getattr(peaks, tier) - limits[tier] for tier in TIERS}
-    return {tier: nbytes for tier, nbytes in over.items() if nbytes > 0}
-
-
 def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
     """The peak bytes of a block on every tier, homes and working memory together."""
     placed = [

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.policy import Shares
 from shardwright.cost.offloading.runtimes import Runtime
 from shardwright.cost.offloading.sizes import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Bytes of a part on each tier, as they are stored."""
-
-    device: float
-    host: float
-    disk: float
-
-    @property
-    def total(self) -> float:
-        return self.device + self.host + self.disk
-
-    @property
-    def elsewhere(self) -> float:
-        return self.host + self.disk
-
-
-def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Placed:
-    """The bytes of a part on each tier.
+def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Shares:
+    """The bytes of a part on each tier, as they are stored.
 
     FlexGen's runtime lays the tensors of a part end to end and takes a whole tensor to the tier in whose range its
     middle lies, the ranges in the order disk, host, device: of four equal matrices of attention 20 % for the device is
@@ -37,7 +18,7 @@ def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuan
     sizes = [tensor.stored_bytes(quantized) for tensor in part.tensors]
     if not runtime.whole_tensors:
         total = sum(sizes)
-        return Placed(weights.device * total, weights.host * total, weights.disk * total)
+        return Shares(weights.device * total, weights.host * total, weights.disk * total)
     elements = [tensor.elements for tensor in part.tensors]
     whole, before = sum(elements), 0
     device = host = disk = 0.0
@@ -50,4 +31,4 @@ def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuan
             host += size
         else:
             device += size
-    return Placed(device, host, disk)
+    return Shares(device, host, disk)

@@ -15,7 +15,7 @@ _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How much of something lies on each tier; the three add up to 1."""
+    """How much of something lies on each tier: shares of it, which add up to 1, or bytes."""
 
     device: float
     host: float
@@ -47,6 +47,19 @@ class Policy:
     def block(self) -> int:
         """Sequences in a block."""
         return self.gpu_batch * self.n_gpu_batches
+
+    @property
+    def quantized(self) -> dict[str, GroupQuantization | None]:
+        return {"weights": self.quantized_weights, "cache": self.quantized_cache}
+
+    @property
+    def quantized_by_bits(self) -> dict[int, list[str]]:
+        """The quantized parts, by their bits."""
+        made: dict[int, list[str]] = {}
+        for what, quantized in self.quantized.items():
+            if quantized is not None:
+                made.setdefault(quantized.bits, []).append(what)
+        return made
 
     def as_json(self) -> dict[str, float | int]:
         """The keys of the contract; shares in percent."""

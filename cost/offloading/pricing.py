@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from shardwright.cost.chips import Machine
-from shardwright.cost.offloading.memory import Peaks, capacities, excess, peaks_of
-from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.memory import Peaks, attends_on_host, capacities, peaks_of
+from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.runtimes import Rates, Runtime, rates_of
 from shardwright.cost.offloading.sizes import Sizes
 from shardwright.cost.offloading.times import Times, times_of
+from shardwright.ir.text_table import bytes_text, text_table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy with what it costs. `prefill_s` and `decode_s` are of one block."""
+    """A policy with what it costs in a setting. `prefill_s` and `decode_s` are of one block."""
 
+    setting: Setting
     policy: Policy
     times: Times
     peaks: Peaks
@@ -30,6 +33,57 @@ class Plan:
     @property
     def tokens_per_s(self) -> float:
         return self.times.tokens / self.seconds
+
+    @property
+    def host_attention(self) -> bool:
+        return attends_on_host(self.policy, self.setting.runtime)
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of `offload --plan-only --json`."""
+        setting, quantized = self.setting, self.policy.quantized
+        return {
+            "policy": self.policy.as_json(),
+            "tokens_per_s": self.tokens_per_s,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "peak_bytes": self.peaks.as_json(),
+            "bound_by": self.times.bound_by,
+            "capacity_bytes": {tier: round(nbytes) for tier, nbytes in setting.limits.items()},
+            "runtime": setting.runtime.name,
+            "machine": setting.machine.name,
+            "gpus": setting.devices,
+            "compressed": {what: format_ is not None for what, format_ in quantized.items()},
+            "bits": {what: format_.bits for what, format_ in quantized.items() if format_ is not None},
+            "host_attention": self.host_attention,
+        }
+
+    def text(self, model: str, most_tokens_per_s: float | None) -> str:
+        """The plan for people, of a model of this name; where it was searched, with what no policy exceeds."""
+        policy, setting, sizes, most = self.policy, self.setting, self.setting.sizes, most_tokens_per_s
+        rows = [
+            (tier, *(f"{100 * getattr(shares, tier):g} %" for shares in (policy.weights, policy.cache, policy.hidden)),
+             bytes_text(getattr(self.peaks, tier)), bytes_text(setting.limits[tier]))
+            for tier in TIERS
+        ]  # fmt: skip
+        where = "host" if self.host_attention else "device"
+        gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
+        return "\n".join(
+            [
+                f"{model} on {setting.machine.name}{gpus}, {sizes.prompt} tokens in and {sizes.generated} out,"
+                f" runtime {setting.runtime.name}",
+                "",
+                f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
+                *(f"in {bits} bits        {' and '.join(what)}" for bits, what in policy.quantized_by_bits.items()),
+                f"attention        on the {where} over what of the cache is not on the device",
+                "",
+                *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),
+                "",
+                f"throughput       {self.tokens_per_s:.4g} token/s"
+                + (f"; no policy here gives more than {most:.4g}" if most is not None else ""),
+                f"block            {self.seconds:.4g} s: prefill {self.prefill_s:.4g} s, decode {self.decode_s:.4g} s",
+                f"bound by         {self.times.bound_by}",
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -72,14 +126,17 @@ class Setting:
         times = times_of(self.stage, group, self.runtime, self.rates)
         times = replace(times, tokens=policy.block * self.sizes.generated)
         filling, waiting = self.rounds(groups)
-        return Plan(policy, times, self.peaks(policy), times.prefill.seconds * filling, times.decode.seconds * waiting)
+        seconds = times.prefill.seconds * filling, times.decode.seconds * waiting
+        return Plan(self, policy, times, self.peaks(policy), *seconds)
 
     def peaks(self, policy: Policy) -> Peaks:
         return peaks_of(self.stage, policy, self.runtime)
 
     def excess(self, policy: Policy) -> dict[str, float]:
         """By how many bytes each tier is exceeded; empty where the policy fits."""
-        return excess(self.peaks(policy), self.limits)
+        peaks, limits = self.peaks(policy), self.limits
+        over = {tier: getattr(peaks, tier) - limits[tier] for tier in TIERS}
+        return {tier: nbytes for tier, nbytes in over.items() if nbytes > 0}
 
     def groups(self, policy: Policy) -> int:
         """Into how many groups the batches of a block are divided."""

@@ -62,14 +62,16 @@ def fastest(setting: Setting, compressions: Sequence[Compression]) -> Plan | Non
 
 
 def _fastest(setting: Setting, kinds: Sequence[Policy]) -> Plan | None:
-    one = Blocks((1, 1), (1, 1))
-    made: list[Plan] = []
-    for policy in kinds:
-        relaxed = best_shares(setting, one, policy)
-        fitting = _starts(setting, policy, relaxed) if relaxed is not None else []
-        if fitting:
-            made.append(improved(setting, min(fitting, key=lambda plan: plan.seconds)))
+    fitting = [plans for plans in (block_plans(setting, policy) for policy in kinds) if plans]
+    made = [improved(setting, min(plans, key=lambda plan: plan.seconds)) for plans in fitting]
     return min(made, key=lambda plan: plan.seconds, default=None)
+
+
+def block_plans(setting: Setting, policy: Policy) -> list[Plan]:
+    """The plans of a policy's block whose shares are those of the linear program, rounded so that they fit."""
+    blocks = (policy.gpu_batch, policy.n_gpu_batches)
+    relaxed = best_shares(setting, Blocks(blocks, blocks), policy)
+    return _starts(setting, policy, relaxed) if relaxed is not None else []
 
 
 def improved(setting: Setting, plan: Plan) -> Plan:
@@ -92,12 +94,7 @@ def _faster(setting: Setting, plan: Plan, step: float) -> Plan | None:
 
 def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
     """The policy's batches with the shares of the linear program, rounded so that they fit; None where none do."""
-    blocks = (policy.gpu_batch, policy.n_gpu_batches)
-    fitting: list[Plan] = []
-    for weights in _weights(setting):
-        kind = replace(policy, weights=weights)
-        relaxed = best_shares(setting, Blocks(blocks, blocks), kind)
-        fitting += _starts(setting, kind, relaxed) if relaxed is not None else []
+    fitting = [plan for weights in _weights(setting) for plan in block_plans(setting, replace(policy, weights=weights))]
     best = max(fitting, key=lambda plan: plan.tokens_per_s, default=None)
     return best.policy if best else None
 
@@ -118,7 +115,7 @@ def _weights(setting: Setting) -> tuple[Shares, ...]:
 def _starts(setting: Setting, policy: Policy, relaxed: Relaxed) -> list[Plan]:
     """The shares that the program's round to and that fit; where nothing does, for whole tensors may round far, what
     comes to fit as more and more goes a tier down."""
-    rounded = list(_rounded(policy, relaxed))
+    rounded = list(_rounded(policy, relaxed, setting.runtime.movable))
     fitting = [plan for each in rounded if (plan := _priced(setting, each)) is not None]
     if fitting:
         return fitting
@@ -268,11 +265,10 @@ def _halves(ranges: tuple[_Range, _Range]) -> list[tuple[_Range, _Range]]:
     return [((first, last), (least, middle)), ((first, last), (middle + 1, most))]
 
 
-def _rounded(policy: Policy, relaxed: Relaxed) -> Iterator[Policy]:
+def _rounded(policy: Policy, relaxed: Relaxed, movable: Sequence[str]) -> Iterator[Policy]:
     """The shares rounded to whole percents each way; what is cut off goes a tier down."""
-    each = [_roundings(shares) for shares in (relaxed.weights, relaxed.cache, relaxed.hidden)]
-    for weights, cache, hidden in product(*each):
-        yield replace(policy, weights=weights, cache=cache, hidden=hidden)
+    for shares in product(*(_roundings(getattr(relaxed, name)) for name in movable)):
+        yield replace(policy, **dict(zip(movable, shares, strict=True)))
 
 
 def _roundings(shares: Shares) -> list[Shares]:

@@ -111,10 +111,8 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
 
     Raises where a function is missing, or decode has no loop over layers in which a cache grows.
     """
-    if not {"prefill", "decode"} <= {func.name for func in program.funcs}:
-        raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE)
-    prefill, decode = program.func("prefill"), program.func("decode")
-    loop, update = _loop_and_update(decode)
+    prefill, decode = phases(program)
+    loop, update = growing_loop(decode)
     caches = [value for value in program.state if {loop.dim, update.dim} <= set(value.concrete.names)]
     layers, positions = program.sizes(decode)[loop.dim], program.sizes(decode)[update.dim]
     batch = next(name for name in caches[0].concrete.names if name != loop.dim)
@@ -166,11 +164,20 @@ def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: st
     return float(total)
 
 
-def _loop_and_update(func: Func) -> tuple[Loop, Update]:
+def phases(program: Program) -> tuple[Func, Func]:
+    """Prefill and decode. Raises where one is missing."""
+    if not {"prefill", "decode"} <= {func.name for func in program.funcs}:
+        raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE,
+                    "shardwright import CHECKPOINT --cache T -o FILE writes such a program")  # fmt: skip
+    return program.func("prefill"), program.func("decode")
+
+
+def growing_loop(func: Func) -> tuple[Loop, Update]:
+    """The loop over layers, and the update by which a cache grows in it. Raises where there is none."""
     for statement, loops in func.walk():
         if isinstance(statement, Let) and isinstance(statement.operation, Update) and loops:
             return loops[0], statement.operation
-    raise fault("no-phases", f"{func.name} has no loop over layers in which a cache grows", NOWHERE)
+    raise fault("no-phases", f"{func.name} has no loop over layers in which a cache grows", func.span)
 
 
 def _layer_parts(

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.cost.offloading.memory import attends_on_host
-from shardwright.cost.offloading.placement import Placed, place
-from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.placement import place
+from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.runtimes import Rates, Runtime
 from shardwright.cost.offloading.sizes import Part, Sizes
 
@@ -54,15 +54,9 @@ class Load:
         self.relayed += count * other.relayed
 
     def times(self, count: float) -> Load:
-        return Load(
-            count * self.device,
-            count * self.host,
-            count * self.blocking,
-            count * self.to_device,
-            count * self.from_device,
-            count * self.disk,
-            count * self.relayed,
-        )
+        made = Load()
+        made.gather(self, count)
+        return made
 
 
 RESOURCES = {
@@ -225,7 +219,7 @@ class _Model:
         """The seconds that reading and copying take one after the other, where one thread does both."""
         return seconds if self.runtime.relays else 0.0
 
-    def _placed(self, part: Part) -> Placed:
+    def _placed(self, part: Part) -> Shares:
         return place(part, self.policy.weights, self.runtime, quantized=self.policy.quantized_weights)
 
     def _hidden(self, tokens: int) -> Load:

@@ -12,13 +12,13 @@ an empty line between them, so that changes of different tests merge.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.ir.diagnostics import Source, Span, fault, located
+from shardwright.ir.whole_files import whole_file
 
 FILE = "collectives.lock"
 UPDATE = "--update-collectives"
@@ -68,6 +68,5 @@ def write_lock(path: Path, entries: Mapping[str, Sequence[str]]) -> None:
         path.unlink(missing_ok=True)
         return
     parts = [_HEAD, *("\n".join([name, *(f"  {line}" for line in entries[name])]) for name in sorted(entries))]
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text("\n\n".join(parts) + "\n", encoding="utf-8", newline="\n")
-    beside.replace(path)
+    with whole_file(path) as file:
+        file.write(("\n\n".join(parts) + "\n").encode())

@@ -53,13 +53,12 @@ def execute(args: argparse.Namespace) -> int:
 def _format(file: str, *, check: bool, quiet: bool) -> bool:
     """Format one file; whether it was, or with `check` would be, changed. `quiet` keeps standard output clear."""
     from shardwright.cli.output import read_program, write_output
+    from shardwright.commands import fmt
     from shardwright.ir.diagnostics import located
-    from shardwright.ir.format import format_module
-    from shardwright.ir.parser import parse
 
     source = read_program(file)
     with located(source):
-        formatted = format_module(parse(source))
+        formatted = fmt(source.text, source.name)
     changed = formatted != source.text
     if check:
         if changed:

@@ -163,8 +163,8 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from contextlib import nullcontext
 
     from shardwright.backends.jax.session import told_by_first
-    from shardwright.cli.generation_progress import GenerationProgress
     from shardwright.cli.output import print_json, read_program
+    from shardwright.cli.progress import GenerationProgress
     from shardwright.generation.bad_logits import explained
     from shardwright.generation.inputs import generation_inputs
     from shardwright.generation.journal import Journal

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.cli.offload_run import add_run
 from shardwright.cli.options import add_json, number, one_of, positive
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.cost.offloading.pricing import Plan, Setting
+    from shardwright.cost.offloading.pricing import Plan
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -132,63 +133,103 @@ def execute(args: argparse.Namespace) -> int:
 
         with going_on_from(None if in_world() else args.output):
             return execute_run(args)
-    from shardwright.cli.offload_program import asked_weights, execute_program, model_program_text
-    from shardwright.offloading.policy_files import is_program, read_policies
+    from shardwright.cli.output import print_json, write_output
+    from shardwright.offloading.policy_files import is_program
 
-    if is_program(args.model):
-        return execute_program(args)
+    of_program = is_program(args.model)
+    plans: list[Plan] = []
+    if of_program:
+        name, plan, text = _of_program(args)
+        most = None
+    else:
+        name, plan, most, plans = _of_model(args)
+        text = _model_text(args, plan, name) if args.output else ""
+    if args.output or (of_program and not args.json):
+        write_output(args.output, text)
+    if args.json:
+        made = {"model": name, **({"program": text} if of_program else {"most_tokens_per_s": most})}
+        frontier = {"frontier": [each.as_json() for each in plans]} if plans else {}
+        print_json(plan.as_json() | made | frontier)
+    else:
+        print(plan.text(name, most), file=sys.stderr if of_program and args.output in {None, "-"} else sys.stdout)
+    return 0
+
+
+def _of_program(args: argparse.Namespace) -> tuple[str, Plan, str]:
+    """A program whose open placements the policy for a block of its rows fills, or --policy; its name and its plan."""
+    from shardwright.cli.output import read_program
     from shardwright.cost.chips import load_machine
+    from shardwright.cost.offloading.pricing import Setting
+    from shardwright.cost.offloading.runtimes import load_runtime, measured_on
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.parser import parse
+    from shardwright.offloading.plan_files import check_rows, filled, outline_of, plan_text, planned, sizes_in
+    from shardwright.offloading.policy_files import read_policies
+    from shardwright.prediction.offloading import best_priced
+
+    with located(Source("offload", "")):
+        runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
+    source = read_program(args.model)
+    with located(source):
+        module = parse(source)
+        program = elaborate(module)
+        outline = outline_of(program)
+        sizes, dtype = sizes_in(module, outline), str(program.weights[0].type.dtype)
+        setting = Setting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
+        if args.policy is not None:
+            plan = best_priced(setting, [check_rows(policy, outline) for policy in read_policies(args.policy)])
+        else:
+            plan = planned(setting, outline)
+        return source.name, plan, plan_text(plan, source.name, filled(program, outline, plan.policy))
+
+
+def _of_model(args: argparse.Namespace) -> tuple[str, Plan, float | None, list[Plan]]:
+    """A model's name, its plan, what no policy exceeds, and the plans of --frontier; draws what was asked for."""
+    from shardwright.cost.chips import load_machine
+    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.cost.offloading.runtimes import load_runtime
-    from shardwright.ir.diagnostics import DiagnosticError, Source
+    from shardwright.ir.diagnostics import Source, located
+    from shardwright.offloading.policy_files import read_policies
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offloading import best_plan, best_priced, frontier, setting_of
 
-    try:
+    with located(Source("offload", "")):
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
         policies = read_policies(args.policy) if args.policy is not None else None
         model = model_of(args.model)
-        setting = setting_of(
-            model.model,
-            machine,
-            runtime,
-            args.prompt_len,
-            args.gen_len,
-            page_cache=not args.no_page_cache,
-            devices=args.gpus,
-        )
-        compress, weights = args.compress is not None, asked_weights(args)
+        lengths, files = (args.prompt_len, args.gen_len), not args.no_page_cache
+        setting = setting_of(model.model, machine, runtime, *lengths, page_cache=files, devices=args.gpus)
+        compress, weights = args.compress is not None, WEIGHT_FORMATS.get(args.weights)
         if policies is None:
-            planned = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
-            plan, most = planned.plan, planned.most_tokens_per_s
+            found = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
+            plan, most = found.plan, found.most_tokens_per_s
         else:
             policies = [replace(each, quantized_weights=weights or each.quantized_weights) for each in policies]
             plan, most = best_priced(setting, policies, compress=compress), None
         plans = frontier(setting, compress=compress, weights=weights) if args.frontier else []
-    except DiagnosticError as error:
-        error.source = error.source or Source("offload", "")
-        raise
     if args.timeline:
-        _write_timeline(args, setting, plan, model.name)
+        _write_timeline(args, plan, model.name)
     if args.frontier:
         from shardwright.prediction.frontier_plot import draw_frontier
 
-        lengths = f"{args.prompt_len} tokens in and {args.gen_len} out"
-        draw_frontier(plans, f"{model.name} on {machine.name}, {lengths}, runtime {runtime.name}", args.frontier)
-    if args.output:
-        from shardwright.cli.output import write_output
-
-        write_output(args.output, model_program_text(args, setting, plan, model.name))
-    if args.json:
-        from shardwright.cli.output import print_json
-
-        made = plan_json(setting, plan) | {"model": model.name, "most_tokens_per_s": most}
-        print_json(made | ({"frontier": [plan_json(setting, each) for each in plans]} if plans else {}))
-    else:
-        print(plan_text(setting, plan, model.name, most))
-    return 0
+        said = f"{args.prompt_len} tokens in and {args.gen_len} out"
+        draw_frontier(plans, f"{model.name} on {machine.name}, {said}, runtime {runtime.name}", args.frontier)
+    return model.name, plan, most, plans
 
 
-def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, model: str) -> None:
+def _model_text(args: argparse.Namespace, plan: Plan, name: str) -> str:
+    from shardwright.ir.types import DType
+    from shardwright.offloading.plan_files import plan_text, with_batches
+    from shardwright.offloading.programs import model_program
+    from shardwright.prediction.models import model_of
+
+    sizes, model, policy = plan.setting.sizes, model_of(args.model).model, plan.policy
+    program = model_program(model, policy, sizes.prompt, sizes.context, DType(plan.setting.dtype))
+    return plan_text(plan, name, with_batches(program, policy.n_gpu_batches))
+
+
+def _write_timeline(args: argparse.Namespace, plan: Plan, model: str) -> None:
     from shardwright.backends.timeline import write_timeline
     from shardwright.cli.output import write_output
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
@@ -197,6 +238,7 @@ def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, mode
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offload_timeline import predicted_timeline
 
+    setting = plan.setting
     title = f"{model} on {setting.machine.name}, {plan.policy}, runtime {setting.runtime.name}"
     diagonal, program = args.schedule == "diagonal", None
     with located(Source("offload", "")):
@@ -211,59 +253,3 @@ def _write_timeline(args: argparse.Namespace, setting: Setting, plan: Plan, mode
             raise fault("no-diagonal", message, NOWHERE, "--runtime ours has both")
         timeline = predicted_timeline(setting, plan.policy, title + (", diagonal" if diagonal else ""), program)
     write_output(args.timeline, write_timeline(timeline))
-
-
-def plan_json(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """The keys of the contract, and how the plan came about."""
-    from shardwright.cost.offloading.memory import attends_on_host
-
-    policy = plan.policy
-    compressed = {"weights": policy.quantized_weights, "cache": policy.quantized_cache}
-    return {
-        "policy": policy.as_json(),
-        "tokens_per_s": plan.tokens_per_s,
-        "prefill_s": plan.prefill_s,
-        "decode_s": plan.decode_s,
-        "peak_bytes": plan.peaks.as_json(),
-        "bound_by": plan.times.bound_by,
-        "capacity_bytes": {tier: round(nbytes) for tier, nbytes in setting.limits.items()},
-        "runtime": setting.runtime.name,
-        "machine": setting.machine.name,
-        "gpus": setting.devices,
-        "compressed": {what: quantized is not None for what, quantized in compressed.items()},
-        "bits": {what: quantized.bits for what, quantized in compressed.items() if quantized is not None},
-        "host_attention": attends_on_host(policy, setting.runtime),
-    }
-
-
-def plan_text(setting: Setting, plan: Plan, model: str, most: float | None) -> str:
-    from shardwright.cli.offload_program import quantized_in
-    from shardwright.cost.offloading.memory import attends_on_host
-    from shardwright.cost.offloading.policy import TIERS
-    from shardwright.ir.text_table import bytes_text, text_table
-
-    policy, sizes = plan.policy, setting.sizes
-    rows = [
-        (tier, *(f"{100 * getattr(shares, tier):g} %" for shares in (policy.weights, policy.cache, policy.hidden)),
-         bytes_text(getattr(plan.peaks, tier)), bytes_text(setting.limits[tier]))
-        for tier in TIERS
-    ]  # fmt: skip
-    where = "host" if attends_on_host(policy, setting.runtime) else "device"
-    gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
-    return "\n".join(
-        [
-            f"{model} on {setting.machine.name}{gpus}, {sizes.prompt} tokens in and {sizes.generated} out,"
-            f" runtime {setting.runtime.name}",
-            "",
-            f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
-            *(f"in {bits} bits        {' and '.join(what)}" for bits, what in quantized_in(policy).items()),
-            f"attention        on the {where} over what of the cache is not on the device",
-            "",
-            *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),
-            "",
-            f"throughput       {plan.tokens_per_s:.4g} token/s"
-            + (f"; no policy here gives more than {most:.4g}" if most is not None else ""),
-            f"block            {plan.seconds:.4g} s: prefill {plan.prefill_s:.4g} s, decode {plan.decode_s:.4g} s",
-            f"bound by         {plan.times.bound_by}",
-        ]
-    )

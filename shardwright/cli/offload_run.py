@@ -176,8 +176,8 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
 
 def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
     """Does what one process does. Of several each has some of the layers, and the first writes."""
-    from shardwright.cli.offload_progress import OffloadProgress
     from shardwright.cli.output import print_json
+    from shardwright.cli.progress import OffloadProgress
     from shardwright.generation.journal import Journal
     from shardwright.generation.outputs import completion_keys
     from shardwright.ir.diagnostics import Source, located
@@ -282,8 +282,8 @@ def _write_timeline(
 ) -> None:
     from pathlib import Path
 
-    from shardwright.backends.timeline import Recording, write_timeline
-    from shardwright.backends.timeline.pipeline import pipeline_timeline
+    from shardwright.backends.timeline import write_timeline
+    from shardwright.backends.timeline.recorder import run_timeline
     from shardwright.cli.output import write_output
     from shardwright.offloading.program_parts import Place
     from shardwright.prediction.offload_timeline import run_seconds
@@ -297,11 +297,7 @@ def _write_timeline(
         seconds = [
             run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)
         ]
-    if len(recordings) > 1:
-        timeline = pipeline_timeline(title, recordings, caps, seconds)
-    else:  # none where everything was answered already
-        timeline = next(iter(recordings), Recording()).timeline(title, caps, seconds[0] if seconds else None)
-    write_output(args.timeline, write_timeline(timeline))
+    write_output(args.timeline, write_timeline(run_timeline(title, recordings, caps, seconds)))
 
 
 def _summary(measured: dict[str, Any]) -> str:
@@ -321,7 +317,7 @@ def _summary(measured: dict[str, Any]) -> str:
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
-    from shardwright.cli.offload_program import asked_weights
+    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.types import DType, Tier
     from shardwright.offloading.run_options import RunOptions
 
@@ -339,6 +335,6 @@ def _options(args: argparse.Namespace) -> RunOptions:
         args.disk_readers,
         False if args.no_page_cache else None,
         args.compress is not None,
-        asked_weights(args),
+        WEIGHT_FORMATS.get(args.weights),
         args.latency,
     )

@@ -95,7 +95,7 @@ def write_output(path: str | None, content: str | bytes) -> None:
     if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace; a folder: OSError
         target.write_bytes(data)
         return
-    from shardwright.generation.outputs import whole_file
+    from shardwright.ir.whole_files import whole_file
 
     with whole_file(path) as file:
         file.write(data)

@@ -106,7 +106,7 @@ def _expect_folder(path: str | None) -> None:
 
 
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
-    from shardwright.cli.sweep_progress import SweepProgress
+    from shardwright.cli.progress import SweepProgress
     from shardwright.pareto.frontier import cheapest, frontier
     from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 

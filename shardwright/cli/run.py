@@ -253,12 +253,13 @@ def compare(found: Array, wanted: Array) -> Difference:
     """
     import numpy as np
 
+    from shardwright.backends.validation import differences
+
     if not wanted.size:
         return Difference(0.0, 0.0)
     ours, theirs = np.asarray(found, np.float64).reshape(wanted.shape), np.asarray(wanted, np.float64)
-    with np.errstate(invalid="ignore"):
-        apart = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, np.abs(ours - theirs))
-    largest = float(np.max(np.where(np.isnan(apart), np.inf, apart)))
+    apart = differences(ours, theirs)
+    largest = float(apart.max())
     if wanted.dtype.kind in "iub":
         return Difference(largest, np.count_nonzero(apart) / apart.size)
     magnitude = float(np.max(np.where(np.isfinite(theirs), np.abs(theirs), 0.0)))

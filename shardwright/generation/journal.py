@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from shardwright.generation.outputs import json_line, whole_file
+from shardwright.generation.outputs import json_line
 from shardwright.generation.prompts import WRITTEN, Prompt
 from shardwright.generation.run_settings import (
     RunSettings,
@@ -19,6 +19,7 @@ from shardwright.generation.run_settings import (
     settings_path,
 )
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault
+from shardwright.ir.whole_files import whole_file
 
 Text = tuple[int, int]
 """The index of a prompt and the number of a sample."""

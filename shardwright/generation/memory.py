@@ -7,9 +7,9 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from shardwright.backends.torch.disk import available_memory
 from shardwright.cost.memory import device_bytes, memory_of
 from shardwright.generation.plan import Plan, default_mesh, is_file
 from shardwright.generation.programs import GenerationProgram, compile_for_generation, surface_program
@@ -44,16 +44,9 @@ def chip_memory(devices: Devices) -> int | None:
     stats: Mapping[str, int] = here[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"]
-    return _free_bytes() // len(here) if here[0].platform == "cpu" else None
-
-
-def _free_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if here[0].platform != "cpu":
+        return None
+    return (available_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // len(here)
 
 
 @contextmanager

@@ -1,16 +1,12 @@
-"""The lines that are written of completions: a JSON object for each on a line of its own, in order; and files written
-whole."""
+"""The lines that are written of completions: a JSON object for each on a line of its own, in order."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.generation.engine import Completion
@@ -66,26 +62,3 @@ def write_line(keys: Mapping[str, Any]) -> None:
     """A line on standard output, as soon as it is there."""
     sys.stdout.write(json_line(keys))
     sys.stdout.flush()
-
-
-@contextmanager
-def whole_file(path: str | Path) -> Generator[BinaryIO]:
-    """A file that takes the place of `path` when the block is left, complete or not at all.
-
-    It is written beside its place and moved there. It keeps the permissions of the file it replaces, and a link is
-    followed. Raises OSError with the name of `path`.
-    """
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        mode = target.stat().st_mode & 0o7777 if target.exists() else None
-        with beside.open("wb") as file:
-            yield file
-        if mode is not None:
-            beside.chmod(mode)
-        beside.replace(target)
-    except BaseException as error:
-        beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = os.fspath(path)  # the user knows this name, not that of the file beside it
-        raise

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardwright.generation.file_digests import digest_of, file_digests
-from shardwright.generation.outputs import whole_file
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
+from shardwright.ir.whole_files import whole_file
 from shardwright.models.config import config_path
 from shardwright.models.safetensors_files import file_paths
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from shardwright.generation.prompts import Prompt
 
+_MULTIPLE = 8
+"""Tokens; prompts are padded to a multiple."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -14,11 +17,6 @@ class Bucket:
 
     prompts: tuple[Prompt, ...]
     length: int
-
-    @property
-    def padding(self) -> int:
-        """Positions of prefill that are no token of a prompt."""
-        return self.length * len(self.prompts) - sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 def check_lengths(prompts: Sequence[Prompt], new: int, longest: int) -> None:
@@ -33,15 +31,13 @@ def check_lengths(prompts: Sequence[Prompt], new: int, longest: int) -> None:
             )
 
 
-def buckets(prompts: Sequence[Prompt], rows: int, multiple: int = 8, longest: int | None = None) -> list[Bucket]:
-    """Batches of `rows` prompts, the longest prompts first, so that memory that does not suffice is found out at once.
-
-    Lengths are rounded up to `multiple`, but not beyond `longest`.
-    """
+def buckets(prompts: Sequence[Prompt], rows: int, longest: int) -> list[Bucket]:
+    """Batches of `rows` prompts, the longest prompts first, so that memory that does not suffice is found out at once;
+    lengths are rounded up to a multiple, but not beyond `longest`."""
     ordered = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.index))
     made: list[Bucket] = []
     for start in range(0, len(ordered), rows):
         chosen = tuple(ordered[start : start + rows])
-        length = -(-len(chosen[0].tokens) // multiple) * multiple
-        made.append(Bucket(chosen, length if longest is None else max(len(chosen[0].tokens), min(length, longest))))
+        length = -(-len(chosen[0].tokens) // _MULTIPLE) * _MULTIPLE
+        made.append(Bucket(chosen, max(len(chosen[0].tokens), min(length, longest))))
     return made

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
-from shardwright.ir.types import ON_DEVICE, Placement, Tier
+from shardwright.ir.types import Placement, Tier
 from shardwright.models.weight_map import Entry, WeightMap
 from shardwright.models.weights import Part
 
@@ -88,8 +87,3 @@ def _with_hidden(func: Func, shares: Shares) -> Func:
 
 def _carries_layers(statement: Statement) -> bool:
     return isinstance(statement, Loop) and statement.dim == "N"
-
-
-def placements(program: Program) -> Mapping[str, Placement]:
-    """Where each weight and state lies."""
-    return {name: value.type.placement or ON_DEVICE for name, value in program.globals.items()}

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from shardwright.cost.offloading.linear_program import Blocks, best_shares
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import Plan, Setting
 from shardwright.cost.offloading.runtimes import Runtime
-from shardwright.cost.offloading.search import improved
-from shardwright.cost.offloading.sizes import Sizes, sizes_of
+from shardwright.cost.offloading.search import block_plans, improved
+from shardwright.cost.offloading.sizes import Sizes, growing_loop, phases, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaborate import elaborate
-from shardwright.ir.ops import Update
 from shardwright.ir.placements import with_placements
-from shardwright.ir.program import DimInfo, Func, Let, Loop, Program
+from shardwright.ir.program import DimInfo, Loop, Program
 from shardwright.ir.syntax import Module
 from shardwright.ir.types import ON_DEVICE, Placement, Tier, ValueType
 from shardwright.offloading.placing import placement_of
@@ -62,19 +60,15 @@ class Outline:
 
 def outline_of(program: Program) -> Outline:
     """Raises where the program has no functions prefill and decode with a cache that grows in a loop over layers."""
-    funcs = {func.name: func for func in program.funcs}
-    if not {"prefill", "decode"} <= set(funcs):
-        raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE,
-                    "shardwright import CHECKPOINT --cache T -o FILE writes such a program")  # fmt: skip
-    decode = funcs["decode"]
-    loop, positions = _growing(decode)
+    prefill, decode = phases(program)
+    loop, update = growing_loop(decode)
+    positions = update.dim
     caches = {v.name: v.type for v in program.state if {loop.dim, positions} <= set(v.type.names)}
     if not caches:
         raise fault("no-phases", f"no state has both {loop.dim} and {positions}, as a cache does", decode.span)
     names = [name for name in next(iter(caches.values())).names if name not in {loop.dim, positions}]
     scheduled = BATCHES in names
     batch = names[1 if scheduled else 0]
-    prefill = funcs.get("prefill", decode)
     ids = next((v.shape for v in prefill.params if v.name == "ids"), None)
     lengths = [name for name, _ in decode.overrides if ids is not None and name in ids]
     if not lengths or ids is None:
@@ -107,13 +101,6 @@ def outline_of(program: Program) -> Outline:
         loop.dim, batch, positions, prompt, context - prompt, rows,
         program.sizes()[BATCHES] if scheduled else _batches(program, rows), groups,
     )  # fmt: skip
-
-
-def _growing(decode: Func) -> tuple[Loop, str]:
-    for statement, loops in decode.walk():
-        if isinstance(statement, Let) and isinstance(statement.operation, Update) and loops:
-            return loops[0], statement.operation.dim
-    raise fault("no-phases", "decode has no loop over layers in which a cache grows", decode.span)
 
 
 def _batches(program: Program, rows: int) -> int:
@@ -167,7 +154,8 @@ def planned(setting: Setting, outline: Outline) -> Plan:
         for on_host in (True, False) if own.runtime.attends_on_host else (False,):
             weights, cache, hidden = (outline.shares(name) for name in ("weights", "cache", "hidden"))
             policy = Policy(outline.rows // count, count, weights, cache, hidden, host_attention=on_host)
-            plans += _of_block(own, policy)
+            fitting = block_plans(own, policy)
+            plans += [improved(own, max(fitting, key=lambda plan: plan.tokens_per_s))] if fitting else []
     if not plans:
         raise fault(
             "does-not-fit",
@@ -179,29 +167,34 @@ def planned(setting: Setting, outline: Outline) -> Plan:
     return max(plans, key=lambda plan: plan.tokens_per_s)
 
 
-def _of_block(setting: Setting, policy: Policy) -> list[Plan]:
-    blocks = (policy.gpu_batch, policy.n_gpu_batches)
-    relaxed = best_shares(setting, Blocks(blocks, blocks), policy)
-    if relaxed is None:
-        return []
-    movable = setting.runtime.movable
-    made: list[Plan] = []
-    for keep_off_disk in (False, True):
-        shares = {name: _rounded(getattr(relaxed, name), keep_off_disk) for name in movable}
-        rounded = replace(policy, **shares)
-        if not setting.excess(rounded):
-            made.append(improved(setting, setting.price(rounded)))
-    return made
-
-
-def _rounded(shares: Shares, keep_off_disk: bool) -> Shares:
-    """Whole percents, what is cut off a tier further down."""
-    device = int(100 * shares.device + 1e-6)
-    host = 100 - device if keep_off_disk or shares.disk < 1e-6 else int(100 * shares.host + 1e-6)
-    return Shares(device / 100, host / 100, (100 - device - host) / 100)
-
-
 # ---------------------------------------------------------------- a policy in a program
+
+
+def plan_text(plan: Plan, name: str, program: Program) -> str:
+    """The text of a program with a plan's placements; a comment at its head says what plan that is."""
+    policy = plan.policy
+    option = "--compress 4bit" if policy.quantized_cache else "--weights int{bits}"
+    lines = [
+        f"{name} with the policy {policy} on {plan.setting.machine.name}: {plan.tokens_per_s:.4g} token/s.",
+        "B are the rows of a block, M the batches in it.",
+        *(
+            f"In {bits} bits in memory: {' and '.join(what)} ({option.format(bits=bits)})."
+            for bits, what in policy.quantized_by_bits.items()
+        ),
+    ]
+    return "".join(f"# {line}\n" for line in lines) + f"\n{program!r}"
+
+
+def check_rows(policy: Policy, outline: Outline) -> Policy:
+    """The policy, if its block is of the program's rows."""
+    if policy.block != outline.rows:
+        raise fault(
+            "bad-policy",
+            f"the policy {policy} has {policy.block} sequences in a block, and the program {outline.rows} rows",
+            NOWHERE,
+            "change B in the program, or the policy's batches",
+        )
+    return policy
 
 
 def filled(program: Program, outline: Outline, policy: Policy) -> Program:

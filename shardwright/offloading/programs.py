@@ -51,18 +51,9 @@ class PromptBlock:
     cache: int
     together: int
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [n for number in range(len(self.buckets)) for n in self.lengths_of(number)]
-
     def lengths_of(self, number: int) -> list[int]:
         own = [len(prompt.tokens) for prompt in self.buckets[number].prompts]
         return own + [1] * (self.rows - len(own))
-
-    @property
-    def ids(self) -> list[list[int]]:
-        return [row for number in range(len(self.buckets)) for row in self.ids_of(number)]
 
     def ids_of(self, number: int) -> list[list[int]]:
         own = [[*p.tokens, *[0] * (self.length - len(p.tokens))] for p in self.buckets[number].prompts]
@@ -238,12 +229,17 @@ class Programs:
         return elaborate(parse(Source("<sampling>", f"dim B={rows} V={self.vocab}\n{text}")))
 
 
+def model_program(model: Model, policy: Policy, prompt: int, context: int, dtype: DType) -> Program:
+    """A model's program for a block of the policy, with its placements."""
+    request = ForwardRequest("ws1d", Mesh(()), policy.block, prompt, dtype, None, context)
+    program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
+    return placed(program, policy, weight_map(model))
+
+
 def scheduled_model(
     model: Model, policy: Policy, prompt: int, context: int, dtype: DType, *, diagonal: bool
 ) -> Program:
     """A model's program for a block of the policy, with its placements and its schedule."""
-    request = ForwardRequest("ws1d", Mesh(()), policy.block, prompt, dtype, None, context)
-    program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
     order = "diagonal" if diagonal else "zigzag"
     passes = [Offload(), ScheduleBlocks(batches=policy.n_gpu_batches, order=order)]
-    return run_passes(placed(program, policy, weight_map(model)), passes)
+    return run_passes(model_program(model, policy, prompt, context, dtype), passes)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.cost.offloading.policy import Policy
-from shardwright.generation.settings import Settings
-from shardwright.ir.diagnostics import NOWHERE, Source, fault
+from shardwright.ir.diagnostics import Source
 from shardwright.ir.types import DType, Tier
 
 ScheduleName = Literal["zigzag", "diagonal"]
@@ -38,10 +37,3 @@ class Request:
     page_cache: bool | None = None
     in_place: bool = True
     program: Source | None = None
-
-
-def checked(settings: Settings) -> Settings:
-    """The settings, where offloading can do what they ask for."""
-    if settings.samples != 1:
-        raise fault("bad-setting", "offloading gives one continuation of each prompt", NOWHERE)
-    return replace(settings)

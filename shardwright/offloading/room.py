@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shardwright.cost.chips import Machine
+from shardwright.cost.offloading.memory import capacities
 from shardwright.ir.types import Tier
 
 RATES = "t4"
@@ -36,11 +37,7 @@ class Room:
     def of(self, machine: Machine, caps: Mapping[Tier, int | None], device: str | None, *, named: bool) -> Machine:
         """The machine with this share of its memories: of their caps, where there are any. Where it is not `named`, its
         host has what this one has, half of it as the device where PyTorch's device is the CPU."""
-        sizes = {
-            Tier.DEVICE: machine.chip.memory_bytes,
-            Tier.HOST: machine.host.memory_bytes,
-            Tier.DISK: machine.disk.memory_bytes if machine.disk is not None else 0.0,
-        }
+        sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
         if not named:
             sizes |= _here(device)
         sizes |= {tier: float(cap) for tier, cap in caps.items() if cap is not None}

@@ -13,6 +13,7 @@ from shardwright.generation.bad_logits import explained
 from shardwright.generation.engine import Completion
 from shardwright.generation.prompts import Prompt
 from shardwright.generation.settings import Settings
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import Tier
 from shardwright.offloading.block_run import BlockRun
 from shardwright.offloading.buckets import check_lengths
@@ -20,7 +21,7 @@ from shardwright.offloading.placing import stored_order
 from shardwright.offloading.program_parts import LayersOf, Place
 from shardwright.offloading.programs import Programs, PromptBlock
 from shardwright.offloading.report import Report
-from shardwright.offloading.request import Request, checked
+from shardwright.offloading.request import Request
 
 if TYPE_CHECKING:
     from shardwright.backends.torch.blocks import Block
@@ -58,7 +59,9 @@ class OffloadedModel:
         policy.
         """
         self.request = request
-        self.settings = checked(settings)
+        self.settings = settings
+        if settings.samples != 1:
+            raise fault("bad-setting", "offloading gives one continuation of each prompt", NOWHERE)
         self.folder = Path(checkpoint)
         self.report = Report(mixed=request.schedule == "diagonal")
         self.moved: dict[str, int] = {}
@@ -124,7 +127,7 @@ class OffloadedModel:
         if self.place.count > 1:
             layered = {v.name: v.shape.names.index("N") for v in first.weights if "N" in v.shape}
             source = LayersOf(self.source, layered, self.layers.start, len(self.layers))
-            self.links = Links(cast("World", self.world), self.place, self.tiers)
+            self.links = Links(cast("World", self.world), self.tiers)
         weights = weight_homes(first, self.tiers, source, orders, policy.quantized_weights, self.layers.start)
         self.weights: dict[str, WeightHome] = weights
         state = state_homes(first, self.tiers, policy.quantized_cache)

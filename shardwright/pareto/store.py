@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from shardwright.ir.whole_files import cache_folder
 from shardwright.pareto.configurations import Sweep
 from shardwright.pareto.pricing import Point
 
@@ -62,13 +63,7 @@ def store_of(sweep: Sweep) -> Store:
     what = [
         repr(sweep.model), repr(sweep.chip), repr(sweep.constants), str(sweep.prompt), str(sweep.generated), _code()
     ]  # fmt: skip
-    return Store(cache_folder() / f"{digest(chr(10).join(what))}.jsonl")
-
-
-def cache_folder() -> Path:
-    """Where points are kept: under XDG_CACHE_HOME, or the user's own cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "shardwright" / "pareto"
+    return Store(cache_folder("pareto") / f"{digest(chr(10).join(what))}.jsonl")
 
 
 def identity_of(point: Point) -> tuple[Any, ...]:

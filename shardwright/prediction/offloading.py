@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.cost.chips import Machine
@@ -27,14 +27,6 @@ _BETWEEN = 1.5
 _AS_THEY_ARE: Compression = (None, None)
 
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan, and the throughput that no policy of the search exceeds by the model; None where a policy was given."""
-
-    plan: Plan
-    most_tokens_per_s: float | None
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +74,7 @@ def best_plan(
     compress: bool = False,
     weights: GroupQuantization | None = None,
     latency: float | None = None,
-) -> Planned:
+) -> Found:
     """The policy with the most tokens a second, its block within `latency` seconds where that is given. With `compress`
     the cache is in 4 bits, and the weights where that is faster; else weights are as `weights` says, None as they are.
 
@@ -92,7 +84,7 @@ def best_plan(
     found = search(setting, choices, latency)
     if found is None:
         raise _nothing_fits(setting, choices, latency)
-    return Planned(found.plan, found.most_tokens_per_s)
+    return found
 
 
 def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:

@@ -8,7 +8,6 @@ sizes that are asked for, so that nothing jumps where no chip would.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.ir.unparse import unparse
+from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import Request, model_program
 from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
@@ -230,9 +230,8 @@ def compiled_text(text: str, passes: str) -> str:
     made = compile_text(text, passes)
     with suppress(OSError):  # a cache that cannot be written is no loss but time
         own.parent.mkdir(parents=True, exist_ok=True)
-        beside = own.with_suffix(f".{os.getpid()}.part")
-        beside.write_text(made, encoding="utf-8")
-        beside.replace(own)
+        with whole_file(own) as file:
+            file.write(made.encode())
     return made
 
 
@@ -243,10 +242,9 @@ def loaded(text: str) -> Program:
 @lru_cache(maxsize=1)
 def own_folder() -> Path:
     """Under the user's cache folder, apart for each state of the compiler."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     state = hashlib.sha256()
     package = Path(__file__).parents[1]
     for folder in ("ir", "cost", "passes"):
         for file in sorted((package / folder).rglob("*.py")):
             state.update(file.read_bytes())
-    return Path(home) / "shardwright" / "programs" / state.hexdigest()[:12]
+    return cache_folder("programs", state.hexdigest()[:12])

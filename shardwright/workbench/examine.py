@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source, Span, fault, located
-from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
+from shardwright.ir.program import Func, Marking, Program, Statement, Value
 from shardwright.ir.types import TensorType
 from shardwright.ir.walk import defined, reads, statements, values_in
 
@@ -152,7 +152,7 @@ def _examined(module: syntax.Module, program: Program, settings: Settings) -> Ex
     else:
         made = explicit(program, traces.append, place=Place.of(settings.objective, chip))
         typed = next((trace.program for trace in traces if isinstance(trace.applied, Place)), made)
-    values = (*_edges(program, typed), *(facts for func in program.funcs for facts in _values(program, typed, func)))
+    values = tuple(_values(program, typed))
     priced = chip or REFERENCE.name
     costs = tuple(cost_of(made, func, load_chip(priced)) for func in made.funcs)
     lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
@@ -189,21 +189,15 @@ def _check_chip(program: Program, settings: Settings) -> None:
         load_chip(name)
 
 
-def _edges(program: Program, typed: Program) -> Iterator[ValueFacts]:
-    """Weights and state."""
-    for op, values in (("weight", program.weights), ("state", program.state)):
-        for value in values:
-            yield from _facts(program, "", value, typed.globals[value.name], op)
+def _values(program: Program, typed: Program) -> Iterator[ValueFacts]:
+    from shardwright.checking import named_globals, named_values
 
-
-def _values(program: Program, typed: Program, func: Func) -> Iterator[ValueFacts]:
-    done = typed.func(func.name)
-    types: dict[str, Value] = {value.name: value for value in (*done.params, *values_in(done.body))}
-    for value in func.params:
-        yield from _facts(program, func.name, value, types[value.name], "parameter")
-    for statement in statements(func.body):
-        op = (statement.operation.keyword or "alias") if isinstance(statement, Let) else "loop"
-        for value in defined(statement):
+    for value, op in named_globals(program):
+        yield from _facts(program, "", value, typed.globals[value.name], op)
+    for func in program.funcs:
+        done = typed.func(func.name)
+        types: dict[str, Value] = {value.name: value for value in (*done.params, *values_in(done.body))}
+        for value, op in named_values(func):
             yield from _facts(program, func.name, value, types.get(value.name, value), op)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.cli.generation_progress import GenerationProgress
+from shardwright.cli.progress import GenerationProgress
 from shardwright.generation.prompts import Prompt
 
 

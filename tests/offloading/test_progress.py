@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models.greedy_generation import STEPS, truth
 
-from shardwright.cli.offload_progress import OffloadProgress
+from shardwright.cli.progress import OffloadProgress
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.generation.prompts import make_prompts
 from shardwright.generation.settings import Settings
@@ -37,7 +37,7 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.cli.offload_progress._INTERVAL", 0.001)
+    monkeypatch.setattr("shardwright.cli.progress._INTERVAL", 0.001)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for wanted in (False, True):
         with OffloadProgress(10, 20, wanted) as progress:
