@@ -16,7 +16,7 @@ def cache_folder(*names: str) -> Path:
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Generator[BinaryIO]:
+def whole_file(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     """A file that takes the place of `path` when the block is left, complete or not at all.
 
     It is written beside its place and moved there. It keeps the permissions of the file it replaces, and a link is

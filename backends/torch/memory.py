@@ -6,17 +6,10 @@ import threading
 from dataclasses import dataclass, field
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.text_table import bytes_text
 from shardwright.ir.types import Tier
 
 _OPTIONS = {Tier.DEVICE: "--device-memory", Tier.HOST: "--host-memory", Tier.DISK: "--disk-memory"}
-
-
-def sized(nbytes: float) -> str:
-    """Bytes as people write them: 1.5 GB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:g} B"
 
 
 class OutOfMemoryError(DiagnosticError):
@@ -62,11 +55,11 @@ class Memory:
 
     def refused(self, what: str, nbytes: int | None = None) -> DiagnosticError:
         """The operating system, or the device, has not so much left."""
-        size = "" if nbytes is None else f": {sized(nbytes)}"
-        return self._fault(f"{what}{size} {self._place}, which has no more left; {sized(self.used)} are taken")
+        size = "" if nbytes is None else f": {bytes_text(nbytes)}"
+        return self._fault(f"{what}{size} {self._place}, which has no more left; {bytes_text(self.used)} are taken")
 
     def _above_cap(self, what: str, nbytes: int, cap: int, *notes: str) -> DiagnosticError:
-        there = f"{sized(nbytes)} {self._place}, where {sized(self.used)} of {sized(cap)} are taken"
+        there = f"{bytes_text(nbytes)} {self._place}, where {bytes_text(self.used)} of {bytes_text(cap)} are taken"
         return self._fault(f"{what}: {there}", *notes)
 
     @property

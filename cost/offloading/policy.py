@@ -26,6 +26,13 @@ class Shares:
         """The share that is not on the device."""
         return self.host + self.disk
 
+    def moved(self, source: str, target: str, most: float) -> Shares:
+        """With at most so much of it moved from one tier to another."""
+        parts = {"device": self.device, "host": self.host, "disk": self.disk}
+        moved = min(most, parts[source])
+        parts[source], parts[target] = round(parts[source] - moved, 6), round(parts[target] + moved, 6)
+        return Shares(**parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, product
+from itertools import count, permutations, product
 from math import ceil, floor
 
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.linear_program import Blocks, Relaxed, best_shares
-from shardwright.cost.offloading.policy import Policy, Shares
+from shardwright.cost.offloading.policy import TIERS, Policy, Shares
 from shardwright.cost.offloading.pricing import Plan, Setting
 
 GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
@@ -135,13 +135,8 @@ def _lowered(setting: Setting, policy: Policy) -> Policy | None:
         group = next((name for name in setting.runtime.movable if getattr(getattr(policy, name), tier) > 0), None)
         if group is None:
             return None
-        shares: Shares = getattr(policy, group)
-        moved = min(_LOWERED, getattr(shares, tier))
-        parts = {"device": shares.device, "host": shares.host, "disk": shares.disk}
-        parts[tier] = round(parts[tier] - moved, 6)
         below = "host" if tier == "device" else "disk"
-        parts[below] = round(parts[below] + moved, 6)
-        policy = replace(policy, **{group: Shares(**parts)})
+        policy = replace(policy, **{group: getattr(policy, group).moved(tier, below, _LOWERED)})
     return None
 
 
@@ -288,12 +283,6 @@ def _neighbours(policy: Policy, movable: Sequence[str], step: float) -> Iterator
     """Exchanges of `step` of one thing between two tiers."""
     for group in movable:
         shares: Shares = getattr(policy, group)
-        parts = [shares.device, shares.host, shares.disk]
-        for source, target in product(range(3), range(3)):
-            moved = min(step, parts[source])
-            if source == target or moved <= 0:
-                continue
-            changed = list(parts)
-            changed[source] = round(parts[source] - moved, 6)
-            changed[target] = round(parts[target] + moved, 6)
-            yield replace(policy, **{group: Shares(*changed)})
+        for source, target in permutations(TIERS, 2):
+            if getattr(shares, source) > 0:
+                yield replace(policy, **{group: shares.moved(source, target, step)})

@@ -161,6 +161,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     import sys
     import time
     from contextlib import nullcontext
+    from functools import partial
 
     from shardwright.backends.jax.session import told_by_first
     from shardwright.cli.output import print_json, read_program
@@ -175,11 +176,13 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.generation.prompts import read_text
     from shardwright.models.importing import checkpoint_dtype
 
-    given = args.prompt or args.tokens
-    if args.prompts is not None:
-        given = read_program("-") if args.prompts == "-" else read_text(args.prompts)
+    read = partial(read_program, "-") if args.prompts == "-" else partial(read_text, args.prompts)
     inputs = generation_inputs(
-        args.checkpoint, given, args.stop_token, own_stops=not args.ignore_eos, writes_texts=True
+        args.checkpoint,
+        args.prompt or args.tokens or read,
+        args.stop_token,
+        own_stops=not args.ignore_eos,
+        writes_texts=True,
     )
     config, model, prompts, tokenizer = inputs.config, inputs.model, inputs.prompts, inputs.tokenizer
     options = _options(args)

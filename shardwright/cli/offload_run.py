@@ -159,7 +159,7 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
             raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
         if gpus > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
-    inputs = generation_inputs(args.model, read_text(args.prompts), (), own_stops=not args.ignore_eos)
+    inputs = generation_inputs(args.model, lambda: read_text(args.prompts), (), own_stops=not args.ignore_eos)
     model, prompts = inputs.model, inputs.prompts
     settings = settings_of(args, inputs.stop_tokens, args.max_new_tokens)
     check_lengths(prompts, settings.max_new_tokens, model.longest)
@@ -301,13 +301,15 @@ def _write_timeline(
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    from shardwright.backends.torch.memory import sized
+    from shardwright.ir.text_table import bytes_text
 
     decode = measured["decode_tokens_per_second"]
     decode = "" if decode is None else f", {decode:,.1f} in decode"
-    peaks = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
+    peaks = ", ".join(f"{tier} {bytes_text(nbytes)}" for tier, nbytes in measured["peak_bytes"].items())
     imports, most = measured["imports_bytes"], measured["resident_bytes"]
-    resident = "" if None in {imports, most} else f"; memory after imports: {sized(imports)}, at most: {sized(most)}"
+    resident = (
+        "" if None in {imports, most} else f"; memory after imports: {bytes_text(imports)}, at most: {bytes_text(most)}"
+    )
     return (
         f"{measured['new_tokens']:,} new tokens in {measured['seconds']:.1f} s:"
         f" {measured['tokens_per_second']:,.1f} per second{decode};"

@@ -176,7 +176,7 @@ class OffloadProgress:
 
     def text(self) -> str:
         """The line as it is now."""
-        from shardwright.backends.torch.memory import sized
+        from shardwright.ir.text_table import bytes_text
 
         assert self._report is not None
         report, elapsed = self._report, time.perf_counter() - self._began
@@ -187,8 +187,8 @@ class OffloadProgress:
         if report.new_tokens:
             left = elapsed * (expected / report.new_tokens - 1)
             said += f", {report.new_tokens / elapsed:,.1f} tokens per second, {left:,.0f} s left"
-        held = ", ".join(f"{tier} {sized(nbytes)}" for tier, nbytes in self._used().items())
-        moved = ", ".join(f"{name} {sized(nbytes)}" for name, nbytes in sorted(dict(self._moved).items()))
+        held = ", ".join(f"{tier} {bytes_text(nbytes)}" for tier, nbytes in self._used().items())
+        moved = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in sorted(dict(self._moved).items()))
         return said + (f"; on {held}" if held else "") + (f"; moved {moved}" if moved else "")
 
     def _line(self, text: str) -> None:

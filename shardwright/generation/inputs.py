@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,24 +29,27 @@ class GenerationInputs:
 
 def generation_inputs(
     checkpoint: str | Path,
-    prompts: Source | Sequence[str | Sequence[int]],
+    prompts: Callable[[], Source] | Sequence[str | Sequence[int]],
     stop_tokens: Sequence[int],
     *,
     own_stops: bool,
     writes_texts: bool = False,
 ) -> GenerationInputs:
-    """The inputs for `prompts`, JSON lines or a list of texts and of token ids. A text ends after one of `stop_tokens`,
-    with `own_stops` also after the checkpoint's own. Raises a `DiagnosticError` where any of it is at fault."""
+    """The inputs for `prompts`, JSON lines that are yet to be read or a list of texts and of token ids.
+
+    A text ends after one of `stop_tokens`, with `own_stops` also after the checkpoint's own. Raises a `DiagnosticError`
+    where any of it is at fault.
+    """
     config = read_config(checkpoint)
     with located(Source(str(config_path(checkpoint)), "")):
         model = describe(config)
     stops = own_stop_tokens(checkpoint, config.keys) if own_stops else frozenset[int]()
     stops |= asked_for(stop_tokens, model.vocab)
-    reads_texts = isinstance(prompts, Source) or any(isinstance(prompt, str) for prompt in prompts)
+    reads_texts = callable(prompts) or any(isinstance(prompt, str) for prompt in prompts)
     tokenizer = read_tokenizer(checkpoint) if reads_texts or writes_texts else None
     encode = None if tokenizer is None else tokenizer.encode
-    if isinstance(prompts, Source):
-        made = read_prompts(prompts, model.vocab, encode)
+    if callable(prompts):
+        made = read_prompts(prompts(), model.vocab, encode)
     else:
         made = make_prompts(prompts, model.vocab, encode)
     return GenerationInputs(config, model, made, tokenizer, stops)

@@ -15,6 +15,7 @@ from shardwright.generation.plan import Plan, default_mesh, is_file
 from shardwright.generation.programs import GenerationProgram, compile_for_generation, surface_program
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.program import Program
+from shardwright.ir.text_table import bytes_text
 from shardwright.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ def _stored(program: Program, plan: Plan) -> Program:
 
 
 def _too_large(config: Mapping[str, Any], plan: Plan, need: Need, chip: int, devices: int) -> DiagnosticError:
-    parts = f"{_gb(need.weights)} of weights, {_gb(need.state)} of KV cache"
+    parts = f"{bytes_text(need.weights)} of weights, {bytes_text(need.state)} of KV cache"
     if need.activations:
-        parts += f", {_gb(need.activations)} of activations"
+        parts += f", {bytes_text(need.activations)} of activations"
     return fault(
         "out-of-memory",
-        f"a chip of the mesh {plan.mesh} would need {_gb(need.total)}, {parts}, and has {_gb(chip)}",
+        f"a chip of the mesh {plan.mesh} would need {bytes_text(need.total)}, {parts}, and has {bytes_text(chip)}",
         NOWHERE,
         _way_out(config, plan, chip, devices),
     )
@@ -130,7 +131,7 @@ def _way_out(config: Mapping[str, Any], plan: Plan, chip: int, devices: int) -> 
             if least <= chip:
                 total = compiled(compile_for_generation(surface, config, variant).explicit).total
                 if total <= chip:
-                    return f"{options} would fit, with {_gb(total)}"
+                    return f"{options} would fit, with {bytes_text(total)}"
                 least = total
         except DiagnosticError:  # the variant is none for this model or this file
             continue
@@ -138,7 +139,7 @@ def _way_out(config: Mapping[str, Any], plan: Plan, chip: int, devices: int) -> 
             smallest = (least, options)
     if smallest is None:
         return "give a larger --mesh"
-    return f"{smallest[1]} would need {_gb(smallest[0])}, and no layout less: give a larger --mesh"
+    return f"{smallest[1]} would need {bytes_text(smallest[0])}, and no layout less: give a larger --mesh"
 
 
 def _variants(plan: Plan, devices: int) -> Iterator[tuple[str, Plan]]:
@@ -160,10 +161,3 @@ def _variants(plan: Plan, devices: int) -> Iterator[tuple[str, Plan]]:
             own = None if plan.prefill_batch is None else min(plan.prefill_batch, batch)
             yield f"{named} --batch {batch}".strip(), replace(plan, weights=weights, batch=batch, prefill_batch=own)
             batch //= 2
-
-
-def _gb(n: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n >= size:
-            return f"{n / size:.3g} {unit}" if n < 1000 * size else f"{n / size:,.0f} {unit}"
-    return f"{n} bytes"

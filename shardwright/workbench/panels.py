@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from difflib import unified_diff
+from operator import attrgetter
 from typing import Any
 
 from shardwright.backends.graph.labels import bytes_text
@@ -129,23 +130,11 @@ def memory_of(cost: Cost) -> str:
     )
 
 
-def _time(cost: Cost) -> float:
-    return cost.time_s
-
-
-def _received(cost: Cost) -> float:
-    return cost.bytes_received_per_chip
-
-
-def _held(cost: Cost) -> float:
-    return cost.memory.peak
-
-
 Measure = tuple[str, Callable[[Cost], float], Callable[[float], str]]
 _MEASURES: Sequence[Measure] = (
-    ("time", _time, duration_text),
-    ("bytes received", _received, bytes_text),
-    ("memory", _held, bytes_text),
+    ("time", attrgetter("time_s"), duration_text),
+    ("bytes received", attrgetter("bytes_received_per_chip"), bytes_text),
+    ("memory", attrgetter("memory.peak"), bytes_text),
 )
 
 
