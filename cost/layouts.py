@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import EllipsisType
 from typing import Any
 
@@ -222,28 +222,8 @@ class _Work:
     def between(coding: Coding, pairs: _Pairs) -> _Work:
         digits = coding.digits(pairs.codes)
         source, target = pairs.source, pairs.target
-        states = np.arange(coding.radix)
-        was, to = states[:, None], states[None, :]
-        was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
-        was_partial = (was > WHOLE) & ~was_split
         scattered, reduced, moved, gathered, remade, kept, replicated, added, sliced, impossible, padded = (
-            _axes_between(
-                digits,
-                pairs,
-                (
-                    was_partial & is_split,
-                    was_partial & (to == WHOLE),
-                    was_split & is_split & (was != to),
-                    was_split & (to == WHOLE),
-                    ((was == MAX) | (was == SOFTMAX)) & (to == SUM),
-                    (was == SUM) & (to == SUM),
-                    (was == WHOLE) & (to == WHOLE),
-                    (was == WHOLE) & (to == SUM),
-                    (was == WHOLE) & is_split,
-                    ((to == MAX) | (to == SOFTMAX)) & (was != to),
-                    (was != SUM) & (to == SUM),
-                ),
-            )
+            _axes_between(digits, pairs, coding.radix)
         )
         chips = _chips_of_sets(coding.mesh)
         reduces = (scattered | reduced | remade) > 0
@@ -337,30 +317,58 @@ class _Work:
         return total + np.where(padded, once + per_byte * self.made[pairs], 0.0)
 
 
-def _axes_between(digits: NDArray[np.int64], pairs: _Pairs, needs: Sequence[NDArray[np.bool_]]) -> list[Sets]:
-    """For each need, a table of pairs of states, the axes whose states before and after are such a pair.
+def _axes_between(digits: NDArray[np.int64], pairs: _Pairs, radix: int) -> list[Sets]:
+    """For each need in `_needs`, the axes whose states before and after have it.
 
     As many needs as one word has room for are looked up together.
     """
     n_axes = digits.shape[1]
     found: list[Sets] = []
     shape = np.broadcast_shapes(pairs.source.shape, pairs.target.shape)
-    at_once = 64 // max(n_axes, 1)
-    for first in range(0, len(needs), at_once):
-        together = needs[first : first + at_once]
+    mask = np.uint64((1 << n_axes) - 1)
+    for together, tables in _needs(radix, n_axes):
         word = np.zeros(shape, np.uint64)
-        for axis in range(n_axes):
-            table = np.zeros(together[0].shape, np.uint64)
-            for i, need in enumerate(together):
-                table |= need.astype(np.uint64) << np.uint64(i * n_axes + axis)
+        for axis, table in enumerate(tables):
             states = digits[:, axis]
             if pairs.crossed:
                 word |= table[states[pairs.source[:, 0]]].take(states, axis=1)
             else:
                 word |= table[states[pairs.source], states[pairs.target]]
-        mask = np.uint64((1 << n_axes) - 1)
-        found.extend((word >> np.uint64(i * n_axes) & mask).astype(np.uint16) for i in range(len(together)))
+        found.extend((word >> np.uint64(i * n_axes) & mask).astype(np.uint16) for i in range(together))
     return found
+
+
+@lru_cache(maxsize=256)
+def _needs(radix: int, n_axes: int) -> list[tuple[int, list[NDArray[np.uint64]]]]:
+    """What an axis has to do for each pair of states, as the sets of `_Work` in their order: words of as many needs
+    as have room, and for each axis the table of its bits by state before and after."""
+    states = np.arange(radix)
+    was, to = states[:, None], states[None, :]
+    was_split, is_split = was >= FIRST_DIM, to >= FIRST_DIM
+    was_partial = (was > WHOLE) & ~was_split
+    needs = (
+        was_partial & is_split,
+        was_partial & (to == WHOLE),
+        was_split & is_split & (was != to),
+        was_split & (to == WHOLE),
+        ((was == MAX) | (was == SOFTMAX)) & (to == SUM),
+        (was == SUM) & (to == SUM),
+        (was == WHOLE) & (to == WHOLE),
+        (was == WHOLE) & (to == SUM),
+        (was == WHOLE) & is_split,
+        ((to == MAX) | (to == SOFTMAX)) & (was != to),
+        (was != SUM) & (to == SUM),
+    )
+    at_once = 64 // max(n_axes, 1)
+    words: list[tuple[int, list[NDArray[np.uint64]]]] = []
+    for first in range(0, len(needs), at_once):
+        together = needs[first : first + at_once]
+        tables = [np.zeros((radix, radix), np.uint64) for _ in range(n_axes)]
+        for axis, table in enumerate(tables):
+            for i, need in enumerate(together):
+                table |= need.astype(np.uint64) << np.uint64(i * n_axes + axis)
+        words.append((len(together), tables))
+    return words
 
 
 def _taken(times: tuple[NDArray[np.float64], NDArray[np.float64]], axes: Any, nbytes: Any) -> Any:
