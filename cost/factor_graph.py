@@ -141,9 +141,8 @@ class FactorGraph:
             factors = [self.factors[f] for f in part]
             theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in factors]
             values = [np.arange(size, dtype=np.int64) for size in self.sizes]
-            own = {v for factor in factors for v in factor.variables}
-            masks = [mask if v in own else np.ones_like(mask) for v, mask in enumerate(keep)]
-            left = Remainder(factors, theta, values, list(part)).restricted(masks, 2 * FORBIDDEN)
+            own = {v: keep[v] for factor in factors for v in factor.variables}
+            left = Remainder(factors, theta, values, list(part)).restricted(own, 2 * FORBIDDEN)
             if left is None:
                 return None
             made.append(left)
@@ -158,7 +157,7 @@ class FactorGraph:
                 return None
             smaller: list[Remainder] = []
             for each in made:
-                left = each.restricted([np.ones(len(values), np.bool_) for values in each.values], slack)
+                left = each.restricted({}, slack)
                 if left is None:
                     return None
                 smaller.append(left)
@@ -245,8 +244,7 @@ class _Search:
                 # What is a tree is done after the way there, ties included.
                 if gap <= (_EXACT * abs(bound) if forward else self.tolerance):
                     return bound
-            everything = [np.ones(len(values), np.bool_) for values in problem.values]
-            smaller = problem.restricted(everything, gap)
+            smaller = problem.restricted({}, gap)
             if smaller is None:
                 return self.best_cost
             problem = smaller
@@ -282,10 +280,9 @@ class _Search:
     @staticmethod
     def decided(problem: Remainder, variable: int, pivot: int, keep_pivot: bool, slack: float) -> Remainder | None:
         """The part that is left with a variable at its `pivot`, or at anything else; None where nothing is."""
-        keep = [np.ones(len(values), np.bool_) for values in problem.values]
-        keep[variable][:] = not keep_pivot
-        keep[variable][pivot] = keep_pivot
-        return problem.restricted(keep, slack)
+        keep = np.full(len(problem.values[variable]), not keep_pivot)
+        keep[pivot] = keep_pivot
+        return problem.restricted({variable: keep}, slack)
 
     def most_ambiguous(self, problem: Remainder) -> int | None:
         """The variable whose choice decides most; None where none has one left."""
@@ -300,7 +297,7 @@ class _Search:
         """The costs that the factors around a variable give its choices."""
         total = np.zeros(len(problem.values[variable]))
         for f, slot in problem.neighbours[variable]:
-            total = total + problem.factors[f].min_marginals(problem.theta[f])[slot]
+            total = total + problem.factors[f].min_marginals(problem.theta[f], {slot})[slot]
         return total
 
     def ambiguity(self, problem: Remainder, variable: int) -> float:

@@ -363,11 +363,9 @@ def _needs(radix: int, n_axes: int) -> list[tuple[int, list[NDArray[np.uint64]]]
     words: list[tuple[int, list[NDArray[np.uint64]]]] = []
     for first in range(0, len(needs), at_once):
         together = needs[first : first + at_once]
-        tables = [np.zeros((radix, radix), np.uint64) for _ in range(n_axes)]
-        for axis, table in enumerate(tables):
-            for i, need in enumerate(together):
-                table |= need.astype(np.uint64) << np.uint64(i * n_axes + axis)
-        words.append((len(together), tables))
+        bits = np.stack([need.astype(np.uint64) << np.uint64(i * n_axes) for i, need in enumerate(together)])
+        table = np.bitwise_or.reduce(bits)
+        words.append((len(together), [table << np.uint64(axis) for axis in range(n_axes)]))
     return words
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,17 @@ class Remainder:
             for slot, variable in enumerate(factor.variables):
                 self.neighbours[variable].append((f, slot))
 
+    @cached_property
+    def ahead(self) -> tuple[list[list[tuple[int, int, int]]], list[list[tuple[int, int, int]]]]:
+        """For each factor its slots whose variables are those of a factor before it, and of one after it, with that
+        factor and its slot."""
+        both: list[list[tuple[int, int, int]]] = []
+        for f, factor in enumerate(self.factors):
+            around = ((slot, *other) for slot, v in enumerate(factor.variables) for other in self.neighbours[v])
+            both.append([each for each in around if each[1] != f])
+        before = [[each for each in around if each[1] < f] for f, around in enumerate(both)]
+        return before, [[each for each in around if each[1] > f] for f, around in enumerate(both)]
+
     def entries(self) -> int:
         """How many numbers the factors look at when all are asked once, and as many as their calls take the time of."""
         return sum(factor.entries + CALL_ENTRIES for factor in self.factors)
@@ -53,13 +65,7 @@ class Remainder:
         indices = range(len(self.factors))
         bound = self.constant
         for f in indices if forward else reversed(indices):
-            factor = self.factors[f]
-            ahead = [
-                (slot, g, other)
-                for slot, variable in enumerate(factor.variables)
-                for g, other in self.neighbours[variable]
-                if ((g > f) if forward else (g < f))
-            ]
+            factor, ahead = self.factors[f], self.ahead[forward][f]
             if not ahead:
                 bound += factor.least(self.theta[f])
                 continue
@@ -81,7 +87,7 @@ class Remainder:
 
         Backward after a forward sweep it is exact on trees: each factor then knows the costs of all before it.
         """
-        choice = [-1] * len(self.values)
+        choice = [-1 if len(values) > 1 else 0 for values in self.values]
         indices = range(len(self.factors))
         for f in indices if forward else reversed(indices):
             factor = self.factors[f]
@@ -95,41 +101,50 @@ class Remainder:
         choice = [max(c, 0) for c in choice]
         return tuple(int(values[c]) for values, c in zip(self.values, choice, strict=True))
 
-    def restricted(self, keep: Sequence[NDArray[np.bool_]], slack: float, *, settle: bool = True) -> Remainder | None:
-        """The problem without choices that are not kept or cost more than `slack` above the bound; None if empty.
+    def restricted(
+        self, keep: Mapping[int, NDArray[np.bool_]], slack: float, *, settle: bool = True
+    ) -> Remainder | None:
+        """The problem without choices that are not kept (of a variable that `keep` lacks all are) or cost more than
+        `slack` above the bound; None if empty.
 
         Factors that are decided are paid, and leave, unless they are not to be settled.
         """
-        masks = [mask.copy() for mask in keep]
+        masks = dict(keep)
         rows_left: list[NDArray[np.bool_] | None] = []
         for factor, theta in zip(self.factors, self.theta, strict=True):
-            total = None
+            rows: NDArray[np.bool_] | None = None
+            # Of a single choice nothing can be ruled out; the first variable says what is least.
+            open_ones = {0, *(slot for slot, costs in enumerate(theta) if len(costs) > 1)}
             if isinstance(factor, TableFactor):
                 total = factor.totals(theta)
-                marginals = factor.marginals_of(total, [len(costs) for costs in theta])
+                marginals = factor.marginals_of(total, [len(costs) for costs in theta], open_ones)
+                most = float(marginals[0].min()) + slack
+                rows = total <= most
             else:
-                marginals = factor.min_marginals(theta)
-            most = float(marginals[0].min()) + slack
-            for marginal, variable in zip(marginals, factor.variables, strict=True):
-                masks[variable] &= marginal <= most
-            rows_left.append(None if total is None else total <= most)
-        if not _consistent(self.factors, masks, rows_left):
+                marginals = factor.min_marginals(theta, open_ones)
+                most = float(marginals[0].min()) + slack
+            for slot in open_ones:
+                cheap, variable = marginals[slot] <= most, factor.variables[slot]
+                if np.count_nonzero(cheap) < len(cheap):
+                    masks[variable] = masks[variable] & cheap if variable in masks else cheap
+            rows_left.append(rows)
+        masks = {v: mask for v, mask in masks.items() if np.count_nonzero(mask) < len(mask)}
+        if not _consistent(self.factors, [len(values) for values in self.values], masks, rows_left):
             return None
-        whole = [bool(mask.all()) for mask in masks]
-        number = [mask.cumsum() - 1 for mask in masks]
-        values = [v if all_kept else v[mask] for v, mask, all_kept in zip(self.values, masks, whole, strict=True)]
+        number = {v: mask.cumsum() - 1 for v, mask in masks.items()}
+        values = [v[masks[i]] if i in masks else v for i, v in enumerate(self.values)]
         factors: list[Factor] = []
         shifted: list[list[Costs]] = []
         origins: list[int] = []
         constant = self.constant
         for factor, theta, rows, origin in zip(self.factors, self.theta, rows_left, self.origins, strict=True):
-            kept = [costs if whole[v] else costs[masks[v]] for costs, v in zip(theta, factor.variables, strict=True)]
-            if all(whole[v] for v in factor.variables) and (rows is None or rows.all()):
+            kept = [costs[masks[v]] if v in masks else costs for costs, v in zip(theta, factor.variables, strict=True)]
+            if masks.keys().isdisjoint(factor.variables) and (rows is None or np.count_nonzero(rows) == len(rows)):
                 smaller: Factor = factor
             elif isinstance(factor, TableFactor):
                 left = factor.rows[rows]
                 for k, v in enumerate(factor.variables):
-                    if not whole[v]:
+                    if v in masks:
                         left[:, k] = number[v][left[:, k]]
                 smaller = TableFactor(
                     factor.variables,
@@ -138,7 +153,10 @@ class Remainder:
                     factor.numbers[rows],
                 )
             else:
-                smaller = factor.restricted([masks[v] for v in factor.variables])
+                everything = (np.ones(len(costs), np.bool_) for costs in theta)
+                smaller = factor.restricted(
+                    [masks.get(v, every) for v, every in zip(factor.variables, everything, strict=True)]
+                )
             if settle and all(len(costs) == 1 for costs in kept):
                 constant += smaller.least(kept)
                 continue
@@ -149,11 +167,15 @@ class Remainder:
 
 
 def _consistent(
-    factors: Sequence[Factor], masks: list[NDArray[np.bool_]], rows_left: list[NDArray[np.bool_] | None]
+    factors: Sequence[Factor],
+    sizes: Sequence[int],
+    masks: dict[int, NDArray[np.bool_]],
+    rows_left: list[NDArray[np.bool_] | None],
 ) -> bool:
-    """Drops rows without support and choices without rows until nothing changes; False if a variable is left empty."""
-    left = [int(np.count_nonzero(mask)) for mask in masks]
-    smaller = {v for v, mask in enumerate(masks) if left[v] < len(mask)}
+    """Drops rows without support and choices without rows until nothing changes; False if a variable is left empty.
+    `masks` has the variables that have lost a choice."""
+    left = {v: int(np.count_nonzero(mask)) for v, mask in masks.items()}
+    smaller = set(masks)
     first = True
     while smaller or first:
         before, smaller = smaller, set[int]()
@@ -163,30 +185,34 @@ def _consistent(
                 continue
             touched = not (before.isdisjoint(factor.variables) and smaller.isdisjoint(factor.variables))
             if first and not touched:
-                supported = all(factor.supports(k, left[v]) for k, v in enumerate(factor.variables))
-                touched = not (supported and rows.all())
+                supported = all(factor.supports(k, left.get(v, sizes[v])) for k, v in enumerate(factor.variables))
+                touched = not (supported and np.count_nonzero(rows) == len(rows))
             if not touched:
                 continue
             kept = rows.copy()
             for k, variable in enumerate(factor.variables):
-                kept &= masks[variable][factor.rows[:, k]]
+                if variable in masks:
+                    kept &= masks[variable][factor.rows[:, k]]
             rows_left[f] = kept
             for k, variable in enumerate(factor.variables):
-                supported = np.zeros_like(masks[variable])
+                supported = np.zeros(sizes[variable], np.bool_)
                 supported[factor.rows[kept, k]] = True
-                supported &= masks[variable]
+                if variable in masks:
+                    supported &= masks[variable]
                 n = int(np.count_nonzero(supported))
-                if n < left[variable]:
+                if n < left.get(variable, sizes[variable]):
                     masks[variable], left[variable] = supported, n
                     smaller.add(variable)
                 if not n:
                     return False
         first = False
-    return all(left)
+    return all(left.values())
 
 
 def _fixed(costs: Costs, choice: int) -> Costs:
     """The costs with all choices but one forbidden."""
+    if len(costs) == 1:
+        return costs
     made = np.full(len(costs), FORBIDDEN)
     made[choice] = costs[choice]
     return made

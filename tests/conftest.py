@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +110,30 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail("\n".join([*lines, "", "if this is meant: pytest --update-goldens"]), pytrace=False)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint("llama-grouped", dtype="bfloat16")`: the folder of a checkpoint, the same for every call and for all
+    workers of pytest-xdist: whoever needs it first makes it.
+
+    Tests that change it copy it first.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "checkpoints"
+    shared.mkdir(exist_ok=True)
+
+    def make(name: str, dtype: str = "float32", shard: str = "1GB") -> Path:
+        from models.checkpoints import make_checkpoint
+
+        folder = shared / f"{name}-{dtype}-{shard}"
+        if not folder.exists():
+            made = make_checkpoint(name, tmp_path_factory.mktemp(name), dtype, shard)
+            with suppress(OSError):  # another worker was as quick
+                made.rename(folder)
+        return folder
+
+    return make
 
 
 @dataclass(frozen=True)

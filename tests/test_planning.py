@@ -154,7 +154,19 @@ def test_the_meshes_that_are_tried(chip: str, chips: int, kv_heads: int, first: 
     assert len(set(alike)) == len(alike) <= 4
 
 
-def test_the_page_and_its_program(model: str, shardwright: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_page_and_its_program(
+    model: str, shardwright: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As text and as JSON, of one search: the two commands ask for the same."""
+    asked: list[tuple[Any, ...]] = []
+    plans: list[Plan] = []
+
+    def once(*args: Any, **options: Any) -> Plan:
+        asked.append((args, options))
+        plans[:] = plans or [plan(*args, **options)]
+        return plans[0]
+
+    monkeypatch.setattr("shardwright.planning.plan", once)
     out = tmp_path / "plan.shard"
     argv = ("plan", model, "--chip", "h100", "--chips", "2", "--prompt", "128", "--output", "32", "--batch", "16")
     page = shardwright(*argv, "--time-limit", "2", "-o", out)
@@ -164,6 +176,7 @@ def test_the_page_and_its_program(model: str, shardwright: Callable[..., Any], t
         assert word in page.out
     assert "measured times up to 2.5 times these: h100 is priced by its datasheet" in page.out
     told = json.loads(shardwright(*argv, "--time-limit", "2", "--json", "-o", out).out)
+    assert asked[0] == asked[1]
     assert {
         "chip", "n_chips", "prefill", "decode", "batch", "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_chip",
         "peak_bytes_per_chip", "expected_error", "binding", "next_best", "program",

@@ -13,7 +13,7 @@ that a trial takes a few sweeps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +106,7 @@ class Cases:
             case.left.sweep(forward=False)
             before, bound = bound, case.left.bound() - room
             if sweep % 2 and math.isfinite(upper) and bound < upper:
-                everything = [np.ones(len(values), np.bool_) for values in case.left.values]
-                left = case.left.restricted(everything, upper - bound, settle=False)
+                left = case.left.restricted({}, upper - bound, settle=False)
                 if left is None:
                     bound = upper
                 else:
@@ -143,13 +142,11 @@ class Cases:
         least = sum(float(nbytes.min()) for nbytes in taken.values())
         if least > self.limit:
             return False
-        keep = [np.ones(len(values), np.bool_) for values in case.left.values]
-        for v, nbytes in taken.items():
-            keep[v] = least - nbytes.min() + nbytes <= self.limit
-        return all(mask.all() for mask in keep) or self.restrict(case, keep)
+        keep = {v: least - nbytes.min() + nbytes <= self.limit for v, nbytes in taken.items()}
+        return all(mask.all() for mask in keep.values()) or self.restrict(case, keep)
 
     @staticmethod
-    def restrict(case: Case, keep: Sequence[NDArray[np.bool_]]) -> bool:
+    def restrict(case: Case, keep: Mapping[int, NDArray[np.bool_]]) -> bool:
         """Leaves only these choices; False where none are left that go together."""
         left = case.left.restricted(keep, 2 * FORBIDDEN, settle=False)
         if left is None:
@@ -191,8 +188,7 @@ class Cases:
             theta = [list(costs) for costs in case.left.theta]
             copied = Remainder(list(case.left.factors), theta, list(case.left.values), list(case.left.origins))
             each = Case(copied, case.price, case.bound)
-            keep = [np.ones(len(values), np.bool_) for values in copied.values]
-            keep[cut.node.home] = (self.nbytes[cut.node.home][copied.values[cut.node.home]] <= cut.most) == first
-            if keep[cut.node.home].any() and self.restrict(each, keep):
+            keep = (self.nbytes[cut.node.home][copied.values[cut.node.home]] <= cut.most) == first
+            if keep.any() and self.restrict(each, {cut.node.home: keep}):
                 made.append(each)
         return made

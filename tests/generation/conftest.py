@@ -1,4 +1,4 @@
-"""Checkpoints, and one that has a tokenizer."""
+"""A checkpoint that has a tokenizer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models.conftest import checkpoint
-
-__all__ = ["checkpoint", "spoken"]
 
 
 @pytest.fixture(scope="session")
