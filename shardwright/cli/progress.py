@@ -38,7 +38,7 @@ class Bar:
         self.print, self.stop = self._bar.console.print, self._bar.stop
 
     def show(self, what: str, done: int, total: int | None, said: str = "") -> None:
-        """What is done in place of what was before, and how far."""
+        """Shows what is done now, and how far, in place of what was done before."""
         if what != self._what:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
@@ -73,8 +73,8 @@ class SweepProgress:
 
 
 class GenerationProgress:
-    """What `generate` has done: bytes of weights, texts, tokens per second, where standard error is a terminal and the
-    work takes longer than a second."""
+    """The progress of `generate`, where standard error is a terminal and the work takes longer than a second: bytes of
+    weights, texts, tokens per second."""
 
     def __init__(self, texts: int, wanted: bool = True) -> None:
         self._texts = texts
