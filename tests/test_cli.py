@@ -65,7 +65,7 @@ def test_shells_are_told_what_could_follow(line: str, wanted: set[str], tmp_path
     answer = tmp_path / "answer"
     shell = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n",
              "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}  # fmt: skip
-    subprocess.run([sys.executable, "-m", "shardwright"], env={**os.environ, **shell}, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "shardwright"], env={**os.environ, **shell}, check=True, timeout=300)
     assert wanted <= {word.strip() for word in answer.read_text().splitlines()}
 
 

@@ -759,9 +759,9 @@ def test_report(name: str) -> None:
 
 @pytest.mark.parametrize("bracket", ["(", "[", "{", "({["])
 def test_ten_megabytes_of_open_brackets(bracket: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     report = _report(bracket * (10_000_000 // len(bracket)))
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert report.splitlines()[0] == "p.shard:1:101: error: brackets are nested more than 100 deep [too-deep]"
     assert len(report) < 1000
 

@@ -75,7 +75,7 @@ def test_a_session_over_two_processes(checkpoint: Callable[..., Path], tmp_path:
     alone = generated(folder, file)
     both: list[dict[str, Any]] = []
     for process in processes:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         both.append(json.loads(out))
     logits = np.array(alone["logits"])
@@ -104,7 +104,7 @@ def test_generate(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: 
     assert alone.status == 0, alone.err
     said: list[str] = []
     for process in processes:
-        printed, err = process.communicate(timeout=120)
+        printed, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         said.append(printed)
     assert out.read_text() == alone.out
@@ -143,10 +143,10 @@ def test_a_process_that_is_lost(end: str, said: str, tmp_path: Path) -> None:
     script, port = tmp_path / "lost.py", free_port()
     script.write_text(LOST.format(end=end))
     waiting, other = start(script, port, 0), start(script, port, 1)
-    _, err = waiting.communicate(timeout=50)
+    _, err = waiting.communicate(timeout=300)
     assert waiting.returncode == 1
     assert err.splitlines()[-1] == f"127.0.0.1:{port}: error: {said} [lost-process]"
-    other.communicate(timeout=50)
+    other.communicate(timeout=300)
     assert other.returncode != 0
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -217,9 +217,9 @@ def test_a_long_program_is_drawn_in_seconds() -> None:
         last = f"r{i}"
     text = "mesh x=2\ndim B=4 E=8\nfunc f(x: BE_x) -> BE_x {\n" + "\n".join(lines) + f"\n  return {last}\n}}\n"
     program = explicit(Source("long.shard", text))
-    began = time.perf_counter()
+    began = sum(os.times()[:4])  # Graphviz is a process of its own
     svg = render(to_dot(program), "svg").decode()
-    assert time.perf_counter() - began < 30
+    assert sum(os.times()[:4]) - began < 30
     assert svg.count('class="node"') >= 180
 
 
