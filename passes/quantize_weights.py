@@ -10,7 +10,7 @@ from typing import ClassVar
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
 from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
-from shardwright.ir.program import DimInfo, Func, Let, Program, Statement, Value
+from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
 from shardwright.ir.walk import Site, map_sites, sites, use_counts
@@ -270,20 +270,22 @@ class _Writer:
         self.writer.at(statement)
         weight = self.writer.let(Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
         if entry.groups is None:
-            self.scale_after(statement, at, weight, entry)
+            self.scale_after(statement, at, weight, entry, dtype)
         else:
             self.scale_before(statement, at, weight, entry, Shape(dtype, seen.dims))
         return self.writer.written()
 
-    def scale_after(self, statement: Let, at: int, weight: str, entry: Quantized) -> None:
-        """One scale for each output channel: whatever was summed, it multiplies the sum, in f32."""
+    def scale_after(self, statement: Let, at: int, weight: str, entry: Quantized, dtype: DType) -> None:
+        """One scale for each output channel: whatever was summed, it multiplies the sum, in f32. Of operands of `dtype`
+        the product has it too where nothing else is written."""
         assert isinstance(statement.operation, Contract)
         result = statement.result
         shape = result.shape
         operands = tuple(weight if i == at else operand for i, operand in enumerate(statement.operands))
         wide = Shape(DType.F32, shape.dims)
         narrow = wide if shape.dtype is DType.F16 else shape  # sums of integers up to 127 leave the range of f16
-        product = self.writer.let(statement.operation, operands, f"{result.name}_unscaled", narrow)
+        kind = narrow if narrow.dtype is dtype else OpenType.anything(narrow)
+        product = self.writer.let(statement.operation, operands, f"{result.name}_unscaled", kind, Marking.DEMANDED)
         if shape.dtype is DType.F32:
             self.writer.put(replace(statement, operation=Mul(), operands=(product, entry.scale)))
             return

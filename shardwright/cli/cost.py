@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_chip, add_choice, add_json, add_sizes, add_target, chip_and_constants, positive
+from shardwright.cli.options import (
+    add_attention,
+    add_chip,
+    add_choice,
+    add_json,
+    add_sizes,
+    add_target,
+    chip_and_constants,
+    positive,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -58,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="tokens of prefill, positions of the cache in decode",
     )
     model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
-    model.add_argument("--attention", choices=("head", "batch"), default="head", help="default: head")
+    add_attention(model.add_argument, "head", "head")
     model.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="default: bf16")
     add_json(parser)
     parser.check(_misplaced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_chip, add_json, chip_of, positive
+from shardwright.cli.options import add_attention, add_chip, add_json, chip_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--context", metavar="N", type=positive, default=2048, help="positions of a cache (default: 2048)"
     )
     parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
-    parser.add_argument("--attention", choices=("head", "batch"), default="head", help="what attention is split over")
+    add_attention(parser.add_argument, "head", "head")
     parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="the format of stored weights")
     add_json(parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import (
+    add_attention,
     add_choice,
     add_dtype,
     add_experts,
@@ -82,7 +83,7 @@ def _add_plan(parser: Parser) -> None:
     layout = "NAME|FILE"
     add("--decode-layout", default="ws2d", metavar=layout, help="a preset, or a .shard file (default: ws2d)")
     add("--prefill-layout", metavar=layout, help="the same for prefill (default: that of decode)")
-    add("--attention", choices=("head", "batch"), help="what attention and the cache are split over (default: head)")
+    add_attention(add, None, "head")
     add("--batch", type=positive, metavar="B", help="texts that are continued at a time (default: up to 16)")
     add("--prefill-batch", type=positive, metavar="B", help="prompts that are read at a time, in rows of their own")
     add("--chunk", type=positive, metavar="L", help="tokens of a prompt that are read at a time (default: up to 256)")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_dtype, add_experts, add_json, add_output, add_sizes, json_needs_output, positive
+from shardwright.cli.options import (
+    add_attention,
+    add_dtype,
+    add_experts,
+    add_json,
+    add_output,
+    add_sizes,
+    json_needs_output,
+    positive,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +25,7 @@ BATCH, LENGTH = 4, 32
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--attention head|batch] [--cache T
+    """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--attention OVER] [--cache T
     [--prefill-layout NAME] [--phase prefill|decode]] [--dtype] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "import",
@@ -33,11 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "two; wg-x, wg-xy or wg-xyz, weights stored as in ws2d and gathered; open, left to the compiler or to search; "
         "or PLAN.json, a tensor-parallel plan of transformers",
     )
-    parser.add_argument(
-        "--attention",
-        choices=("head", "batch"),
-        help="what attention, and the cache, is split over (default: heads with --cache, else the compiler's choice)",
-    )
+    add_attention(parser.add_argument, None, "heads with --cache, else the compiler's choice")
     parser.add_argument(
         "--cache", type=positive, metavar="T", help="write prefill and decode with a KV cache of T positions"
     )

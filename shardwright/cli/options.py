@@ -213,6 +213,22 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
 
+ATTENTION = ("head", "batch", "positions")
+"""What attention may be split over (`models.layouts`)."""
+
+
+def add_attention(add: Callable[..., object], default: str | None, otherwise: str) -> None:
+    """`--attention head|batch|positions`, by a parser's `add_argument`; `otherwise` says what holds where it is not
+    given."""
+    add(
+        "--attention",
+        choices=ATTENTION,
+        default=default,
+        help="what attention and the cache are split over: heads, the batch, or, where there are more chips than heads of"
+        f" keys, heads and positions (default: {otherwise})",
+    )
+
+
 def add_experts(parser: Parser) -> None:
     """`--experts replicated|all-to-all` and `--expert-capacity F`, which bounds the slots of the second."""
     parser.add_argument(

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_chip, add_json, add_output, chip_and_constants, number, one_of, positive
+from shardwright.cli.options import (
+    ATTENTION,
+    add_chip,
+    add_json,
+    add_output,
+    chip_and_constants,
+    number,
+    one_of,
+    positive,
+)
 
 if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
@@ -50,9 +59,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--attention",
         metavar="head,batch",
-        type=_some("head", "batch"),
+        type=_some(*ATTENTION),
         default=("head", "batch"),
-        help="default: both",
+        help="of head, batch and positions (default: head,batch)",
     )
     parser.add_argument(
         "--phase",

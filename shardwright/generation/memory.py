@@ -145,8 +145,9 @@ def _way_out(config: Mapping[str, Any], plan: Plan, chip: int, devices: int) -> 
 def _variants(plan: Plan, devices: int) -> Iterator[tuple[str, Plan]]:
     """Plans that take less, those first that change least of what comes out and how fast."""
     presets = not is_file(plan.decode_layout) and not is_file(plan.read_layout)
-    if presets and plan.attention != "batch" and plan.batch > 1:
-        yield "--attention batch", replace(plan, attention="batch")
+    for over in ("batch", "positions"):
+        if presets and plan.attention != over and (plan.batch > 1 or over == "positions"):
+            yield f"--attention {over}", replace(plan, attention=over)
     if presets and plan.mesh.n_chips < devices:
         mesh = default_mesh(devices)
         yield f"--mesh {str(mesh).replace(' ', ',')}", replace(plan, mesh=mesh)

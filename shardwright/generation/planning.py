@@ -87,7 +87,10 @@ def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: 
     for prompt in prompts:
         check_room(prompt, settings.max_new_tokens, room, where)
     longest = max(len(prompt.tokens) for prompt in prompts)
-    cache = cache or longest + max(0, settings.max_new_tokens - 1)
+    if cache is None:
+        cache = longest + max(0, settings.max_new_tokens - 1)
+        if options.attention == "positions":
+            cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
     own = options.prefill_batch

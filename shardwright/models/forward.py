@@ -30,7 +30,7 @@ class Request:
 
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
     prefill, the same where None. With `cache` positions in a KV cache there are the functions `phases`, else
-    `forward`. `attention` is over heads or batch, left to the compiler where None; with a cache None means heads.
+    `forward`. `attention` is over heads, batch or positions, left to the compiler where None; with a cache None means heads.
     `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
     experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
     `decomposed` writes attention as products and a softmax.
@@ -92,7 +92,7 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
         tuple(functions.values()),
         mesh,
         numbers,
-        model.attention.query_dims,
+        model.attention,
         request.attention or ("head" if cached else None),
         cached=cached,
         batches=[rows[name].dim for name in functions],
@@ -111,6 +111,9 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
     if len(mesh):
         lines.append(f"mesh {mesh}")
     orders: dict[str, tuple[str, ...]] = {"X": fitted[0].experts or ()}
+    if cache is not None and (over := (fitted[0].attention or {}).get("T")):
+        # Neighbours lie on different chips, so that however full the cache is, each chip has as much to attend.
+        orders["T"] = (str(cache // mesh.product(over)), *over)
     for own, layout in zip(groups.values(), fitted, strict=False):
         orders |= {dim: layout.groups[dim] for dim in own.dims}
         if own.batch % mesh.n_chips:
@@ -140,7 +143,7 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
 
 
 def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
-    """A declaration: only the axes of the order split the dimension, where there is one."""
+    """A declaration: where there is an order, only its axes split the dimension; numbers are digits that none splits."""
     return f"{dim}={size}" + (f" order {' '.join(order)}" if order else "")
 
 

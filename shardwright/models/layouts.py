@@ -11,7 +11,9 @@ over for E, and ws2d is ws1d.
 `open` is no preset: it demands nothing but the layout of the logits, over all axes along V, and leaves weights, cache
 and activations to the compiler, by bytes (`place`) or by time (`search`).
 
-Attention is over heads or over batch (section 3.3) whatever the preset.
+Attention is over heads, over batch (section 3.3) or over positions whatever the preset. Over positions, the axes that
+do not divide the heads of keys and values split the cache along T in place of holding copies of it: each chip attends
+its own positions, and the results are joined by their log-sum-exps (Helix, Bhatia et al. 2025, section 2.1).
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.mesh import Mesh
+from shardwright.models.description import Attention
 from shardwright.models.token_groups import TokenGroups
 
-AttentionOver = Literal["head", "batch"]
+AttentionOver = Literal["head", "batch", "positions"]
 
 
 class Axes(Enum):
@@ -107,7 +110,7 @@ class Layout:
     """A preset fitted to a mesh and to the sizes of a model.
 
     `stored` gives for each role, and dimension that has it, the axes that split the dimension in a stored weight;
-    `batch` and `residual` the axes of B and E of activations; `attention` those of B and the heads in attention and
+    `batch` and `residual` the axes of B and E of activations; `attention` those of B, the heads and T in attention and
     its cache, None where they are left to the compiler. `dropped` says in sentences what the preset would have split
     and the sizes do not allow.
 
@@ -160,7 +163,7 @@ def fit_layouts(
     names: Sequence[str | Preset],
     mesh: Mesh,
     sizes: Mapping[str, int],
-    heads: Sequence[str],
+    attends: Attention,
     attention: AttentionOver | None = None,
     *,
     cached: bool = False,
@@ -168,14 +171,14 @@ def fit_layouts(
     groups: Sequence[TokenGroups] = (),
 ) -> tuple[Layout, ...]:
     """The presets, by name or given, on this mesh, for the functions of one program, whose dimensions have these
-    sizes; `heads` are those that number the query heads, `batches` the dimension of each function's sequences, B where
-    None.
+    sizes; `batches` are the dimension of each function's sequences, B where None.
 
     All axes that split a dimension anywhere divide it together (digits of its index). The outer axes have the
     first claim, so that the innermost are dropped first. Axes that do not fit the first dimension of the heads (K,
     the heads of keys and values) split the second (G, the queries in a group), which keeps the heads of a chip
     together with their keys and values; K is split as far as the whole can be. Attention over batch puts on the heads
-    what does not fit B. Where attention is `cached`, its layout is that of the cache, the same in every function.
+    what does not fit B, attention over positions on T what does not fit the heads of keys and values. Where attention
+    is `cached`, its layout is that of the cache, the same in every function.
 
     With the `groups` of each function, tokens are sent to experts: the axes that divide X split it and no other
     dimension of the experts' weights, and the groups as far as they divide them; the others split F. Where none
@@ -191,7 +194,7 @@ def fit_layouts(
             NOWHERE,
             "leave out --experts all-to-all, or take a preset",
         )
-    batches = batches or ["B"] * len(names)
+    batches, heads = batches or ["B"] * len(names), attends.query_dims
     homes: dict[str, dict[str, str]] = {}
     dropped: list[str] = []
 
@@ -215,8 +218,11 @@ def fit_layouts(
     place(("E",), [*stored(Role.NORM, Role.EMBED), *residuals])
     place(("F",), stored(Role.FEEDFORWARD) if experts is None else [a for a in mesh.axes if a not in experts])
     not_on_batch = tuple(a for a in mesh.axes if any(a not in homes[rows] for rows in batches))
-    spare = {"head": mesh.axes, "batch": not_on_batch, None: ()}[attention]
-    place(tuple(heads), [*stored(Role.HEADS), *spare])
+    spare = {"batch": not_on_batch, None: ()}.get(attention, mesh.axes)
+    place(heads, [*stored(Role.HEADS), *spare])
+    if attention == "positions":
+        sizes = {"T": sizes["L"], **sizes}
+        place(("T",), [axis for axis in mesh.axes if homes[heads[0]].get(axis) not in attends.key_dims])
     place(("V",), stored(Role.VOCAB, Role.TABLE))
 
     made: list[Layout] = []
@@ -237,7 +243,10 @@ def fit_layouts(
         if attention is not None:
             first = () if cached else batch
             first = tuple(homes[rows]) if attention == "batch" else first
-            over = {rows: first, **{d: _on(homes[heads[0]], d, first) for d in heads}}
+            on_positions = _on(homes.get("T", {}), "T", first)
+            over = {rows: first, **{d: _on(homes[heads[0]], d, (*first, *on_positions)) for d in heads}}
+            if on_positions:
+                over["T"] = on_positions
         sent: dict[str, tuple[str, ...]] = {}
         if experts is not None:
             sent = _axes_of_groups(groups[i], experts, homes[rows], mesh)

@@ -133,7 +133,7 @@ class ValueTypes:
         if over is None or self.layout.open:
             return None
         batch, attention = self.rows.dim, self.model.attention
-        of_keys = {axis for dim in attention.key_dims for axis in over.get(dim, ())}
+        of_keys = {axis for dim in (*attention.key_dims, "T") for axis in over.get(dim, ())}
         stay = [axis for axis in self.layout.batch if axis not in of_keys]
         axes = {dim: [axis for axis in on if axis not in stay] for dim, on in over.items()}
         axes[batch] = [*axes.get(batch, ()), *stay]

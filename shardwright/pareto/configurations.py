@@ -168,7 +168,7 @@ def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:
     sizes = sweep.model.model.sizes(decode.batch, sweep.prompt, sweep.context)
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
     try:
-        fit_layouts(names, here.mesh, numbers, here.model.attention.query_dims, here.attention, cached=True)
+        fit_layouts(names, here.mesh, numbers, here.model.attention, here.attention, cached=True)
     except DiagnosticError:
         return False
     return True

@@ -11,7 +11,7 @@ from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.frontier import described
 from shardwright.pareto.pricing import Point
 from shardwright.pareto.store import identity_of
-from shardwright.prediction.programs import wanted_program
+from shardwright.prediction.programs import positions, wanted_program
 
 
 def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configuration, Point]]) -> str:
@@ -30,7 +30,8 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
     else:
         other = _other_layout(sweep, one, chosen, [point for _, point in priced])
         decode, prefill = (where.layout, other) if phase == "decode" else (other, where.layout)
-    request = Request(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, sweep.context, prefill)
+    cache = positions(where, one.batch, sweep.context)
+    request = Request(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill)
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")

@@ -83,7 +83,7 @@ def phase_program(
     """The explicit program of one phase: `length` tokens of each of `batch` sequences (1 in decode), a cache of
     `context` positions. Its collectives are loops if `looped`; else a weight-gathered layout has each layer's weights
     on their way while the one before computes (Wang et al. 2023)."""
-    sizes = {"B": batch, "T": context} | ({"L": length} if phase == "prefill" else {})
+    sizes = {"B": batch, "T": positions(deployment, batch, context)} | ({"L": length} if phase == "prefill" else {})
     trouble: DiagnosticError | None = None
     for wanted in candidates(deployment, phase, batch):
         try:
@@ -95,6 +95,12 @@ def phase_program(
             trouble = trouble or error
     assert trouble is not None
     raise trouble
+
+
+def positions(deployment: Deployment, batch: int, context: int) -> int:
+    """The positions of a cache that holds `context`, made divisible by the chips that split it along them."""
+    over = deployment.mesh.product((fitted_layout(deployment, batch).attention or {}).get("T", ()))
+    return -(-context // over) * over
 
 
 def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:
@@ -138,8 +144,8 @@ def fitted_layout(deployment: Deployment, batch: int) -> Layout:
     """The layout as far as the model's sizes and the batch divide over the mesh."""
     model = deployment.model
     sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
-    heads = model.attention.query_dims
-    return fit_layouts([deployment.layout], deployment.mesh, sizes, heads, deployment.attention, cached=True)[0]
+    attention = deployment.attention
+    return fit_layouts([deployment.layout], deployment.mesh, sizes, model.attention, attention, cached=True)[0]
 
 
 def _alike(one: Layout, other: Layout) -> bool:

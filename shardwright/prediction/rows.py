@@ -39,7 +39,7 @@ _SCENARIO_MORE = ("scenario", "model", "chip", "input_tokens", "output_tokens", 
 _LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
 _WEIGHTS: Mapping[str, Weights] = {"int8": "int8", "bf16": "bf16", "bfloat16": "bf16"}
 _ATTENTION: Mapping[str, AttentionOver] = {
-    "head": "head", "heads": "head", "batch": "batch",
+    "head": "head", "heads": "head", "batch": "batch", "positions": "positions",
 }  # fmt: skip
 _PHASES: Mapping[str, tuple[Phase, ...]] = {
     "prefill": ("prefill",), "decode": ("decode",), "generate": ("decode",), "total": ("prefill", "decode"),
