@@ -10,7 +10,7 @@ problem of its own with few choices for each value, whatever is minimised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -185,7 +185,7 @@ class Descent:
     def round(self, blocks: Sequence[tuple[int, ...]]) -> None:
         """Each of these blocks of axes in turn, until none has found anything better since its last turn."""
         settled = 0
-        for block in _turns(blocks):
+        for block in list(blocks) * _ROUNDS:
             settled = 1 if self.step(Within(free=frozenset(block), states=self.states)) else settled + 1
             if settled >= len(blocks) or self.solver.ended():
                 return
@@ -209,8 +209,3 @@ class Descent:
             return False
         self.part, self.solution = part, solution
         return True
-
-
-def _turns(blocks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    for _ in range(_ROUNDS):
-        yield from blocks

@@ -147,17 +147,13 @@ def _on_torus(kind: CollectiveKind, rings: Sequence[Ring], V: float, T_min: floa
         # Every chip's shard takes one link of the last axis; a line's last member sends it all the
         # way back, over links that nothing else uses in that direction.
         steps = sum(ring.stride * (1 if ring.wraps else ring.size - 1) for ring in rings)
-        return T_min * steps, max(V / _one_way(ring) for ring in rings)
+        return T_min * steps, max(V * (2 if ring.wraps else 1) / ring.bytes_per_s for ring in rings)
     hops = sum(ring.hops for ring in rings)
     if kind is CollectiveKind.ALL_TO_ALL:
         transfer = max(V * (ring.size**2 // 4) / (ring.size * ring.bytes_per_s) for ring in rings)
     else:
         transfer = _gather_transfer(rings, V)
     return T_min * hops, transfer
-
-
-def _one_way(ring: Ring) -> float:
-    return ring.bytes_per_s / (2 if ring.wraps else 1)
 
 
 def _gather_transfer(rings: Sequence[Ring], V: float) -> float:

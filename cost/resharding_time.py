@@ -50,15 +50,12 @@ def _joint_or_apart(
         return [operation], steps.joint_s, None
     still = [axis for axis in operation.named_axes if axis not in steps.order]  # axes of one chip ride along
     parts = [_restricted(operation, {axis, *(still if i == 0 else ())}) for i, axis in enumerate(steps.order)]
+    article = "a" if collective.kind is CollectiveKind.REDUCE_SCATTER else "an"
     remark = (
-        f"{_a(collective.kind)} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
+        f"{article} {collective.kind} over {' then '.join(steps.order)} takes {duration_text(steps.sequential_s)} on"
         f" {topology.chip.name}, a joint one {duration_text(steps.joint_s)}"
     )
     return parts, steps.sequential_s, remark
-
-
-def _a(collective: CollectiveKind) -> str:
-    return f"{'a' if collective is CollectiveKind.REDUCE_SCATTER else 'an'} {collective}"
 
 
 def _restricted(operation: Movement, axes: set[str]) -> Movement:

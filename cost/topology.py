@@ -232,7 +232,8 @@ def _on_switches(chip: Chip, switched: Switched, mesh: tuple[tuple[str, int], ..
     for number, level in enumerate(switched.levels):
         room = level.units
         for name, _ in reversed(mesh):
-            part = left[name] if room is None else _largest_divisor(left[name], room)
+            size = left[name]
+            part = size if room is None else next(n for n in range(min(size, room), 0, -1) if size % n == 0)
             parts[name][number] = part
             left[name] //= part
             room = None if room is None else room // part
@@ -253,10 +254,6 @@ def _on_switches(chip: Chip, switched: Switched, mesh: tuple[tuple[str, int], ..
         )
     rows = tuple(tuple(parts[name]) for name, _ in mesh)
     return SwitchedTopology(chip, mesh, switched.levels, rows, tuple(used[:-1]), tuple(full[:-1]))
-
-
-def _largest_divisor(size: int, room: int) -> int:
-    return next(part for part in range(min(size, room), 0, -1) if size % part == 0)
 
 
 def _by(shape: Sequence[int]) -> str:

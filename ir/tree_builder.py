@@ -316,7 +316,9 @@ class TreeBuilder:
 
     def loop(self, children: Children) -> ast.LoopStmt:
         bracket = next(i for i, c in enumerate(children) if isinstance(c, str) and _kind(c) == "LSQB")
-        index = next((_checked(children[i + 1]) for i, c in enumerate(children) if _is_as(c)), None)
+        index = next(
+            (_checked(children[i + 1]) for i, c in enumerate(children) if isinstance(c, str) and _kind(c) == "AS"), None
+        )
         block: _Block = children[-1]
         return ast.LoopStmt(
             _of(children, ast.Target),
@@ -447,10 +449,6 @@ def _left(piece: Any) -> ast.DimsStatic | ast.WordStatic:
         token: Any = piece
         return _word(token) if _kind(token) == "NAME" else _static_dims(token)
     return piece
-
-
-def _is_as(child: Any) -> bool:
-    return isinstance(child, str) and _kind(child) == "AS"
 
 
 def _long_capitals(token: Any) -> tuple[ast.RowDim, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright.ir import syntax
-from shardwright.ir.operation import Number, Operand
+from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Add, Alias, Contract, Div, Fetch, Full, Mul, Neg, Start, Sub
-from shardwright.ir.program import DimInfo, Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.program import Free, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, Placement, ValueType
 
 _OPERATORS = {Add: "+", Sub: "-", Mul: "*", Div: "/"}
@@ -19,17 +19,20 @@ def unparse(program: Program) -> syntax.Module:
     if program.chip:
         items.append(syntax.ChipItem(program.chip))
     if program.dims:
-        items.append(syntax.DimItem(tuple(_dim(dim) for dim in program.dims)))
+        items.append(
+            syntax.DimItem(
+                tuple(
+                    syntax.DimDecl(dim.name, syntax.SizeExpr(dim.expression or ((dim.size,),)), dim.order)
+                    for dim in program.dims
+                )
+            )
+        )
     if program.weights:
         items.append(syntax.WeightsItem(tuple(_decl(value) for value in program.weights)))
     if program.state:
         items.append(syntax.StateItem(tuple(_decl(value) for value in program.state)))
     items.extend(_func(func) for func in program.funcs)
     return syntax.Module(tuple(items))
-
-
-def _dim(dim: DimInfo) -> syntax.DimDecl:
-    return syntax.DimDecl(dim.name, syntax.SizeExpr(dim.expression or ((dim.size,),)), dim.order)
 
 
 def _decl(value: Value) -> syntax.Decl:
@@ -106,18 +109,14 @@ def _target(value: Value) -> syntax.Target:
 
 
 def _operand(operand: Operand) -> syntax.Expr:
+    """A name or a literal, negative ones with their sign as an operator, and `size[D]` as it was."""
     if isinstance(operand, str):
         return syntax.NameExpr(operand)
-    return number_syntax(operand)
-
-
-def number_syntax(number: Number) -> syntax.Expr:
-    """A literal, negative ones with their sign as an operator, and `size[D]` as it was."""
-    if number.size_of is not None:
-        return syntax.CallExpr("size", (syntax.DimsStatic((syntax.RowDim(number.size_of),)),), None)
-    if number.text.startswith("-"):
-        return syntax.NegExpr(syntax.NumberExpr(number.text[1:]))
-    return syntax.NumberExpr(number.text)
+    if operand.size_of is not None:
+        return syntax.CallExpr("size", (syntax.DimsStatic((syntax.RowDim(operand.size_of),)),), None)
+    if operand.text.startswith("-"):
+        return syntax.NegExpr(syntax.NumberExpr(operand.text[1:]))
+    return syntax.NumberExpr(operand.text)
 
 
 def expression_syntax(statement: Let) -> syntax.Expr:

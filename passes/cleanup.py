@@ -163,7 +163,11 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
             if first is not None and isinstance(statement, Let):
                 before = made[first]
                 assert isinstance(before, Let)
-                source, middle, target = scope.type_of(_only(before)), before.result.type, statement.result.type
+                source, middle, target = (
+                    scope.type_of(str(before.operands[0])),
+                    before.result.type,
+                    statement.result.type,
+                )
                 if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
                     better = plan(source, target, mesh, orders)
                     now = received_bytes(_move(before), source, mesh, orders)
@@ -179,12 +183,6 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
         return tuple(made)
 
     return replace(func, body=visit(func.body, Scope.of(program, func)))
-
-
-def _only(statement: Let) -> str:
-    name = statement.operands[0]
-    assert isinstance(name, str)
-    return name
 
 
 def _move(statement: Let) -> Movement:

@@ -334,7 +334,7 @@ class _Writer:
             if home == made:
                 results.append(chosen)
                 continue
-            raw = self.writer.like(value, f"{value.name}_{_made_word(made)}", made, Marking.FOUND)
+            raw = self.writer.like(value, f"{value.name}_{'partial' if made.partial else 'local'}", made, Marking.FOUND)
             results.append(raw)
             moved.append(Let((chosen,), Alias(), (raw.name,), statement.span))
         self.blocks[-1].append(replace(statement, results=tuple(results), operands=tuple(operands)))
@@ -357,7 +357,7 @@ class _Writer:
     def chosen(self, value: Value, at: Location) -> Value:
         node = self.placement.defined[at, value.name]
         kind = replace(self.placement.kinds[node.home], in_flight=value.type.in_flight)
-        return replace(value, type=kind, marking=_marking(value))
+        return replace(value, type=kind, marking=Marking.FOUND if isinstance(value.type, OpenType) else value.marking)
 
     # ------------------------------------------------------------ uses
 
@@ -378,14 +378,6 @@ class _Writer:
         self.blocks[len(node.loops)].append(Let((value,), Alias(), (source,)))
         self.copies[node, kind] = value.name
         return value.name
-
-
-def _marking(value: Value) -> Marking:
-    return Marking.FOUND if isinstance(value.type, OpenType) else value.marking
-
-
-def _made_word(kind: TensorType) -> str:
-    return "partial" if kind.partial else "local"
 
 
 def change_word(source: TensorType, target: TensorType) -> str:

@@ -177,11 +177,7 @@ Progress = Callable[[int, int, str], None]
 """Is told before a program is compiled: its number from 1, of how many, and its name."""
 
 
-def _silent(_number: int, _count: int, _name: str) -> None:
-    pass
-
-
-def _compare_file(name: str, progress: Progress) -> Iterator[Compared]:
+def _compare_file(name: str, progress: Progress | None) -> Iterator[Compared]:
     """The rows of a file; what is said of one is said at its line."""
     source = file_source(name)
     rows = read_rows(source.text, name, Path(name).stem)
@@ -194,7 +190,8 @@ def _compare_file(name: str, progress: Progress) -> Iterator[Compared]:
                 ]
             wanted |= {one.name: one for one in made if not is_compiled(one)}
         for number, one in enumerate(wanted.values(), 1):
-            progress(number, len(wanted), one.name)
+            if progress is not None:
+                progress(number, len(wanted), one.name)
             with suppress(DiagnosticError):  # said of its row below
                 compiled_text(one.text, one.passes)
         for row in rows:
@@ -224,7 +221,7 @@ def reproduce(name: str, progress: Progress | None = None) -> list[Reproduced]:
         offloaded = offload_files.file_checks(name)
         if offloaded is not None:
             return [Reproduced(name, checks=tuple(offloaded))]
-        return [Reproduced(name, tuple(_compare_file(name, progress or _silent)))]
+        return [Reproduced(name, tuple(_compare_file(name, progress)))]
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
     if name != "all" and key not in (*names, *FIGURES):
         near = nearest(name, (*names, *FIGURES))
