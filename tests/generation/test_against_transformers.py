@@ -51,6 +51,12 @@ def in_place(folder: Path) -> Engine:
     return engine_of(folder, Plan(Mesh.of(x=2), 3, 11, 28, "megatron", scores=True))
 
 
+@pytest.fixture(scope="module")
+def over_positions(folder: Path) -> Engine:
+    """Heads of keys over one axis, positions of the caches over the other, prefill in rows of its own."""
+    return engine_of(folder, Plan(Mesh.of(x=2, y=2), 3, 4, 28, "ws2d", "wg-xy", "positions", prefill_batch=2))
+
+
 def run(engine: Engine, settings: Settings, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
     done = engine.run(make_prompts(prompts, 96, None), settings)
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
@@ -83,7 +89,7 @@ def generated(model: Any, prompt: Sequence[int], **options: Any) -> tuple[int, .
     return tuple(made[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("name", ["adopting", "in_place"])
+@pytest.mark.parametrize("name", ["adopting", "in_place", "over_positions"])
 def test_greedy(name: str, theirs: Any, request: pytest.FixtureRequest) -> None:
     done = run(request.getfixturevalue(name), Settings(STEPS))
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]

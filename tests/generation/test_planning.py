@@ -42,6 +42,7 @@ def test_rows_are_few_and_divisible_where_they_are_split() -> None:
     assert plan((3,) * 40)["batch"] == 16
     assert plan((3,) * 5)["batch"] == 5
     assert plan((3,) * 5, attention="batch")["batch"] == 8
+    assert plan((3, 7), attention="positions")["cache"] == 12
     assert plan((3,) * 5, prefill_layout="wg-xy")["batch"] == 8
 
 
@@ -143,7 +144,7 @@ def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
     [
         ({"batch": 0}, "batch is 0, not 1 or more"),
         ({"chunk": -1}, "chunk is -1, not 1 or more"),
-        ({"attention": "heads"}, "attention is 'heads', not one of head, batch"),
+        ({"attention": "heads"}, "attention is 'heads', not one of head, batch, positions"),
         ({"weights": "int3"}, "weights is 'int3', not one of int8, int4"),
         ({"expert_capacity": 1.5}, "expert_capacity needs experts='all-to-all'"),
     ],

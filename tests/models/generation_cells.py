@@ -12,7 +12,9 @@ from shardwright.ir.mesh import Mesh
 from shardwright.models.layouts import PRESETS, AttentionOver
 
 MESHES = (Mesh.of(x=1), Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2))
-ATTENTION: tuple[AttentionOver, ...] = ("head", "batch")
+ATTENTION: tuple[AttentionOver, ...] = ("head", "batch", "positions")
+RECORDED = ATTENTION[:2]
+"""What docs/generation-matrix.md has every combination of; over positions there are the cells that cover pairs."""
 VARIANTS = tuple(name for name in CHECKPOINTS if name not in ARCHITECTURES)
 """Further checkpoints of the same architectures."""
 
@@ -52,12 +54,12 @@ def choices(checkpoint: str) -> Iterator[Cell]:
 
 
 def matrix() -> list[Cell]:
-    """Every architecture with every preset, attention and mesh: prefill in the same preset, and where there are
+    """Every architecture with every preset, attention over heads and batch, and mesh: prefill in the same preset, and where there are
     others that store weights alike, in one of them, which takes turns. Variants with every preset, all else in turn.
     Every other cell is scored."""
     cells: list[Cell] = []
     for i, checkpoint in enumerate(ARCHITECTURES):
-        for layout, (j, attention), (k, mesh) in product(PRESETS, enumerate(ATTENTION), enumerate(MESHES)):
+        for layout, (j, attention), (k, mesh) in product(PRESETS, enumerate(RECORDED), enumerate(MESHES)):
             same, *others = prefills(layout)
             scored = (i + j + k) % 2 == 1
             cells.append(Cell(checkpoint, layout, attention, mesh, same, scored))
@@ -66,7 +68,7 @@ def matrix() -> list[Cell]:
     for i, checkpoint in enumerate(VARIANTS):
         for j, layout in enumerate(PRESETS):
             prefill = prefills(layout)[(i + j) % len(prefills(layout))]
-            attention, mesh = ATTENTION[(i + j) % 2], MESHES[(i + j // 2) % 4]
+            attention, mesh = RECORDED[(i + j) % 2], MESHES[(i + j // 2) % 4]
             cells.append(Cell(checkpoint, layout, attention, mesh, prefill, (i + j // 2) % 2 == 1))
     return cells
 

@@ -94,6 +94,7 @@ COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
     ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2)),
     ("gpt-neox", "megatron", None, "head", Mesh.of(x=2)),
     ("opt", "wg-x", "ws2d", "batch", Mesh.of(x=2)),
+    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2)),
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models.checkpoints import ARCHITECTURES, CHECKPOINTS
-from models.generation_cells import ATTENTION, MESHES, Cell, choices, matrix, pairs, pairwise
+from models.generation_cells import MESHES, RECORDED, Cell, choices, matrix, pairs, pairwise
 from models.greedy_generation import LENGTHS, MARGIN, STEPS, difference, equal, generate, truth
 
 from shardwright.models.layouts import PRESETS
@@ -41,7 +41,7 @@ def test_the_matrix_is_whole() -> None:
     cells = matrix()
     assert len(set(cells)) == len(cells)
     same = {(c.checkpoint, c.layout, c.attention, c.mesh) for c in cells if c.prefill == c.layout}
-    assert same >= {(n, p, a, m) for n in ARCHITECTURES for p in PRESETS for a in ATTENTION for m in MESHES}
+    assert same >= {(n, p, a, m) for n in ARCHITECTURES for p in PRESETS for a in RECORDED for m in MESHES}
     assert {c.checkpoint for c in cells} == set(CHECKPOINTS)
     mixed = {(c.layout, c.prefill) for c in cells if c.prefill != c.layout}
     assert len(mixed) == 4 * 3

@@ -51,11 +51,11 @@ def weights(name: str, layout: str, mesh: Mesh, **changes: object) -> dict[str, 
 def test_programs_are_well_typed_and_formatted(mesh: Mesh) -> None:
     """Elaboration checks that the axes which split a dimension anywhere divide it together. Every checkpoint meets
     every mesh, and the presets, attention and phases in turn."""
-    attentions: list[AttentionOver | None] = [None, "head", "batch"]
+    attentions: list[AttentionOver | None] = [None, "head", "batch", "positions"]
     for i, name in enumerate(CHECKPOINTS, start=MESHES.index(mesh)):
         layout = list(PRESETS)[i % 6]
         made = import_model(
-            config_of(name), layout, mesh, 2, 8, attention=attentions[i // 6 % 3], cache=32 if i // 3 % 2 else None
+            config_of(name), layout, mesh, 2, 8, attention=attentions[i // 6 % 4], cache=32 if i // 3 % 2 else None
         )
         module = parse(Source("p", made.text))
         program = elaborate(module)
@@ -180,6 +180,37 @@ def test_queries_leave_the_batch_only_where_keys_are_split(name: str, queries: s
     mesh = Mesh.of(x=2, y=2, z=2)
     found = types(import_model(config_of(name), "wg-xy", mesh, 4, 8, attention="head", cache=32).text)
     assert (found["q"], found["k"]) == (queries, cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "queries", "cache"),
+    [
+        ("cohere-multiquery", "f32 BLHD", "f32 NBT_xyzD"),
+        ("llama-grouped", "f32 BLK_xGD", "f32 NBT_yzK_xD"),
+        ("opt", "f32 BLH_xyzD", "f32 NBTH_xyzD"),
+    ],
+)
+def test_positions_take_the_axes_that_the_heads_of_keys_do_not(name: str, queries: str, cache: str) -> None:
+    """Interleaved: neighbours lie on different chips. Weights are stored as for attention over heads."""
+    mesh = Mesh.of(x=2, y=2, z=2)
+    over_heads = import_model(config_of(name), "wg-xy", mesh, 4, 8, attention="head", cache=32).text
+    text = import_model(config_of(name), "wg-xy", mesh, 4, 8, attention="positions", cache=32).text
+    found = types(text)
+    assert (found["q"], found["k"]) == (queries, cache)
+    assert found["wq"] == types(over_heads)["wq"]
+    split = re.search("T_([xyz]+)", cache)
+    order = f" order {32 // 2 ** len(split[1])} {' '.join(split[1])}" if split else ""
+    assert f" T=32{order} N=2 " in text
+    if split:
+        assert f"along T over {' '.join(split[1])}.\n" in text
+    else:
+        assert text == over_heads
+
+
+def test_positions_that_do_not_divide_leave_the_axis_to_the_heads() -> None:
+    made = import_model(config_of("llama-grouped"), "ws1d", Mesh.of(x=2, y=2), 4, 8, attention="positions", cache=15)
+    assert made.dropped == ("T=15 is not split over y=2: not divisible",)
+    assert (types(made.text)["q"], types(made.text)["k"]) == ("f32 BLK_xG_yD", "f32 NBTK_xD")
 
 
 def test_gathered_weights_are_gathered() -> None:

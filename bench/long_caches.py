@@ -1,0 +1,132 @@
+"""Long caches: what the search finds for a step of decode, and what it takes where positions must not be split.
+
+    python bench/long_caches.py [--model NAME ...] [--chip NAME ...] [--chips N ...] [--context N ...] [--batch N]
+        [--seconds S]
+
+One sequence by default, weights in int8, every layout open. Each row: the mesh of the least time, the layout of the cache that was
+found there, how queries come to attention and its results leave it, the milliseconds of a step, and those of the best
+layouts on any of the meshes in which no chip attends a part of the positions alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+
+from shardwright.compiling import load
+from shardwright.cost.chips import Chip, load_chip
+from shardwright.cost.objective import Objective
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import AllGather, AllReduce, Attend, Movement, ReduceScatter
+from shardwright.ir.program import Let, Program
+from shardwright.ir.types import DType, TensorType
+from shardwright.models.architectures import describe
+from shardwright.models.config import Config
+from shardwright.models.forward import Request, model_program
+from shardwright.passes.choosing import search
+from shardwright.passes.found import Found
+from shardwright.passes.quantize_weights import QuantizeWeights
+
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+MODELS = {
+    "llama-3-405b": _LLAMA
+    | {
+        "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128, "num_key_value_heads": 8,
+        "num_hidden_layers": 126, "vocab_size": 128256, "max_position_embeddings": 1 << 20,
+    },
+    # One head of 256 keys and 256 values for 128 of queries: about the 576 numbers of DeepSeek-V3's latent cache.
+    "deepseek-like": _LLAMA
+    | {
+        "hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 128, "num_key_value_heads": 1,
+        "num_hidden_layers": 61, "head_dim": 256, "vocab_size": 129280, "max_position_embeddings": 1 << 20,
+    },
+}  # fmt: skip
+
+
+def decode(model: str, mesh: Mesh, context: int, batch: int, *, whole: bool) -> Program:
+    """The open program of a step; with `whole`, no axis may split the positions that are attended."""
+    request = Request("open", mesh, batch, 1, DType.BF16, cache=context, phases=("decode",))
+    text, _ = model_program(describe(Config(MODELS[model])), request)
+    if whole:
+        # Attention that also gives its log-sum-exp as a value attends all positions on each chip.
+        text = text.replace("o = attend[T, D,", "o, total = attend[T, D, lse,")
+    return QuantizeWeights().run(load(Source(model, text)))
+
+
+def meshes(n_chips: int) -> Iterator[Mesh]:
+    """All chips as one axis, and nodes of 8 as the inner one of two."""
+    yield Mesh.of(x=n_chips)
+    if n_chips > 8:
+        yield Mesh.of(x=n_chips // 8, y=8)
+
+
+def best(
+    model: str, chip: Chip, n_chips: int, context: int, batch: int, seconds: float, *, whole: bool
+) -> tuple[Mesh, Found] | None:
+    """The fastest of all meshes that fits; None where none does."""
+    found: list[tuple[Mesh, Found]] = []
+    for mesh in meshes(n_chips):
+        try:
+            made = search(decode(model, mesh, context, batch, whole=whole), Objective(chip, chip.constants, {}), seconds)
+        except DiagnosticError as error:
+            if error.diagnostics[0].code not in {"does-not-fit", "no-placement", "out-of-time"}:
+                raise
+            continue
+        if made.fits:
+            found.append((mesh, made))
+    return min(found, key=lambda one: one[1].objective_s, default=None)
+
+
+def around(program: Program) -> str:
+    """How queries come to the attention of decode, and how its result leaves it."""
+    statements = [statement for statement, _ in program.func("decode").walk() if isinstance(statement, Let)]
+    makers = {value.name: statement for statement in statements for value in statement.results}
+    attend = next(statement for statement in statements if isinstance(statement.operation, Attend))
+    query, result = makers[str(attend.operands[0])], attend.result
+    assert isinstance(result.type, TensorType)
+    if not result.type.is_pair:
+        return "no positions split"
+    after = next(statement for statement in statements if result.name in statement.operands)
+    moves = [statement.operation.moves for statement in (query, after) if isinstance(statement.operation, Movement)]
+    queries = "gathered" if any(isinstance(move, AllGather) for move in moves) else "replicated"
+    joined = [move.keyword for move in moves if isinstance(move, AllReduce | ReduceScatter)]
+    return f"queries {queries}, results by {' and '.join(joined)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--chip", nargs="+", default=["h100", "b200"])
+    parser.add_argument("--chips", nargs="+", type=int, default=[8, 16, 64])
+    parser.add_argument("--context", nargs="+", type=int, default=[1 << 17, 1 << 20])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    args = parser.parse_args(arguments)
+    print("| model | chips | context | mesh | cache | attention | ms | no positions split, ms | CPU s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for model in args.model:
+        for chip in map(load_chip, args.chip):
+            for n_chips in args.chips:
+                for context in args.context:
+                    began = time.process_time()
+                    cell = model, chip, n_chips, context, args.batch, args.seconds
+                    found, other = (best(*cell, whole=whole) for whole in (False, True))
+                    spent = time.process_time() - began
+                    named = f"| {model} | {n_chips} {chip.name} | {context:,} |"
+                    if found is None:
+                        print(f"{named} | does not fit | | | | {spent:.0f} |", flush=True)
+                        continue
+                    mesh, made = found
+                    cache = next(value for value in made.program.state if value.name == "k")
+                    beside = "does not fit" if other is None else f"{other[1].objective_s * 1e3:.3g}"
+                    print(
+                        f"{named} {mesh} | {cache.type.layout_text} | {around(made.program)} |"
+                        f" {made.objective_s * 1e3:.3g} | {beside} | {spent:.0f} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
