@@ -3,9 +3,9 @@
     python bench/long_caches.py [--model NAME ...] [--chip NAME ...] [--chips N ...] [--context N ...] [--batch N]
         [--seconds S]
 
-One sequence by default, weights in int8, every layout open. Each row: the mesh of the least time, the layout of the cache that was
-found there, how queries come to attention and its results leave it, the milliseconds of a step, and those of the best
-layouts on any of the meshes in which no chip attends a part of the positions alone.
+One sequence by default, weights in int8, every layout open. Each row: the mesh of the least time, the layout of the
+cache that was found there, how queries come to attention and its results leave it, the milliseconds of a step, and
+those of the best layouts on any of the meshes in which no chip attends a part of the positions alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def best(
     found: list[tuple[Mesh, Found]] = []
     for mesh in meshes(n_chips):
         try:
-            made = search(decode(model, mesh, context, batch, whole=whole), Objective(chip, chip.constants, {}), seconds)
+            made = search(
+                decode(model, mesh, context, batch, whole=whole), Objective(chip, chip.constants, {}), seconds
+            )
         except DiagnosticError as error:
             if error.diagnostics[0].code not in {"does-not-fit", "no-placement", "out-of-time"}:
                 raise

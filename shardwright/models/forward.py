@@ -30,7 +30,8 @@ class Request:
 
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
     prefill, the same where None. With `cache` positions in a KV cache there are the functions `phases`, else
-    `forward`. `attention` is over heads, batch or positions, left to the compiler where None; with a cache None means heads.
+    `forward`. `attention` is over heads, batch or positions, left to the compiler where None; with a cache None
+    means heads.
     `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
     experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
     `decomposed` writes attention as products and a softmax.
@@ -143,7 +144,7 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
 
 
 def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
-    """A declaration: where there is an order, only its axes split the dimension; numbers are digits that none splits."""
+    """A declaration: where there is an order, only its axes split the dimension, and no axis its numbers."""
     return f"{dim}={size}" + (f" order {' '.join(order)}" if order else "")
 
 

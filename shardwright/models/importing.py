@@ -73,9 +73,9 @@ def import_model(
     those that the router chose. An expert then has room for all tokens, or with `expert_capacity` for so many times
     its even share of them, and those beyond are dropped (`models.token_groups`).
 
-    `attention` is over `"head"`, `"batch"` or `"positions"`; without a cache None leaves it to the compiler. Weights and activations
-    are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at fault, the
-    architecture or the layout unknown, or the sequence longer than the model's positions or the cache.
+    `attention` is over `"head"`, `"batch"` or `"positions"`; without a cache None leaves it to the compiler. Weights
+    and activations are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at
+    fault, the architecture or the layout unknown, or the sequence longer than the model's positions or the cache.
     """
     read = Config(config)
     model = describe(read)

@@ -54,9 +54,9 @@ def choices(checkpoint: str) -> Iterator[Cell]:
 
 
 def matrix() -> list[Cell]:
-    """Every architecture with every preset, attention over heads and batch, and mesh: prefill in the same preset, and where there are
-    others that store weights alike, in one of them, which takes turns. Variants with every preset, all else in turn.
-    Every other cell is scored."""
+    """Every architecture with every preset, attention over heads and batch, and mesh: prefill in the same preset, and
+    where there are others that store weights alike, in one of them, which takes turns. Variants with every preset,
+    all else in turn. Every other cell is scored."""
     cells: list[Cell] = []
     for i, checkpoint in enumerate(ARCHITECTURES):
         for layout, (j, attention), (k, mesh) in product(PRESETS, enumerate(RECORDED), enumerate(MESHES)):
