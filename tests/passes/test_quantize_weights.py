@@ -240,3 +240,18 @@ def test_weights_whose_layouts_are_open(bits: int) -> None:
     assert [entry.groups for entry in recipe] == ([None, None] if bits == 8 else [4, 4])
     assert {str(value.type) for value in after.weights[::2]} == {f"int{bits} EF?", f"int{bits} FE?"}
     assert largest_error(before, after, partial(quantize, recipe)) < (0.02 if bits == 8 else 0.3)
+
+
+def test_a_product_that_is_wider_than_its_operands_says_so() -> None:
+    """Without a type the sum of bf16 products would be read again as bf16."""
+    made = program("""
+    mesh x=2
+    dim B=2 E=8 V=4
+    func f(y: BE, w: EV_x) -> f32 BV_x {
+      logits: f32 BV? = y @[E] w
+      return logits
+    }
+    """)
+    text = printed(QuantizeWeights().run(made))
+    assert "logits_unscaled: f32 BV? = y @[E] w_bf16\n" in text
+    assert printed(program(text)) == text
