@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     cache = next(value for value in made.program.state if value.name == "k")
                     beside = "does not fit" if other is None else f"{other[1].objective_s * 1e3:.3g}"
                     print(
-                        f"{named} {mesh} | {cache.type.layout_text} | {around(made.program)} |"
+                        f"{named} {mesh} | {cache.concrete.layout_text} | {around(made.program)} |"
                         f" {made.objective_s * 1e3:.3g} | {beside} | {spent:.0f} |",
                         flush=True,
                     )

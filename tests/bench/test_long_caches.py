@@ -24,5 +24,5 @@ def test_what_is_found(model: str, name: str, mesh: Mesh, context: int, cache: s
     chip = load_chip(name)
     found = search(decode(model, mesh, context, 1, whole=False), Objective(chip, chip.constants, {}))
     assert found.status == "optimal"
-    assert {value.type.layout_text for value in found.program.state if value.name in "kv"} == {cache}
+    assert {value.concrete.layout_text for value in found.program.state if value.name in "kv"} == {cache}
     assert around(found.program) == attention
