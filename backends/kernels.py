@@ -233,8 +233,8 @@ def _attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
     if operation.causal is not None:
         own = _positions(kind, operation.causal, names, call.setting) + _given(operation, call, "pos", names)
         visible = t <= own
-        if operation.window:
-            visible = visible & (t > own - operation.window)
+        if operation.has_window:
+            visible = visible & (t > own - (operation.window or _given(operation, call, "window", names)))
     if operation.at("length") is not None:
         visible = visible & (t < _given(operation, call, "length", names))
     weights, lse = softmax_weights(np.where(visible, scores, -np.inf), -1)
@@ -253,7 +253,7 @@ def _scores_type(operation: ops.Attend, q: TensorType, k: TensorType) -> TensorT
 
 
 def _given(operation: ops.Attend, call: Call, name: str, names: Sequence[str]) -> Array:
-    """The operand `pos` or `length`, aligned to scores; 0 where it is left out."""
+    """The operand `pos`, `length` or `window`, aligned to scores; 0 where it is left out."""
     at = operation.at(name)
     return np.zeros((), np.int64) if at is None else _like(call.args[at], DType.INT32, names, call.setting)
 

@@ -110,7 +110,8 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
                 n = 1 if written is None else args[1].tensor.size(written)
                 bound(operands[2], args[0].tensor.size(dim) - n + 1)
             case ops.Attend() as attend:
-                bounds_of = {"pos": _SMALL, "length": scope.type_of(str(operands[1])).shape.size(attend.along) + 1}
+                positions = scope.type_of(str(operands[1])).shape.size(attend.along) + 1
+                bounds_of = {"pos": _SMALL, "length": positions, "window": positions}
                 for name, operand in zip(attend.given, operands[3:], strict=True):
                     bound(operand, bounds_of[name])
             case ops.Rotary() | ops.Softmax():

@@ -125,7 +125,7 @@ def _attend(statics: Statics) -> ops.Attend:
         scale=statics.number("scale", 1.0),
         softcap=statics.number("softcap", 0.0),
         lse=lse,
-        given=statics.operands(("pos", "length")),
+        given=statics.operands(("pos", "length", "window")),
     )
 
 

@@ -142,7 +142,9 @@ class _Rewriter:
         self.sizes[name] = size
         return name
 
-    def masked(self, scores: str, keys_dim: str, causal: str, pos: Operand | None, window: int, name: str) -> str:
+    def masked(
+        self, scores: str, keys_dim: str, causal: str, pos: Operand | None, window: int | Operand, name: str
+    ) -> str:
         """Scores of positions that a query does not see become -inf."""
         keys = self.index(keys_dim, scores, f"{name}_keys")
         queries = self.index(causal, scores, f"{name}_queries")
@@ -150,7 +152,8 @@ class _Rewriter:
             queries = self.emit(ops.Add(), [queries, pos], f"{name}_positions")
         visible = self.emit(ops.Function("less_equal"), [keys, queries], f"{name}_visible")
         if window:
-            ends = self.emit(ops.Add(), [keys, Number(str(window))], f"{name}_window_ends")
+            width = Number(str(window)) if isinstance(window, int) else window
+            ends = self.emit(ops.Add(), [keys, width], f"{name}_window_ends")
             near = self.emit(ops.Function("less"), [queries, ends], f"{name}_near")
             visible = self.emit(ops.Function("logical_and"), [visible, near], f"{name}_in_window")
         return self.emit(ops.Function("where"), [visible, scores, Number("-inf")], f"{name}_masked")
@@ -222,7 +225,8 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
         scores = rewriter.emit(ops.Mul(), [bounded, cap], f"{name}_soft")
     given = dict(zip(operation.given, statement.operands[3:], strict=True))
     if operation.causal is not None:
-        scores = rewriter.masked(scores, T, operation.causal, given.get("pos"), operation.window, name)
+        window = given.get("window", operation.window)
+        scores = rewriter.masked(scores, T, operation.causal, given.get("pos"), window, name)
     if "length" in given:
         places = rewriter.index(T, scores, f"{name}_places")
         held = rewriter.emit(ops.Function("less"), [places, given["length"]], f"{name}_held")

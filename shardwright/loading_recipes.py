@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.declared_packing import declared_packing
 from shardwright.models.weight_map import STACKED, extents
-from shardwright.models.weights import Part
+from shardwright.models.weights import Part, dims_of
 
 if TYPE_CHECKING:
     from shardwright.backends.jax.weight_loading import StoredTensor, WeightRecipe
@@ -35,6 +35,9 @@ def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRec
             entry = mapping.entries[name]
             if {*entry.dims} != {*dims} or tuple(mapping.sizes[dim] for dim in dims) != shape:
                 return f"{name} has another shape than in the checkpoint"
+            parts = [item.dims for group in entry.stored for item in group if isinstance(item, Part)]
+            if any(part not in (dims[at : at + len(part)] for at in range(len(dims))) for part in parts if part):
+                return f"{name} has dimensions apart that number the rows of {entry.tensor} together"
             made[name] = WeightRecipe((_tensor(mapping, entry, dims),), _stacked(entry, dims))
         elif name in packing:
             packed = packing[name]
@@ -63,18 +66,13 @@ def _tensor(
     items = [item for group in entry.stored for item in group]
     cut = tuple(extent for group in entry.stored for extent in extents(group, mapping.sizes))
     take: list[tuple[int, int] | int | None] = []
-    kept: list[str] = []
     for item in items:
-        if not isinstance(item, Part):
-            take.append(None)
-            kept.append(item)
-        elif item.dim is None:
-            take.append(item.start)
-        else:
-            take.append((item.start, item.stop))
-            kept.append(item.dim)
+        one = isinstance(item, Part) and not item.dims
+        take.append(None if not isinstance(item, Part) else item.start if one else (item.start, item.stop))
+    kept = [dims_of(item) for item in items if dims_of(item)]
     inner = [dim for dim in dims if dim not in entry.stacked]
-    order = tuple(kept.index(dim) for dim in inner)
+    # Dimensions that number the indices of a part together stay together, and come apart by the shape.
+    order = tuple(i for dim in inner for i, item in enumerate(kept) if item[0] == dim)
     return StoredTensor(entry.tensor, cut, tuple(take), order, shape or tuple(mapping.sizes[dim] for dim in inner))
 
 

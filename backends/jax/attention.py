@@ -46,8 +46,8 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
         if together is not None:
             axis = rows.index(operation.causal) - len(rows)
             options.append(f"queries=({axis_of(q, operation.causal)}, {axis}, {together})")
-    if (at := operation.at("length")) is not None:
-        options.append(f"length={aligned(terms[at], rows, DType.INT32)}")
+    masks = {name: operation.at(name) for name in ("length", "window")}
+    options += [f"{name}={aligned(terms[at], rows, DType.INT32)}" for name, at in masks.items() if at is not None]
     for name, value, default in (
         ("window", operation.window, 0), ("scale", operation.scale, 1.0), ("softcap", operation.softcap, 0.0),
     ):  # fmt: skip

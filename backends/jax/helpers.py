@@ -8,7 +8,7 @@ KERNELS = {}
 """Functions of your own that this module calls, by name: put them here before it runs."""
 ''',
     "attend": '''
-def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, scale=1.0, softcap=0.0, queries=None):
+def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=None, scale=1.0, softcap=0.0, queries=None):
     """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
     over the scores s, in f32. One block of positions after the other is scored, backwards too (Rabe and Staats 2021),
     but for those of which no query sees any.
@@ -29,9 +29,10 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
             at = x.ndim + axis
             return x.reshape(*x.shape[:at - 1], -1, *x.shape[at + 1:])
 
-        masks = {name: jnp.asarray(x) for name, x in (('last', last), ('length', length)) if x is not None}
+        masks = dict(last=last, length=length, window=window)
+        masks = {name: jnp.asarray(x) for name, x in masks.items() if x is not None}
         own = {name: cut(x, axis) for name, x in masks.items() if x.ndim >= -axis and x.shape[axis] > 1}
-        rest = dict(window=window, scale=scale, softcap=softcap)
+        rest = dict(scale=scale, softcap=softcap)
         mean, lse = lax.map(
             lambda part: attend(part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, **rest),
             (cut(q, queries[0]), own))
@@ -44,7 +45,7 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
         # False, and varying over all axes that something here varies over. What varies over fewer becomes so here:
         # within a block its gradient would be summed over chips of which some pass the block over.
         no = functools.reduce(jnp.logical_or, (
-            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length) if x is not None))
+            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length, window) if x is not None))
         q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
 
     def further(carry, part):
@@ -53,8 +54,8 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
         s = softcap * jnp.tanh(s / softcap) if softcap else s
         if last is not None:
             s = jnp.where(t <= jnp.asarray(last)[..., None], s, -jnp.inf)
-        if window:
-            s = jnp.where(t > jnp.asarray(last)[..., None] - window, s, -jnp.inf)
+        if window is not None:
+            s = jnp.where(t > jnp.asarray(last - window)[..., None], s, -jnp.inf)
         if length is not None:
             s = jnp.where(t < jnp.asarray(length)[..., None], s, -jnp.inf)
         greatest = jnp.maximum(jnp.max(lax.stop_gradient(s), -1), jnp.finfo(jnp.float32).min)
@@ -71,7 +72,7 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=0, sca
         t, some = part[2], True
         if last is not None:
             some &= jnp.min(t) <= last
-        if window:
+        if window is not None:
             some &= jnp.max(t) > last - window
         if length is not None:
             some &= jnp.min(t) < length

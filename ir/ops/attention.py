@@ -20,9 +20,9 @@ class Attend(Operation):
     With the scores a = s (q @[D] k), or c tanh(a / c) under a `softcap`, it is `softmax[T](a) @[T] v`: in f32 up to the
     weights, which are rounded to the format of v before they are multiplied with it. `causal=L` lets query l see
     position t where t <= l + pos, `window=w` of those the last w, `length=n` those with t < n; `pos` and `length` are
-    int32, scalars or one for each element of dimensions of q, `pos` 0 if left out. A query that sees no position gives
-    zeros. With `lse` a second result has, in f32, the logarithm of the sum of exp(a) for each query, -inf where it
-    sees none: log-sum-exp.
+    int32, scalars or one for each element of dimensions of q, `pos` 0 if left out. So is w where it is an operand:
+    `attend[T, D, causal=L](q, k, v, window=w)`. A query that sees no position gives zeros. With `lse` a second result
+    has, in f32, the logarithm of the sum of exp(a) for each query, -inf where it sees none: log-sum-exp.
 
     q has D and no T, k has both, v has T. All else that k and v have, q has too, but for the width of the result: the
     one other dimension of v, D again or any that q lacks. The result has q's dimensions and then the width.
@@ -39,7 +39,7 @@ class Attend(Operation):
     softcap: float = 0.0
     lse: bool = False
     given: tuple[str, ...] = ()
-    """The operands behind q, k and v: `pos`, `length`."""
+    """The operands behind q, k and v: `pos`, `length`, `window`."""
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -58,8 +58,12 @@ class Attend(Operation):
         return (*made, WordStatic(("lse",))) if self.lse else tuple(made)
 
     def at(self, name: str) -> int | None:
-        """The number of the operand `pos` or `length`, None where it is left out."""
+        """The number of the operand `pos`, `length` or `window`, None where it is left out."""
         return 3 + self.given.index(name) if name in self.given else None
+
+    @property
+    def has_window(self) -> bool:
+        return self.window > 0 or "window" in self.given
 
     def rows(self, q: Shape) -> Shape:
         """One number for each query: the log-sum-exp."""
@@ -147,8 +151,10 @@ class Attend(Operation):
                     "wrong-dimensions",
                     f"attend: causal={self.causal} numbers the queries, and {args[0].text}: {q} has no such dimension",
                 )
-        elif self.window or "pos" in self.given:
-            what = "a window" if self.window else "positions"
+            if self.window and "window" in self.given:
+                raise misuse("wrong-operands", f"attend has two windows: window={self.window}, and the operand")
+        elif self.has_window or "pos" in self.given:
+            what = "a window" if self.has_window else "positions"
             raise misuse(
                 "wrong-operands", f"attend has {what} only where it is causal: attend[{self.along}, ..., causal=L]"
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.models.weight_map import STACKED, extents
-from shardwright.models.weights import Part
+from shardwright.models.weights import Part, dims_of
 
 if TYPE_CHECKING:
     from shardwright.backends.jax.edges import Edge, ProgramEdges
@@ -89,7 +89,7 @@ def _laid(name: str, entry: Entry, edge: Edge, sizes: Mapping[str, int], mesh: M
             )
     counts = {STACKED[dim]: sizes[dim] for dim in entry.stacked}
     axes = tuple(_group_axes(name, entry.tensor, group, split, sizes, mesh) for group in entry.stored)
-    groups = tuple(tuple(filter(None, map(_dim_of, group))) for group in entry.stored)
+    groups = tuple(tuple(dim for item in group for dim in dims_of(item)) for group in entry.stored)
     return Laid(name, entry.tensor, counts, axes, groups)
 
 
@@ -106,8 +106,7 @@ def _group_axes(
     made: list[str] = []
     whole_before = True
     for item, size in zip(group, extents(group, sizes), strict=True):
-        dim = _dim_of(item)
-        over = split[dim] if dim is not None else ()
+        over = tuple(axis for dim in dims_of(item) for axis in split[dim])
         if over and (isinstance(item, Part) or not whole_before):
             raise refused(
                 f"{name}: chips hold several pieces of a dimension of {tensor}, which is made of "
@@ -117,10 +116,6 @@ def _group_axes(
         made.extend(over)
         whole_before = whole_before and math.prod(mesh[axis] for axis in over) == size
     return tuple(made)
-
-
-def _dim_of(item: str | Part) -> str | None:
-    return item.dim if isinstance(item, Part) else item
 
 
 def _item_text(item: str | Part) -> str:

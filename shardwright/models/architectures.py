@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
 from shardwright.models.config import Config, shown
-from shardwright.models.description import Experts, Feedforward, Learned, Model, Norm, Rotary
+from shardwright.models.description import Attention, Experts, Feedforward, Learned, Model, Norm, Rotary
 from shardwright.models.pieces import activation, even_attention, grouped_attention, rotary
 
 
 def cohere(config: Config) -> Model:
     """Command R: parallel blocks, one layer norm without offset, interleaved rotary embedding, scaled logits."""
     norm = Norm("layernorm", config.number("layer_norm_eps", 1e-5))
+    attention = grouped_attention(config, head_norm=norm if config.flag("use_qk_norm", False) else None)
     return replace(
         _llama_like(config, "CohereForCausalLM", norm, tied=True),
-        positions=rotary(config, "gptj", 500000.0),
-        attention=grouped_attention(config, head_norm=norm if config.flag("use_qk_norm", False) else None),
+        positions=rotary(config, "gptj", attention.head_dim, 500000.0),
+        attention=attention,
         parallel=True,
         logit_scale=config.number("logit_scale", 0.0625),
     )
@@ -41,14 +42,15 @@ def falcon(config: Config) -> Model:
     bias = config.flag("bias", False)
     hidden = config.whole("hidden_size")
     size = config.whole("ffn_hidden_size", 4 * hidden)
+    attention = even_attention(hidden, heads, kv_heads, bias=bias, fused="by head")
     return Model(
         "FalconForCausalLM",
         vocab=config.whole("vocab_size"),
         hidden=hidden,
         layers=config.whole("num_hidden_layers"),
         norm=_layernorm(config, "layer_norm_epsilon"),
-        positions=rotary(config, "neox"),
-        attention=even_attention(hidden, heads, kv_heads, bias=bias, fused=True),
+        positions=rotary(config, "neox", attention.head_dim),
+        attention=attention,
         feedforward=Feedforward(size, activation(config, "gelu", "activation"), gated=False, bias=bias),
         parallel=parallel,
         shared_norm=norms == 1,
@@ -77,36 +79,75 @@ def gemma(config: Config) -> Model:
     return replace(model, embedding_scale=model.hidden**0.5)
 
 
+def gemma2(config: Config) -> Model:
+    """Gemma 2: norms around each branch, soft caps, a window in every other layer (Rivière et al. 2024)."""
+    model = _gemma_with_windows(config, "Gemma2ForCausalLM", 2)
+    softcap = _absent_or_number(config, "attn_logit_softcapping", 50.0)
+    return replace(
+        model,
+        attention=replace(model.attention, softcap=softcap),
+        logit_softcap=_absent_or_number(config, "final_logit_softcapping", 30.0),
+    )
+
+
+def gemma3(config: Config) -> Model:
+    """Gemma 3: Gemma 2 with norms of queries and keys for soft caps, and in five of six layers a window and a rotary
+    embedding of their own (Kamath et al. 2025)."""
+    model = _gemma_with_windows(config, "Gemma3ForCausalLM", config.whole("sliding_window_pattern", 6))
+    attention = replace(model.attention, head_norm=model.norm, head_norm_over="shared")
+    positions = rotary(config, "neox", attention.head_dim, config.number("rope_theta", 1e6), kind="full_attention")
+    local = rotary(
+        Config({key: value for key, value in config.keys.items() if key != "rope_scaling"}),
+        "neox",
+        attention.head_dim,
+        config.number("rope_local_base_freq", 1e4),
+        kind="sliding_attention",
+    )
+    if positions.magnitude != 1.0 or local.magnitude != 1.0:
+        raise fault(
+            "unsupported-config",
+            "rope_type yarn and longrope are not supported here: they would scale the scores of some layers alone",
+        )
+    same = local == positions or not attention.windows_differ
+    return replace(
+        model,
+        attention=attention,
+        positions=local if attention.window and not attention.windows_differ else positions,
+        local=None if same else local,
+        logit_softcap=_absent_or_number(config, "final_logit_softcapping", 0.0),
+    )
+
+
+def gpt2(config: Config) -> Model:
+    """GPT-2: learned positions, serial blocks, one fused tensor, matrices stored in times out (Radford et al. 2019)."""
+    _refuse(config, "scale_attn_by_inverse_layer_idx", "scores that are scaled otherwise in each layer are")
+    _refuse(config, "add_cross_attention", "attention to an encoder is")
+    model = _gpt2_like(config, "GPT2LMHeadModel", config.whole("n_head"), "in turn")
+    return replace(model, transposed=True)
+
+
 def gpt_bigcode(config: Config) -> Model:
     """StarCoder: learned positions, serial blocks, multiquery attention out of one fused tensor (Li et al. 2023)."""
-    heads, hidden = config.whole("n_head"), config.whole("n_embd")
-    attention = even_attention(hidden, heads, 1 if config.flag("multi_query", True) else heads, bias=True, fused=True)
-    if not config.flag("scale_attn_weights", True):
-        attention = replace(attention, scale=1.0)
-    longest = config.whole("n_positions", 1024)
-    act = activation(config, "gelu_pytorch_tanh", "activation_function")
-    return Model(
-        "GPTBigCodeForCausalLM",
-        vocab=config.whole("vocab_size"),
-        hidden=hidden,
-        layers=config.whole("n_layer"),
-        norm=_layernorm(config, "layer_norm_epsilon"),
-        positions=Learned(longest),
-        attention=attention,
-        feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
-        parallel=False,
-        tied=config.flag("tie_word_embeddings", True),
-        longest=longest,
-        longest_key="n_positions",
-        modules=modules.GPT_BIGCODE,
-        ignored=modules.BUFFERS,
+    kv_heads = 1 if config.flag("multi_query", True) else config.whole("n_head")
+    return _gpt2_like(config, "GPTBigCodeForCausalLM", kv_heads, "by head")
+
+
+def granite(config: Config) -> Model:
+    """Granite: Llama with multipliers of embeddings, branches, scores and logits (Granite team, IBM, 2024)."""
+    model = _llama_like(config, "GraniteForCausalLM", bias=config.flag("mlp_bias", False))
+    return replace(
+        model,
+        attention=replace(model.attention, scale=config.number("attention_multiplier", 1.0)),
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        logit_scale=1 / config.number("logits_scaling", 1.0),
     )
 
 
 def gpt_neox(config: Config) -> Model:
     """GPT-NeoX: parallel blocks with two norms, partial rotary embedding, one fused tensor (Black et al. 2022)."""
     heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
-    attention = even_attention(hidden, heads, heads, bias=config.flag("attention_bias", True), fused=True)
+    attention = even_attention(hidden, heads, heads, bias=config.flag("attention_bias", True), fused="by head")
     return Model(
         "GPTNeoXForCausalLM",
         vocab=config.whole("vocab_size"),
@@ -116,8 +157,8 @@ def gpt_neox(config: Config) -> Model:
         positions=rotary(
             config,
             "neox",
+            attention.head_dim,
             config.number("rotary_emb_base", 10000.0),
-            head_dim=attention.head_dim,
             part=config.number("rotary_pct", 0.25),
         ),
         attention=attention,
@@ -171,16 +212,21 @@ def mixtral(config: Config) -> Model:
     """Mixtral: Mistral with experts (Jiang et al. 2024)."""
     norm = Norm("rmsnorm", config.number("rms_norm_eps", 1e-5))
     model = _llama_like(config, "MixtralForCausalLM", norm, kv_heads=8, attention_bias=False)
-    experts = Experts(config.whole("num_local_experts", 8), config.whole("num_experts_per_tok", 2))
-    if experts.chosen > experts.number:
-        raise fault("bad-config", f"num_experts_per_tok={experts.chosen} of num_local_experts={experts.number}")
+    experts = _experts(config, "num_local_experts", 8, 2)
     return replace(
         model,
-        positions=rotary(config, "neox", 1000000.0),
+        positions=rotary(config, "neox", model.attention.head_dim, 1000000.0),
         attention=replace(model.attention, window=_absent_or(config, "sliding_window", 0)),
         feedforward=replace(model.feedforward, experts=experts),
         modules=modules.MIXTRAL,
     )
+
+
+def olmo2(config: Config) -> Model:
+    """OLMo 2: norms after each branch, and of all heads of queries and keys together (Walsh et al. 2024)."""
+    model = _llama_like(config, "Olmo2ForCausalLM", Norm("rmsnorm", config.number("rms_norm_eps", 1e-5)))
+    attention = replace(model.attention, head_norm=model.norm, head_norm_over="together")
+    return replace(model, norms="after", attention=attention, modules=modules.OLMO2)
 
 
 def opt(config: Config) -> Model:
@@ -200,7 +246,7 @@ def opt(config: Config) -> Model:
         attention=even_attention(hidden, heads, heads, bias=bias),
         feedforward=Feedforward(config.whole("ffn_dim"), act, gated=False, bias=bias),
         parallel=False,
-        norm_first=first,
+        norms="before" if first else "sums",
         final_norm=first and not config.flag("_remove_final_layer_norm", False),
         embedding_size=None if width == hidden else width,
         tied=config.flag("tie_word_embeddings", True),
@@ -216,7 +262,7 @@ def phi(config: Config) -> Model:
     attention = grouped_attention(config)
     attention = replace(attention, bias=True, out_bias=True)
     if config.flag("qk_layernorm", False):
-        attention = replace(attention, head_norm=norm, shared_head_norm=True)
+        attention = replace(attention, head_norm=norm, head_norm_over="shared")
     act = activation(config, "gelu_new")
     return Model(
         "PhiForCausalLM",
@@ -224,7 +270,7 @@ def phi(config: Config) -> Model:
         hidden=config.whole("hidden_size"),
         layers=config.whole("num_hidden_layers"),
         norm=norm,
-        positions=rotary(config, "neox", head_dim=attention.head_dim, part=config.number("partial_rotary_factor", 0.5)),
+        positions=rotary(config, "neox", attention.head_dim, part=0.5),
         attention=attention,
         feedforward=Feedforward(config.whole("intermediate_size"), act, gated=False, bias=True),
         parallel=True,
@@ -236,50 +282,130 @@ def phi(config: Config) -> Model:
     )
 
 
+def phi3(config: Config) -> Model:
+    """Phi-3: Llama with fused tensors, rotary embeddings scaled for long contexts (Abdin et al. 2024)."""
+    norm = Norm("rmsnorm", config.number("rms_norm_eps", 1e-5))
+    model = _llama_like(config, "Phi3ForCausalLM", norm, attention_bias=False, part=1.0)
+    window = _absent_or(config, "sliding_window", 0)
+    return replace(
+        model,
+        attention=replace(model.attention, fused="in turn", window=window),
+        feedforward=replace(model.feedforward, fused=True),
+        modules=modules.PHI3,
+    )
+
+
 def qwen2(config: Config) -> Model:
     """Qwen2: Llama with biases of queries, keys and values (Yang et al. 2024)."""
     model = _llama_like(config, "Qwen2ForCausalLM", attention_bias=False)
-    attention = replace(model.attention, bias=True, window=_layers_window(config, model.layers))
-    return replace(model, attention=attention)
+    attention = replace(model.attention, bias=True)
+    return replace(model, attention=_with_qwens_window(config, attention, model.layers))
 
 
 def qwen3(config: Config) -> Model:
     """Qwen3: Llama with an RMS norm of each head of queries and keys (Yang et al. 2025)."""
     model = _llama_like(config, "Qwen3ForCausalLM", head_dim=128)
-    window = _layers_window(config, model.layers)
-    attention = replace(model.attention, head_norm=model.norm, shared_head_norm=True, window=window)
-    return replace(model, attention=attention)
+    attention = replace(model.attention, head_norm=model.norm, head_norm_over="shared")
+    return replace(model, attention=_with_qwens_window(config, attention, model.layers))
+
+
+def qwen3_moe(config: Config) -> Model:
+    """Qwen3 with experts (Yang et al. 2025)."""
+    if config.keys.get("mlp_only_layers") or config.whole("decoder_sparse_step", 1) != 1:
+        raise fault(
+            "unsupported-config",
+            "feedforward layers without experts among those with experts are not supported (mlp_only_layers,"
+            " decoder_sparse_step)",
+        )
+    model = _llama_like(config, "Qwen3MoeForCausalLM", kv_heads=4)
+    window = _absent_or(config, "sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
+    # transformers 5 writes the other name.
+    key = "num_experts" if "num_experts" in config.keys else "num_local_experts"
+    experts = _experts(config, key, 128, 8, normed=config.flag("norm_topk_prob", False))
+    return replace(
+        model,
+        attention=replace(model.attention, head_norm=model.norm, head_norm_over="shared", window=window),
+        feedforward=replace(model.feedforward, size=config.whole("moe_intermediate_size", 768), experts=experts),
+        modules=modules.QWEN3_MOE,
+    )
+
+
+def stablelm(config: Config) -> Model:
+    """StableLM: Llama with layer norms, rotary embedding of a part, serial or parallel (Bellagente et al. 2024)."""
+    _refuse(config, "qk_layernorm", "a norm of each head whose weights are tensors of their own is")
+    model = _llama_like(config, "StableLmForCausalLM", _layernorm(config, "layer_norm_eps"), kv_heads=32, part=0.25)
+    attention = replace(model.attention, bias=config.flag("use_qkv_bias", False), out_bias=False)
+    return replace(model, attention=attention, parallel=config.flag("use_parallel_residual", False))
+
+
+def starcoder2(config: Config) -> Model:
+    """StarCoder2: grouped queries, layer norms, biases, GELU that is not gated (Lozhkov et al. 2024)."""
+    bias = config.flag("use_bias", True)
+    model = _llama_like(
+        config,
+        "Starcoder2ForCausalLM",
+        _layernorm(config, "norm_epsilon"),
+        tied=True,
+        bias=bias,
+        act="gelu_pytorch_tanh",
+        kv_heads=2,
+        attention_bias=bias,
+    )
+    return replace(
+        model,
+        attention=replace(model.attention, window=_absent_or(config, "sliding_window", 0)),
+        feedforward=replace(model.feedforward, gated=False),
+        modules=modules.STARCODER2,
+    )
 
 
 ARCHITECTURES: dict[str, Callable[[Config], Model]] = {
     "CohereForCausalLM": cohere,
     "FalconForCausalLM": falcon,
+    "GPT2LMHeadModel": gpt2,
     "GPTBigCodeForCausalLM": gpt_bigcode,
     "GPTJForCausalLM": gptj,
     "GPTNeoXForCausalLM": gpt_neox,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
+    "GraniteForCausalLM": granite,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
     "OPTForCausalLM": opt,
+    "Olmo2ForCausalLM": olmo2,
+    "Phi3ForCausalLM": phi3,
     "PhiForCausalLM": phi,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "StableLmForCausalLM": stablelm,
+    "Starcoder2ForCausalLM": starcoder2,
 }
 MODEL_TYPES = {
     "cohere": "CohereForCausalLM",
     "falcon": "FalconForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gptj": "GPTJForCausalLM",
+    "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "opt": "OPTForCausalLM",
     "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
 """For a config that names no architecture."""
 
@@ -327,6 +453,8 @@ def _llama_like(
     head_dim: int | None = None,
     kv_heads: int | None = None,
     attention_bias: bool | None = None,
+    act_key: str = "hidden_act",
+    part: float | None = None,
 ) -> Model:
     """Llama with what the others change; `head_dim` and `kv_heads` for configs without these keys."""
     attention = grouped_attention(config, head_dim=head_dim, kv_heads=kv_heads)
@@ -338,13 +466,39 @@ def _llama_like(
         hidden=config.whole("hidden_size"),
         layers=config.whole("num_hidden_layers"),
         norm=norm or Norm("rmsnorm", config.number("rms_norm_eps", 1e-6)),
-        positions=rotary(config, "neox"),
+        positions=rotary(config, "neox", attention.head_dim, part=part),
         attention=attention,
-        feedforward=Feedforward(config.whole("intermediate_size"), activation(config, act), bias=bias),
+        feedforward=Feedforward(config.whole("intermediate_size"), activation(config, act, act_key), bias=bias),
         parallel=False,
         tied=config.flag("tie_word_embeddings", tied),
         longest=config.whole("max_position_embeddings", 10**9),
         modules=modules.LLAMA,
+        ignored=modules.BUFFERS,
+    )
+
+
+def _gpt2_like(config: Config, architecture: str, kv_heads: int, fused: Literal["by head", "in turn"]) -> Model:
+    heads, hidden = config.whole("n_head"), config.whole("n_embd")
+    attention = even_attention(hidden, heads, kv_heads, bias=True, fused=fused)
+    if not config.flag("scale_attn_weights", True):
+        attention = replace(attention, scale=1.0)
+    longest = config.whole("n_positions", 1024)
+    # The default of either is the tanh form.
+    act = activation(config, "gelu_new", "activation_function")
+    return Model(
+        architecture,
+        vocab=config.whole("vocab_size"),
+        hidden=hidden,
+        layers=config.whole("n_layer"),
+        norm=_layernorm(config, "layer_norm_epsilon"),
+        positions=Learned(longest),
+        attention=attention,
+        feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
+        parallel=False,
+        tied=config.flag("tie_word_embeddings", True),
+        longest=longest,
+        longest_key="n_positions",
+        modules=modules.GPT_BIGCODE,
         ignored=modules.BUFFERS,
     )
 
@@ -360,24 +514,62 @@ def _absent_or(config: Config, key: str, default: int) -> int:
     return config.whole(key)
 
 
-def _layers_window(config: Config, layers: int) -> int:
-    """The sliding window of Qwen's layers. Raises where some have one and others not."""
+def _absent_or_number(config: Config, key: str, default: float) -> float:
+    """As `_absent_or`, a number."""
+    if config.keys.get(key) is None:
+        return 0.0 if key in config.keys else default
+    return config.number(key)
+
+
+def _experts(config: Config, key: str, number: int, chosen: int, *, normed: bool = True) -> Experts:
+    experts = Experts(config.whole(key, number), config.whole("num_experts_per_tok", chosen), normed)
+    if experts.chosen > experts.number:
+        raise fault("bad-config", f"num_experts_per_tok={experts.chosen} of {key}={experts.number}")
+    return experts
+
+
+def _gemma_with_windows(config: Config, architecture: str, period: int) -> Model:
+    """What Gemma 2 and 3 share: where the config does not say, every layer but the last of each period is windowed."""
+    _refuse(config, "use_bidirectional_attention", "attention to later positions is")
+    model = _llama_like(
+        config,
+        architecture,
+        Norm("rmsnorm", config.number("rms_norm_eps", 1e-6), scale="one-plus"),
+        tied=True,
+        act="gelu_pytorch_tanh",
+        act_key="hidden_activation",
+        head_dim=256,
+        kv_heads=4,
+    )
+    attention = replace(model.attention, scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5)
+    sliding = [(layer + 1) % period > 0 for layer in range(model.layers)]
+    attention = _with_window(config, attention, sliding)
+    return replace(
+        model, norms="around", attention=attention, embedding_scale=model.hidden**0.5, modules=modules.GEMMA2
+    )
+
+
+def _with_qwens_window(config: Config, attention: Attention, layers: int) -> Attention:
+    """Qwen's layers from `max_window_layers` on have a window, where the config does not say which."""
     if not config.flag("use_sliding_window", False):
-        return 0
-    window = _absent_or(config, "sliding_window", 4096)
+        return attention
     first = config.keys.get("max_window_layers", 28)
+    return _with_window(config, attention, [layer >= first for layer in range(layers)])
+
+
+def _with_window(config: Config, attention: Attention, sliding: list[bool]) -> Attention:
+    """With the config's `sliding_window` in the layers that its `layer_types` name, else in those of `sliding`."""
+    window = _absent_or(config, "sliding_window", 4096)
     given: object = config.keys.get("layer_types")
-    if isinstance(given, list):
-        sliding = [kind == "sliding_attention" for kind in cast("list[object]", given)]
-    else:
-        sliding = [layer >= first for layer in range(layers)]
-    if not window or not any(sliding):
-        return 0
-    if not all(sliding):
-        raise fault(
-            "unsupported-config", "a sliding window in some layers and not in others is not supported (layer_types)"
-        )
-    return window
+    if given is not None:
+        kinds = cast("list[object]", given) if isinstance(given, list) else []
+        known = ("sliding_attention", "full_attention")
+        if len(kinds) != len(sliding) or any(kind not in known for kind in kinds):
+            raise config.wrong(
+                "layer_types", cast("object", given), f"a list of {len(sliding)} of {' and '.join(known)}"
+            )
+        sliding = [kind == known[0] for kind in kinds]
+    return replace(attention, window=window if any(sliding) else 0, windowed=tuple(sliding))
 
 
 def _refuse(config: Config, key: str, what: str) -> None:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange, read_whole
 from shardwright.models.safetensors_files import TensorFile, open_files
 from shardwright.models.weight_map import Entry, WeightMap, extents
-from shardwright.models.weights import Part
+from shardwright.models.weights import Part, dims_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,11 +100,10 @@ class CheckpointSource:
         entry = self._mapping.entries[name]
         box = dict(zip(entry.dims, index, strict=True))
         stacked = [box[dim] for dim in entry.stacked]
-        taken = [tuple(_taken(item, box) for item in group) for group in entry.stored]
-        sizes = [extents(group, self._mapping.sizes) for group in entry.stored]
-        if any(box_shape(items) != tuple(size) for items, size in zip(taken[1:], sizes[1:], strict=True)):
+        groups = [_Group.of(group, self._mapping.sizes, box) for group in entry.stored]
+        if any(not group.is_whole for group in groups[1:]):
             return None
-        runs = _runs(sizes[0], taken[0]) if taken else [(0, 0, 1)]
+        runs = groups[0].runs() if groups else [(0, 0, 1)]
         made: list[FileRange] = []
         at = 0
         for numbers in itertools.product(*(range(part.start, part.stop) for part in stacked)):
@@ -112,7 +112,7 @@ class CheckpointSource:
             if _FORMATS[file.dtype(tensor)] != self._dtypes[name].name:
                 return None
             begin, end = file.range(tensor)
-            row = (end - begin) // max(1, math.prod(sizes[0]) if sizes else 1)
+            row = (end - begin) // max(1, groups[0].size if groups else 1)
             for _, start, stop in runs:
                 made.append(FileRange(str(file.path), tensor, begin + start * row, (stop - start) * row, at))
                 at += (stop - start) * row
@@ -120,11 +120,9 @@ class CheckpointSource:
 
     def _fill(self, target: NDArray[Any], tensor: str, entry: Entry, box: Mapping[str, slice]) -> None:
         """Copies what of a tensor is in the box to `target`, which has a dimension for each item of `entry.stored`."""
-        taken = [tuple(_taken(item, box) for item in group) for group in entry.stored]
-        local = [box_shape(items) for items in taken]
-        runs = [
-            _runs(extents(group, self._mapping.sizes), items) for group, items in zip(entry.stored, taken, strict=True)
-        ]
+        groups = [_Group.of(group, self._mapping.sizes, box) for group in entry.stored]
+        local = [box_shape(group.box) for group in groups]
+        runs = [group.runs() for group in groups]
         if runs:
             row = math.prod(math.prod(shape) for shape in local[1:]) * _WIDTHS[self._files[tensor].dtype(tensor)]
             runs[0] = [piece for run in runs[0] for piece in _cut(*run, max(1, _BLOCK // row))]
@@ -162,13 +160,48 @@ _Run = tuple[int, int, int]
 """A range of a tensor's dimension: where it begins in the part that is wanted, then its start and stop."""
 
 
+@dataclass(frozen=True)
+class _Group:
+    """A stored dimension of `size` indices, of which those from `start` on are the product of items of these extents;
+    of each item `box` is wanted."""
+
+    size: int
+    start: int
+    extents: list[int]
+    box: Index
+
+    @staticmethod
+    def of(group: Sequence[str | Part], sizes: Mapping[str, int], box: Mapping[str, slice]) -> _Group:
+        counts, size = extents(group, sizes), math.prod(extents(group, sizes))
+        taken = tuple(_taken(item, box) for item in group)
+        first = group[0] if group else ""
+        if isinstance(first, Part) and len(first.dims) > 1:
+            inner, start = math.prod(counts[1:]), first.start
+            counts = [*(sizes[dim] for dim in first.dims), *counts[1:]]
+            return _Group(size, start * inner, counts, (*(box[dim] for dim in first.dims), *taken[1:]))
+        return _Group(size, 0, counts, taken)
+
+    @property
+    def is_whole(self) -> bool:
+        return box_shape(self.box) == tuple(self.extents) and math.prod(self.extents) == self.size
+
+    def runs(self) -> list[_Run]:
+        """The ranges of the dimension that are wanted."""
+        found: list[_Run] = []
+        begin = 0
+        for start, stop in ranges(self.extents, self.box):
+            found.append((begin, self.start + start, self.start + stop))
+            begin += stop - start
+        return found
+
+
 def _taken(item: str | Part, box: Mapping[str, slice]) -> slice:
     """The part of an item of a stored dimension that is wanted."""
     if isinstance(item, str):
         return box[item]
-    if item.dim is None:
+    if not item.dims:
         return slice(item.start, item.stop)
-    return slice(item.start + box[item.dim].start, item.start + box[item.dim].stop)
+    return slice(item.start + box[item.dims[0]].start, item.start + box[item.dims[0]].stop)
 
 
 def _as_stored(target: NDArray[Any], entry: Entry) -> NDArray[Any]:
@@ -176,18 +209,9 @@ def _as_stored(target: NDArray[Any], entry: Entry) -> NDArray[Any]:
     import numpy as np
 
     dims = [dim for dim in entry.dims if dim not in entry.stacked]
-    items = [item.dim if isinstance(item, Part) else item for group in entry.stored for item in group]
-    view = target.transpose([dims.index(dim) for dim in items if dim is not None])
-    return view[tuple(np.newaxis if dim is None else slice(None) for dim in items)]
-
-
-def _runs(sizes: Sequence[int], box: Index) -> list[_Run]:
-    found: list[_Run] = []
-    begin = 0
-    for start, stop in ranges(sizes, box):
-        found.append((begin, start, stop))
-        begin += stop - start
-    return found
+    items = [dims_of(item) for group in entry.stored for item in group]
+    view = target.transpose([dims.index(dim) for item in items for dim in item])
+    return view[tuple(index for item in items for index in ([slice(None)] * len(item) or [np.newaxis]))]
 
 
 def _cut(begin: int, start: int, stop: int, most: int) -> Iterator[_Run]:

@@ -46,6 +46,15 @@ class Config:
             raise self.wrong(f"{of}{key}", value, "a number above 0")
         return float(value)
 
+    def numbers(self, key: str, count: int, *, of: str = "") -> tuple[float, ...]:
+        """So many finite numbers above 0; the key must be there."""
+        value = self.keys.get(key)
+        if value is None:
+            raise fault("bad-config", f"the config has no {of}{key}")
+        if not isinstance(value, list) or len(cast("list[object]", value)) != count:
+            raise self.wrong(f"{of}{key}", cast("object", value), f"a list of {count} numbers")
+        return tuple(Config({key: each}).number(key, of=of) for each in cast("list[object]", value))
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         value = self.keys.get(key)

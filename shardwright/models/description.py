@@ -33,31 +33,43 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class LinearScaling:
-    """Every frequency of the rotary embedding divided by `factor` (Chen et al. 2023, position interpolation)."""
+class Blend:
+    """The share of a frequency of the rotary embedding that is kept, where another would be divided: 0 at `none` and 1
+    at `whole`, linear between.
 
-    factor: float
+    It depends on the number of `"periods"` in `context` positions (Llama 3.1), or on the number of the `"pair"` of
+    elements (Peng et al. 2023, YaRN).
+    """
+
+    by: Literal["periods", "pair"]
+    none: float
+    whole: float
+    context: int = 0
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's: wavelengths beyond `context / low` divided by `factor`, those below `context / high` kept,
-    and a linear blend of the two in the number of periods between."""
+class Scaling:
+    """Frequencies of the rotary embedding divided by `factor` (Chen et al. 2023, position interpolation), but for what
+    `kept` keeps; or each by its own factor of `short`, in programs of more than `context` positions of `long` (Ding et
+    al. 2024, LongRoPE)."""
 
-    factor: float
-    low: float
-    high: float
-    context: int
+    factor: float = 1.0
+    kept: Blend | None = None
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+    context: int = 0
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021); `rotated` elements of a head turn, all of them where 0."""
+    """Rotary position embedding (Su et al. 2021); `rotated` elements of a head turn, all of them where 0, and become
+    `magnitude` times as long."""
 
     base: float
     style: Literal["neox", "gptj"]
     rotated: int = 0
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
+    magnitude: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,12 @@ class Learned:
 class Attention:
     """Causal self-attention; `kv_heads` is 1 in multiquery attention (Shazeer 2019), `heads` in multihead.
 
-    Scores are multiplied by `scale` before the softmax. `head_norm` is applied to each head of queries and keys, with
-    a scale of its own for each head unless it is `shared_head_norm`. Where `window` is not 0, a query sees only the
-    last `window` positions, itself among them. `fused` says that the checkpoint has queries, keys and values in one
-    tensor, module `wqkv`: for each head of keys and values its queries, then its keys, then its values.
+    Scores s are multiplied by `scale` before the softmax, and under a `softcap` c become c tanh(s / c). `head_norm` is
+    applied to queries and keys, over `"each"` head with a scale of its own, over each with a `"shared"` scale, or over
+    all heads `"together"`. Where `window` is not 0, a query sees only the last `window` positions, itself among them,
+    in the layers that are `windowed`, all where that is empty. `fused` says that the checkpoint has queries, keys and
+    values in one tensor, module `wqkv`: `"by head"` of keys and values its queries, its keys, its values; or all
+    queries, then all keys, then all values, `"in turn"`.
     """
 
     heads: int
@@ -88,9 +102,16 @@ class Attention:
     bias: bool = False
     out_bias: bool = False
     head_norm: Norm | None = None
-    shared_head_norm: bool = False
+    head_norm_over: Literal["each", "shared", "together"] = "each"
+    softcap: float = 0.0
     window: int = 0
-    fused: bool = False
+    windowed: tuple[bool, ...] = ()
+    fused: Literal["", "by head", "in turn"] = ""
+
+    @property
+    def windows_differ(self) -> bool:
+        """Tells whether some layers have a window and others none."""
+        return self.window > 0 and not all(self.windowed)
 
     @property
     def groups(self) -> int:
@@ -113,6 +134,8 @@ class Attention:
     def title(self) -> str:
         heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
         window = f" in a window of {self.window} positions" if self.window else ""
+        if self.windows_differ:
+            window += f" in {sum(self.windowed)} of {len(self.windowed)} layers"
         if self.kv_heads == self.heads:
             return f"multihead attention ({heads}){window}"
         if self.kv_heads == 1:
@@ -123,17 +146,19 @@ class Attention:
 @dataclass(frozen=True)
 class Experts:
     """A router sends each token to the `chosen` of `number` feedforward layers that it gives the highest
-    probability, and adds their results weighted by these, made to sum to 1 (Jiang et al. 2024)."""
+    probability, and adds their results weighted by these (Shazeer et al. 2017), made to sum to 1 where `normed`."""
 
     number: int
     chosen: int
+    normed: bool = True
 
 
 @dataclass(frozen=True)
 class Feedforward:
     """`activation` as the language writes it: `silu`, `gelu[form=tanh]`.
 
-    Gated: act(x W_gate) * (x W_up) before W_down (Shazeer 2020).
+    Gated: act(x W_gate) * (x W_up) before W_down (Shazeer 2020); `fused` says that the checkpoint has the two in one
+    tensor, module `w_gate_up`, W_gate first.
     """
 
     size: int
@@ -141,6 +166,7 @@ class Feedforward:
     gated: bool = True
     bias: bool = False
     experts: Experts | None = None
+    fused: bool = False
 
     @property
     def title(self) -> str:
@@ -158,12 +184,15 @@ class Model:
     """A decoder-only transformer.
 
     A parallel block adds attention and feedforward to the residual stream together (Wang and Komatsuzaki 2021); a
-    serial one adds attention, then feedforward of the sum. Each of the two has a norm before it; in a parallel block
-    they share one where `shared_norm`. Where not `norm_first`, the norms of a serial block stand after the sums.
-    `embedding_size` is the width of the embedding tables where it is not `hidden`; projections lie between.
+    serial one adds attention, then feedforward of the sum. What is added is multiplied by `residual_scale`. Each of the
+    two has a norm `"before"` it; in a parallel block they share one where `shared_norm`. In a serial block `norms` may
+    stand `"after"` the two instead, `"around"` them (one before, one after), or after the `"sums"`.
+    `embedding_size` is the width of the embedding tables where it is not `hidden`; projections lie between. Layers with
+    a window turn by `local` where that is not `positions`. Logits l become c tanh(l / c) under a `logit_softcap` c.
 
     `modules` maps what the program calls a weight to the checkpoint's module, with `{layer}` for the number of a
-    layer: `wq` to `model.layers.{layer}.self_attn.q_proj`. `ignored` are tensors of the checkpoint that the program
+    layer: `wq` to `model.layers.{layer}.self_attn.q_proj`; matrices are stored out times in, or, `transposed`, in times
+    out. `ignored` are tensors of the checkpoint that the program
     does without; `*` stands for anything. `longest` is how many positions the model has, by the config's key
     `longest_key`.
     """
@@ -180,12 +209,16 @@ class Model:
     tied: bool
     longest: int
     shared_norm: bool = True
-    norm_first: bool = True
+    norms: Literal["before", "after", "around", "sums"] = "before"
     final_norm: bool = True
     embedding_size: int | None = None
     embedding_scale: float = 1.0
     logit_bias: bool = False
     logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    residual_scale: float = 1.0
+    local: Rotary | None = None
+    transposed: bool = False
     modules: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     ignored: tuple[str, ...] = ()
     longest_key: str = "max_position_embeddings"
@@ -193,6 +226,22 @@ class Model:
     @property
     def rotary(self) -> Rotary | None:
         return self.positions if isinstance(self.positions, Rotary) else None
+
+    @property
+    def computes_frequencies(self) -> bool:
+        """Tells whether programs compute the frequencies of the rotary embedding; `rotary` knows the plain ones."""
+        return self.local is not None or (self.rotary is not None and self.rotary.scaling is not None)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by, where all of a head turns its magnitude included."""
+        longer = 1.0 if self.rotary is None or self.magnified else self.rotary.magnitude**2
+        return self.attention.scale * longer
+
+    @property
+    def magnified(self) -> bool:
+        """Tells whether the part of a head that turns becomes longer, and the rest does not."""
+        return self.rotary is not None and self.rotary.magnitude != 1.0 and self.rotary.rotated > 0
 
     @property
     def table_dim(self) -> str:
@@ -214,6 +263,6 @@ class Model:
             made |= {"K": attention.kv_heads, "G": attention.groups}
         else:
             made["H"] = attention.heads
-        if isinstance(positions, Rotary) and positions.scaling is not None:
+        if isinstance(positions, Rotary) and self.computes_frequencies:
             made["R"] = (positions.rotated or attention.head_dim) // 2
         return made | {"D": attention.head_dim}

@@ -10,7 +10,7 @@ from shardwright.models.value_types import ValueTypes
 
 def replicated(source: str, experts: Experts, dtype: DType) -> list[str]:
     """`share`: what each expert contributes to each token, 0 for those that were not chosen."""
-    share = "sum[A](where(equal(expert, iota[X]()), greatest / sum[A](greatest), 0.0))"
+    share = f"sum[A](where(equal(expert, iota[X]()), {_weight(experts)}, 0.0))"
     return [
         f"    chance = softmax[X](convert[f32]({source} @ w_router))",
         "    # Every expert computes every token; those not chosen contribute 0.",
@@ -61,11 +61,16 @@ def returned(types: ValueTypes, w_down: str) -> list[str]:
         f"    places: {of(types.dtype, 'Z', 'E')} = merge[X{slots} -> {places}](made)",
         f"    before: {number} = lookup[X](taken, expert) - 1",
         f"    place: {number} = {place}",
-        f"    share: {share} = {_narrowed('greatest / sum[A](greatest)', types.dtype)}",
+        f"    share: {share} = {_narrowed(_weight(groups.experts), types.dtype)}",
         f"    part: {of(types.dtype, 'S', 'A', 'E')} = lookup[{places}](places, place)",
         f"    parts: {of(types.dtype, 'S', 'E')} = part @[A] share",
         f"    fed = {ungrouped('parts', groups)}",
     ]
+
+
+def _weight(experts: Experts) -> str:
+    """What the result of a chosen expert counts."""
+    return "greatest / sum[A](greatest)" if experts.normed else "greatest"
 
 
 def _room(groups: TokenGroups) -> str:

@@ -11,7 +11,7 @@ from shardwright.models.cache_rows import adopt, restart
 from shardwright.models.description import Learned, Model
 from shardwright.models.experts import real_tokens
 from shardwright.models.header import header
-from shardwright.models.layers import Layer, frequencies, number
+from shardwright.models.layers import Layer, number, of_layers
 from shardwright.models.layouts import AttentionOver, Layout, Preset, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
 from shardwright.models.value_types import PROMPTS, SEQUENCES, Rows, ValueTypes
@@ -133,7 +133,7 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
             layer = Layer(
                 model, types[name], weights, cached=cached, padded=name in FILLING, decomposed=request.decomposed
             )
-            function = _Function(name, model, types[name], layer, sizes)
+            function = _Function(name, model, types[name], layer, sizes, cache or request.length)
             lines += ["", *(function.cached() if cached else function.plain())]
     if "restart" in request.phases:
         lines += ["", *restart(PROMPTS if request.prompts is not None else SEQUENCES)]
@@ -184,13 +184,15 @@ class _Function:
     types: ValueTypes
     layer: Layer
     sizes: Mapping[str, int | str]
+    positions: int
+    """So many positions has the cache, or the forward pass."""
 
     def plain(self) -> list[str]:
         """Logits at every position."""
         return [
             f"func {self.name}(ids: int32 BL) -> {self.types.logits} {{",
             "  pos = iota[L]()",
-            *frequencies(self.model),
+            *of_layers(self.model, self.types.dtype, self.positions),
             *self.embedded("pos"),
             *self.loop(),
             *self.unembedded("last", self.types.logits, "f32 BLV?"),
@@ -220,7 +222,7 @@ class _Function:
             *comment,
             f"func {self.name}{parameters} -> {results} {{",
             f"  at: int32 {batch}L? = {pos} + iota[L]()",
-            *frequencies(self.model),
+            *of_layers(self.model, self.types.dtype, self.positions),
             *(real_tokens(self.types) if self.layer.tells_padding else []),
             *self.embedded("at"),
             *self.loop(),
@@ -291,9 +293,12 @@ class _Function:
             value = "narrow"
         product = f"{value} @[{model.table_dim}] {'embed' if model.tied else 'unembed'}"
         bias = "unembed_bias" if self.types.dtype is DType.F32 else "convert[f32](unembed_bias)"
-        if model.logit_scale == 1.0 and not model.logit_bias:
+        if model.logit_scale == 1.0 and not model.logit_bias and not model.logit_softcap:
             return [*lines, f"  logits: {kind} = {product}"]
         lines.append(f"  unscaled: {unscaled} = {product}")
         biased = f"unscaled + {bias}" if model.logit_bias else "unscaled"
         scaled = biased if model.logit_scale == 1.0 else f"({biased}) * {number(model.logit_scale)}"
+        if model.logit_softcap:
+            cap = number(model.logit_softcap)
+            scaled = f"tanh(({scaled}) / {cap}) * {cap}"
         return [*lines, f"  logits: {kind} = {scaled}"]

@@ -50,8 +50,9 @@ def _pieces(model: Model) -> list[str]:
     blocks = "parallel blocks" if model.parallel else "serial blocks"
     if model.parallel and not model.shared_norm:
         blocks += " with two norms"
-    if not model.norm_first:
-        blocks += " with norms after the sums"
+    where = {"after": "after each branch", "around": "around each branch", "sums": "after the sums"}
+    if model.norms in where:
+        blocks += f" with norms {where[model.norms]}"
     tied = "tied embeddings" if model.tied else "separate embeddings of input and output"
     if isinstance(model.positions, Learned):
         tied += ", learned positions"
@@ -123,7 +124,7 @@ def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
 
 
 def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
-    rotary, grouped = model.rotary, model.attention.query_dims == ("K", "G")
+    grouped = model.attention.query_dims == ("K", "G")
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
         "T of the cache" if cached else "T of the keys",
@@ -136,7 +137,7 @@ def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
         "P learned positions" if isinstance(model.positions, Learned) else "",
         "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
         "D elements of a head",
-        "R pairs of elements that turn" if rotary is not None and rotary.scaling is not None else "",
+        "R pairs of elements that turn" if model.computes_frequencies else "",
     ]
     return ", ".join(filter(None, pieces)) + "."
 

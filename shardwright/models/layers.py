@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby, pairwise
 
 from shardwright.ir.types import DType
-from shardwright.models.description import Llama3Scaling, Model, Norm
+from shardwright.models.description import Model, Norm, Rotary
 from shardwright.models.experts import replicated, returned, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
@@ -34,9 +37,7 @@ class Layer:
 
     def lines(self) -> list[str]:
         """From `h`, the residual stream, to the next."""
-        if self.model.parallel:
-            return self.parallel_block()
-        return self.serial_block() if self.model.norm_first else self.normed_after()
+        return self.parallel_block() if self.model.parallel else self.serial_block()
 
     def parallel_block(self) -> list[str]:
         norm = self.model.norm
@@ -45,34 +46,44 @@ class Layer:
         else:
             lines = [*self.normed("a", "h", "attention_norm", norm), *self.normed("b", "h", "feedforward_norm", norm)]
             source = "b"
-        return [*lines, *self.attention("a"), *self.feedforward(source), "    next h + (attended + fed)"]
+        added = self.scaled("(attended + fed)")
+        return [*lines, *self.attention("a"), *self.feedforward(source), f"    next h + {added}"]
 
     def serial_block(self) -> list[str]:
-        norm = self.model.norm
-        return [
-            *self.normed("a", "h", "attention_norm", norm),
-            *self.attention("a"),
-            f"    middle: {self.types.residual} = h + attended",
-            *self.normed("b", "middle", "feedforward_norm", norm),
-            *self.feedforward("b"),
-            "    next middle + fed",
-        ]
+        norms, norm, residual = self.model.norms, self.model.norm, self.types.residual
+        attended, fed, lines, last = "attended", "fed", list[str](), list[str]()
+        first, second = ("a", "b") if norms in ("before", "around") else ("h", "middle")
+        if first == "a":
+            lines = self.normed("a", "h", "attention_norm", norm)
+        lines += self.attention(first)
+        if norms in ("after", "around"):
+            lines += self.normed("attended_normed", attended, "attended_norm", norm)
+            attended, fed = "attended_normed", "fed_normed"
+            last = self.normed(fed, "fed", "fed_norm", norm)
+        added = f"h + {self.scaled(attended)}"
+        if norms == "sums":
+            lines.append(f"    summed: {residual} = {added}")
+            lines += self.normed(f"middle: {residual}", "summed", "attention_norm", norm)
+        else:
+            lines.append(f"    middle: {residual} = {added}")
+        if second == "b":
+            lines += self.normed("b", "middle", "feedforward_norm", norm)
+        lines += [*self.feedforward(second), *last]
+        added = f"middle + {self.scaled(fed)}"
+        if norms != "sums":
+            return [*lines, f"    next {added}"]
+        lines.append(f"    total: {residual} = {added}")
+        return [*lines, *self.normed(f"following: {residual}", "total", "feedforward_norm", norm), "    next following"]
 
-    def normed_after(self) -> list[str]:
-        norm, residual = self.model.norm, self.types.residual
-        return [
-            *self.attention("h"),
-            f"    summed: {residual} = h + attended",
-            *self.normed(f"middle: {residual}", "summed", "attention_norm", norm),
-            *self.feedforward("middle"),
-            f"    total: {residual} = middle + fed",
-            *self.normed(f"following: {residual}", "total", "feedforward_norm", norm),
-            "    next following",
-        ]
+    def scaled(self, branch: str) -> str:
+        """What is added to the residual stream."""
+        return branch if self.model.residual_scale == 1.0 else f"{branch} * {number(self.model.residual_scale)}"
 
     # ------------------------------------------------------------ norms and projections
 
-    def normed(self, name: str, value: str, weight: str, norm: Norm, dim: str = "E", indent: str = "    ") -> list[str]:
+    def normed(
+        self, name: str, value: str, weight: str, norm: Norm, dims: str = "E", indent: str = "    "
+    ) -> list[str]:
         """`name = layernorm[E](value, weight)`, with a line before where the scale is 1 + the weight."""
         lines: list[str] = []
         operands = [value]
@@ -82,7 +93,7 @@ class Layer:
             operands.append(f"{weight}_scale")
         elif norm.scale == "weight":
             operands += [weight, f"{weight}_offset"] if norm.offset else [weight]
-        return [*lines, f"{indent}{name} = {norm.kind}[{dim}, eps={number(norm.eps)}]({', '.join(operands)})"]
+        return [*lines, f"{indent}{name} = {norm.kind}[{dims}, eps={number(norm.eps)}]({', '.join(operands)})"]
 
     def gathered(self, *names: str) -> list[str]:
         """The weights as they are used, where the layout gathers them."""
@@ -107,12 +118,16 @@ class Layer:
         }
         lines = ["", f"    # {capital(attention.title)}.", *self.gathered("wq", "wk", "wv", "wo")]
         if attention.head_norm is not None:
-            for name in ("q", "k"):
+            for name, numbered in (("q", heads), ("k", "".join(attention.key_dims))):
                 lines.append(f"    {name}_raw = {projections[name]}")
-                normed = self.normed("", f"{name}_raw", f"{name}_norm", attention.head_norm, "D")
+                over = f"{numbered}D" if attention.head_norm_over == "together" else "D"
+                normed = self.normed("", f"{name}_raw", f"{name}_norm", attention.head_norm, over)
                 lines += normed[:-1]
                 projections[name] = normed[-1].partition(" = ")[2]
-        lines.append(f"    {named('q', types.queries)} = {self.turned(projections['q'])}")
+        queries = self.turned(projections["q"])
+        if self.model.magnified:
+            queries = f"{queries} * magnitude"
+        lines.append(f"    {named('q', types.queries)} = {queries}")
         projections["k"] = self.turned(projections["k"])
         for name in ("k", "v"):
             if self.cached:
@@ -122,15 +137,24 @@ class Layer:
             else:
                 kind = types.attention("T", attention.key_dims)
                 lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
-        window = f", window={attention.window}" if attention.window else ""
+        differ = attention.windows_differ
+        window = f", window={attention.window}" if attention.window and not differ else ""
+        factor = self.model.score_scale
         attended = f"    attended = o @[{heads}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else "")
         if not self.decomposed:
-            scale = "" if attention.scale == 1.0 else f", scale={number(attention.scale)}"
-            pos = f", pos={rows.position}" if self.cached else ""
-            call = f"attend[T, D, causal=L{window}{scale}](q, {cache['k']}, {cache['v']}{pos})"
+            scale = "" if factor == 1.0 else f", scale={number(factor)}"
+            scale += f", softcap={number(attention.softcap)}" if attention.softcap else ""
+            given = (f", pos={rows.position}" if self.cached else "") + (", window=windows" if differ else "")
+            call = f"attend[T, D, causal=L{window}{scale}](q, {cache['k']}, {cache['v']}{given})"
             return [*lines, f"    o = {call}", attended]
         lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {cache['k']}")
-        scaled = "s" if attention.scale == 1.0 else f"s * {number(attention.scale)}"
+        scaled = "s" if factor == 1.0 else f"s * {number(factor)}"
+        if attention.softcap:
+            cap = number(attention.softcap)
+            scaled = f"tanh({scaled} / {cap}) * {cap}"
+        if differ:
+            at = f"{rows.position} + iota[L]()" if self.cached else "iota[L]()"
+            scaled = f"where(less({at}, iota[T]() + windows), {scaled}, -inf)"
         probabilities = f"softmax[T, causal=L{window}]({scaled}{f', {rows.position}' if self.cached else ''})"
         if types.dtype is not DType.F32:
             probabilities = f"convert[{types.dtype}]({probabilities})"
@@ -144,7 +168,7 @@ class Layer:
             return value
         rotated = f", rotated={rotary.rotated}" if rotary.rotated else ""
         operands = "at" if self.cached else "pos"
-        operands += "" if rotary.scaling is None else ", frequencies"
+        operands += ", frequencies" if self.model.computes_frequencies else ""
         return f"rotary[D, base={number(rotary.base)}, style={rotary.style}{rotated}]({value}, {operands})"
 
     # ------------------------------------------------------------ feedforward
@@ -176,30 +200,76 @@ class Layer:
         return [*lines, f"    fed = inner @[XF] {self.at_hand('w_down')}"]
 
 
-def frequencies(model: Model) -> list[str]:
-    """The frequencies of a scaled rotary embedding; `rotary` knows those of the plain one."""
-    rotary = model.rotary
-    if rotary is None or rotary.scaling is None:
-        return []
+def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
+    """What layers have of their own, or share, before the loop over them: `windows`, the `frequencies` of a rotary
+    embedding that `rotary` does not know, and the `magnitude` of what turns. A program has so many positions."""
+    rotary, attention = model.rotary, model.attention
+    lines: list[str] = []
+    if attention.windows_differ:
+        lines += [
+            "",
+            f"  # {capital(attention.title)}.",
+            "  layer = iota[N]()",
+            f"  windowed = {_among(attention.windowed)}",
+            f"  windows: int32 N = where(windowed, full[N, int32]({attention.window}), size[T])",
+        ]
+    if rotary is not None and model.computes_frequencies:
+        comment, *own = _frequencies(model, "frequencies" if model.local is None else "unbounded", rotary, positions)
+        lines += ["", comment, "  r = convert[f32](iota[R]())", *own]
+        if model.local is not None:
+            lines += _frequencies(model, "bounded", model.local, positions)
+            lines.append("  frequencies = where(windowed, bounded, unbounded)")
+    if model.magnified and rotary is not None:
+        longer = number(rotary.magnitude**2)
+        lines.append(f"  magnitude = where(less(iota[D](), {rotary.rotated}), full[D, {dtype}]({longer}), 1.0)")
+    return [*lines, ""] if lines else []
+
+
+def _among(flags: Sequence[bool]) -> str:
+    """A condition on `layer`, the number of a layer, that holds for these: ranges of it, or of its rest in a period."""
+    n = len(flags)
+    period = next((p for p in range(1, n // 2 + 1) if all(flags[i] == flags[i % p] for i in range(n))), n)
+    at = "layer" if period == n else f"(layer - layer / {period} * {period})"
+    ranges: list[str] = []
+    start = 0
+    for flag, run in groupby(flags[:period]):
+        stop = start + len(list(run))
+        if flag:
+            bounds = [f"less({start - 1}, {at})"] if start else []
+            bounds += [f"less({at}, {stop})"] if stop < period else []
+            ranges.append(f"logical_and({', '.join(bounds)})" if len(bounds) == 2 else bounds[0])
+        start = stop
+    return reduce(lambda a, b: f"logical_or({a}, {b})", ranges)
+
+
+def _frequencies(model: Model, name: str, rotary: Rotary, positions: int) -> list[str]:
     pairs = rotary.rotated or model.attention.head_dim
-    lines = [
-        "",
-        f"  # The frequencies of the rotary embedding: {number(rotary.base)}^(-2r/{pairs}), scaled.",
-        "  r = convert[f32](iota[R]())",
-        f"  plain = exp(r * {number(-2 * math.log(rotary.base) / pairs)})",
-    ]
-    scaling = rotary.scaling
-    if not isinstance(scaling, Llama3Scaling):
-        return [*lines, f"  frequencies = plain / {number(scaling.factor)}", ""]
-    periods = number(scaling.context / (2 * math.pi))
-    blend = f"(plain * {periods} - {number(scaling.low)}) / {number(scaling.high - scaling.low)}"
+    plain, scaling = f"exp(r * {number(-2 * math.log(rotary.base) / pairs)})", rotary.scaling
+    comment = f"  # The frequencies of the rotary embedding: {number(rotary.base)}^(-2r/{pairs})"
+    if scaling is None:
+        return [f"{comment}.", f"  {name} = {plain}"]
+    lines = [f"{comment}, scaled.", f"  plain = {plain}"]
+    factors = scaling.long if positions > scaling.context else scaling.short
+    if factors:
+        lines.append(f"  factor_0 = full[R, f32]({number(factors[0])})")
+        changes = [i for i in range(1, len(factors)) if factors[i] != factors[i - 1]]
+        for before, i in pairwise([0, *changes]):
+            lines.append(f"  factor_{i} = where(less(r, {number(i)}), factor_{before}, {number(factors[i])})")
+        return [*lines, f"  {name} = plain / factor_{changes[-1] if changes else 0}"]
+    if scaling.kept is None:
+        return [*lines, f"  {name} = plain / {number(scaling.factor)}"]
+    kept, along = scaling.kept, "r"
+    if kept.by == "periods":
+        along = f"plain * {number(kept.context / (2 * math.pi))}"
+        lines.append(
+            f"  # 0 where fewer than {number(kept.none)} periods fit in {kept.context} positions,"
+            f" 1 where more than {number(kept.whole)} do."
+        )
+    blend = f"({along} - {number(kept.none)}) / {number(kept.whole - kept.none)}"
     return [
         *lines,
-        f"  # 0 where fewer than {number(scaling.low)} periods fit in {scaling.context} positions,"
-        f" 1 where more than {number(scaling.high)} do.",
         f"  kept = minimum(maximum({blend}, 0.0), 1.0)",
-        f"  frequencies = plain * (kept + (1.0 - kept) / {number(scaling.factor)})",
-        "",
+        f"  {name} = plain * (kept + (1.0 - kept) / {number(scaling.factor)})",
     ]
 
 

@@ -36,6 +36,31 @@ MIXTRAL = LLAMA | {
     "w_up": "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3",
 }
 
+QWEN3_MOE = LLAMA | {
+    "w_router": "model.layers.{layer}.mlp.gate",
+    "w_gate": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+    "w_up": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    "w_down": "model.layers.{layer}.mlp.experts.{expert}.down_proj",
+}
+
+PHI3 = LLAMA | {
+    "wqkv": "model.layers.{layer}.self_attn.qkv_proj",
+    "w_gate_up": "model.layers.{layer}.mlp.gate_up_proj",
+}
+
+OLMO2 = LLAMA | {
+    "attended_norm": "model.layers.{layer}.post_attention_layernorm",
+    "fed_norm": "model.layers.{layer}.post_feedforward_layernorm",
+}
+
+GEMMA2 = OLMO2 | {"feedforward_norm": "model.layers.{layer}.pre_feedforward_layernorm"}
+"""Gemma 2 and 3, with norms before and after each branch."""
+
+STARCODER2 = LLAMA | {
+    "w_up": "model.layers.{layer}.mlp.c_fc",
+    "w_down": "model.layers.{layer}.mlp.c_proj",
+}
+
 PHI = _layered(
     "model.layers",
     {

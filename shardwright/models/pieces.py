@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models.config import Config, shown
-from shardwright.models.description import Attention, LinearScaling, Llama3Scaling, Norm, Rotary
+from shardwright.models.description import Attention, Blend, Norm, Rotary, Scaling
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -61,7 +62,9 @@ def grouped_attention(
     return Attention(heads, kv_heads, size, size**-0.5, bias, bias, head_norm)
 
 
-def even_attention(hidden: int, heads: int, kv_heads: int, *, bias: bool = False, fused: bool = False) -> Attention:
+def even_attention(
+    hidden: int, heads: int, kv_heads: int, *, bias: bool = False, fused: Literal["", "by head", "in turn"] = ""
+) -> Attention:
     """Attention whose heads share the hidden size evenly."""
     for size, what in ((hidden, "hidden size"), (heads, "number of attention heads")):
         by, of = (heads, "heads") if size == hidden else (kv_heads, "heads of keys and values")
@@ -74,19 +77,23 @@ def even_attention(hidden: int, heads: int, kv_heads: int, *, bias: bool = False
 def rotary(
     config: Config,
     style: Literal["neox", "gptj"],
+    head_dim: int,
     default_base: float = 10000.0,
     *,
-    head_dim: int = 0,
     part: float | None = None,
+    kind: str = "",
 ) -> Rotary:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older configs.
 
-    Of all of a head, or where `part` is given of that share of its `head_dim` elements, unless the config gives it.
+    Of all `head_dim` elements of a head, or where `part` is given of that share of them, unless the config gives it.
+    Of the layers of one `kind`, where `rope_parameters` has several.
     """
     written = "rope_parameters" if config.keys.get("rope_scaling") is None else "rope_scaling"
     keys, of = config.table(written), f"{written}."
-    base = keys.number("rope_theta", config.number("rope_theta", default_base), of=of)
-    rotated = 0
+    if kind and written == "rope_parameters":
+        keys, of = keys.table(kind), f"{of}{kind}."
+    base = keys.number("rope_theta", default_base if kind else config.number("rope_theta", default_base), of=of)
+    rotated = head_dim
     if part is None:
         for table, prefix in ((keys, of), (config, "")):
             if table.number("partial_rotary_factor", 1.0, of=prefix) != 1.0:
@@ -96,25 +103,78 @@ def rotary(
         rotated = int(head_dim * part)
         if rotated % 2 or not 0 < rotated <= head_dim:
             raise fault("bad-config", f"rotary embeddings turn pairs, and {part:g} of {head_dim} elements is {rotated}")
+    scaling, magnitude = _scaling(config, keys, of, base, rotated)
+    return Rotary(base, style, 0 if rotated == head_dim else rotated, scaling, magnitude)
+
+
+def _scaling(config: Config, keys: Config, of: str, base: float, elements: int) -> tuple[Scaling | None, float]:
+    """How frequencies are scaled of a rotary embedding of so many elements, and how much longer they make what turns.
+
+    Raises where what the config names is not known.
+    """
     kind = keys.word("rope_type", keys.word("type", "default"))
+    longest = config.whole("max_position_embeddings", 2048)
     match kind:
-        case "default":
-            scaling = None
+        case "default" | "dynamic":
+            # Dynamic scaling (NTK) changes nothing within the model's positions, and no program has more.
+            return None, 1.0
         case "linear":
-            scaling = LinearScaling(keys.number("factor", of=of))
+            return Scaling(keys.number("factor", of=of)), 1.0
         case "llama3":
-            longest = config.whole("max_position_embeddings", 2048)
-            scaling = Llama3Scaling(
-                keys.number("factor", of=of),
-                keys.number("low_freq_factor", of=of),
-                keys.number("high_freq_factor", of=of),
-                keys.whole("original_max_position_embeddings", longest, of=of),
-            )
-            if scaling.high <= scaling.low:
+            low, high = keys.number("low_freq_factor", of=of), keys.number("high_freq_factor", of=of)
+            if high <= low:
                 raise fault("bad-config", f"{of}high_freq_factor is not above {of}low_freq_factor")
+            context = keys.whole("original_max_position_embeddings", longest, of=of)
+            return Scaling(keys.number("factor", of=of), Blend("periods", low, high, context)), 1.0
+        case "yarn":
+            return _yarn(keys, of, base, elements, longest)
+        case "longrope" | "su":
+            return _longrope(config, keys, of, elements, longest)
         case _:
             raise fault(
                 "unsupported-config",
-                f"rotary embeddings of rope_type {shown(kind)} are not supported; default, linear and llama3 are",
+                f"rotary embeddings of rope_type {shown(kind)} are not supported; default, linear, dynamic, llama3,"
+                " yarn and longrope are",
             )
-    return Rotary(base, style, 0 if rotated == head_dim else rotated, scaling)
+
+
+def _yarn(keys: Config, of: str, base: float, elements: int, longest: int) -> tuple[Scaling, float]:
+    """Pairs that turn `beta_fast` times in the original context are kept, those that turn `beta_slow` times divided
+    (Peng et al. 2023, sections 3.2 and 3.4)."""
+    context = keys.whole("original_max_position_embeddings", longest, of=of)
+    factor = keys.number("factor", longest / context, of=of)
+    if base <= 1.0:
+        raise fault("bad-config", f"{of}rope_theta is {base:g}, and yarn takes its logarithm: it is above 1")
+
+    def pair(turns: float) -> float:
+        """The number of the pair that turns so often in the context."""
+        return elements * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    fast, slow = pair(keys.number("beta_fast", 32.0, of=of)), pair(keys.number("beta_slow", 1.0, of=of))
+    if keys.flag("truncate", True):
+        fast, slow = math.floor(fast), math.ceil(slow)
+    whole, none = max(fast, 0), min(slow, elements - 1)
+    if whole == none:
+        none += 0.001
+
+    def longer(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    scales = [keys.number(key, of=of) for key in ("mscale", "mscale_all_dim") if keys.keys.get(key)]
+    magnitude = longer(scales[0]) / longer(scales[1]) if len(scales) == 2 else longer(1.0)
+    blend = Blend("pair", none, whole)
+    return Scaling(factor, blend), keys.number("attention_factor", magnitude, of=of)
+
+
+def _longrope(config: Config, keys: Config, of: str, elements: int, longest: int) -> tuple[Scaling, float]:
+    """A factor for each pair, of two lists by the length of what is read (Ding et al. 2024)."""
+    context = config.whole(
+        "original_max_position_embeddings", keys.whole("original_max_position_embeddings", longest, of=of)
+    )
+    if context < 2:
+        raise fault("bad-config", "longrope takes the logarithm of original_max_position_embeddings: it is above 1")
+    short, long = (keys.numbers(f"{length}_factor", elements // 2, of=of) for length in ("short", "long"))
+    factor = keys.number("factor", longest / context, of=of)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1.0 else 1.0
+    scaling = Scaling(short=short, long=long, context=context)
+    return scaling, keys.number("attention_factor", magnitude, of=of)

@@ -15,10 +15,10 @@ from typing import Any, cast
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
 from shardwright.models.description import Model
 from shardwright.models.layouts import Axes, Preset, Role
-from shardwright.models.weights import Weight, model_weights
+from shardwright.models.weights import Weight, dims_of, model_weights
 
 _ROWS = ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise", "embedding_rowwise")
-_COLUMNS = ("rowwise",)
+_COLUMNS = ("rowwise", "rowwise_split_input")
 _WHOLE = ("replicate", "replicated_with_grad_allreduce", "moe_tp_experts")
 """Styles by the dimension of the stored weight that they split: the first, the second, none."""
 
@@ -121,8 +121,8 @@ def _splits(weight: Weight, style: str, key: str) -> Iterator[tuple[Role, bool]]
         at = None  # the bias of a sum is added once
     roles = dict(zip(weight.dims, weight.roles, strict=True))
     for i, group in enumerate(weight.stored):
-        names = [item if isinstance(item, str) else item.dim for item in group]
-        own = {role for name in names if name is not None and (role := roles.get(name)) in _SPLIT}
+        names = [name for item in group for name in dims_of(item)]
+        own = {role for name in names if (role := roles.get(name)) in _SPLIT}
         if i == at and not own and "E" in names:
             side = "in" if at else "out"
             raise fault(

@@ -16,7 +16,7 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
-from shardwright.models.weights import Part, Stored, model_weights
+from shardwright.models.weights import Part, Stored, dims_of, model_weights
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
@@ -121,11 +121,14 @@ def to_json(mapping: WeightMap) -> str:
 
 
 def _item_json(item: str | Part) -> object:
-    """A dimension by its name; a part as `{"of": 6, "take": [0, 4], "as": "G"}`, without "as" where it is one index."""
+    """A dimension by its name; a part as `{"of": 6, "take": [0, 4], "as": "G"}`, without "as" where it is one index,
+    with a list where it has several dimensions."""
     if isinstance(item, str):
         return item
     of: dict[str, object] = {"of": item.size, "take": [item.start, item.stop]}
-    return of if item.dim is None else {**of, "as": item.dim}
+    if len(item.dims) > 1:
+        return {**of, "as": list(item.dims)}
+    return {**of, "as": item.dims[0]} if item.dims else of
 
 
 def read_map(path: str | Path) -> WeightMap:
@@ -182,8 +185,7 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
     if "{expert}" in tensor and "X" not in dims:
         raise _wrong(f"{name}: {{expert}} stands in the tensor's name, and dims have no X")
     entry = Entry(dims, stored, tensor)
-    named = [item if isinstance(item, str) else item.dim for group in stored for item in group]
-    parts = [dim for dim in named if dim is not None]
+    parts = [dim for group in stored for item in group for dim in dims_of(item)]
     if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim not in entry.stacked):
         held = " ".join(dim for dim in dims if dim not in entry.stacked)
         raise _wrong(f"{name}: stored has {' '.join(parts)}, and of dims a tensor has {held}")
@@ -197,7 +199,10 @@ def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | Pa
     made: list[str | Part] = []
     for item in items:
         if isinstance(item, dict):
-            made.append(_part(cast("dict[str, object]", item), what, sizes))
+            part = _part(cast("dict[str, object]", item), what, sizes)
+            if made and len(part.dims) > 1:
+                raise _wrong(f"{what}: a part of several dimensions, {' '.join(part.dims)}, stands first of its list")
+            made.append(part)
         elif isinstance(item, str):
             made.append(item)
         else:
@@ -206,14 +211,15 @@ def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | Pa
 
 
 def _part(keys: Mapping[str, object], what: str, sizes: Mapping[str, int]) -> Part:
-    size, take, dim = keys.get("of"), keys.get("take"), keys.get("as")
+    size, take, named = keys.get("of"), keys.get("take"), keys.get("as")
     bounds = cast("list[object]", take) if isinstance(take, list) else []
     numbers = [n for n in (size, *bounds) if isinstance(n, int) and not isinstance(n, bool)]
-    if len(numbers) == 3 and len(bounds) == 2 and (dim is None or isinstance(dim, str)):
+    dims = cast("list[object]", named if isinstance(named, list) else [] if named is None else [named])
+    if len(numbers) == 3 and len(bounds) == 2 and all(isinstance(dim, str) for dim in dims):
         of, start, stop = numbers
-        wanted = 1 if dim is None else sizes.get(dim)
-        if 0 <= start < stop <= of and stop - start == wanted:
-            return Part(of, start, stop, dim)
+        names = tuple(str(dim) for dim in dims)
+        if 0 <= start < stop <= of and stop - start == math.prod(sizes.get(dim, 0) for dim in names):
+            return Part(of, start, stop, names)
     raise _wrong(f'{what}: {shown(keys)} is no part of a dimension, like {{"of": 6, "take": [0, 4], "as": "G"}}')
 
 

@@ -11,19 +11,26 @@ from shardwright.models.layouts import Role
 
 @dataclass(frozen=True)
 class Part:
-    """The indices from `start` to `stop` of the `size` of a tensor, which are the dimension `dim` of the weight.
+    """The indices from `start` to `stop` of the `size` of a tensor, which are the dimensions `dims` of the weight.
 
-    Without `dim` it is a single index, and the weight has no dimension for it.
+    Without `dims` it is a single index, and the weight has no dimension for it; several number the indices together,
+    the last running fastest.
     """
 
     size: int
     start: int
     stop: int
-    dim: str | None = None
+    dims: tuple[str, ...] = ()
 
 
 Stored = tuple[tuple[str | Part, ...], ...]
-"""The dimensions of a stored tensor, each the product of dimensions of the program or parts, outermost first."""
+"""The dimensions of a stored tensor, each the product of dimensions of the program or parts, outermost first. A part of
+several dimensions is the outermost."""
+
+
+def dims_of(item: str | Part) -> tuple[str, ...]:
+    """The weight's dimensions that an item of a stored dimension has."""
+    return item.dims if isinstance(item, Part) else (item,)
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,17 @@ class _Weights:
         if model.embedding_size is not None:
             yield self.matrix("project_in", ("W",), ("E",), layered=False)
         shared = model.parallel and model.shared_norm
-        yield from self.norm("block_norm" if shared else "attention_norm", model.norm)
+        before, after = model.norms != "after", model.norms in ("after", "around")
+        if before:
+            yield from self.norm("block_norm" if shared else "attention_norm", model.norm)
         yield from self.attention()
-        if not shared:
+        if after:
+            yield from self.norm("attended_norm", model.norm)
+        if before and not shared:
             yield from self.norm("feedforward_norm", model.norm)
         yield from self.feedforward()
+        if after:
+            yield from self.norm("fed_norm", model.norm)
         if model.final_norm:
             yield from self.norm("final_norm", model.norm, layered=False)
         if model.embedding_size is not None:
@@ -85,7 +98,8 @@ class _Weights:
 
     def learned(self, positions: Learned) -> Weight:
         """P E: a vector for each position."""
-        rows = Part(positions.size + positions.skipped, positions.skipped, positions.size + positions.skipped, "P")
+        end = positions.size + positions.skipped
+        rows = Part(end, positions.skipped, end, ("P",))
         tensor = self.tensor("positions", "weight")
         return Weight(
             "positions", ("P", "E"), ((rows if positions.skipped else "P",), ("E",)), tensor, (None, Role.NORM)
@@ -115,10 +129,13 @@ class _Weights:
         self, name: str, inner: tuple[str, ...], outer: tuple[str, ...], stored: Stored | None = None,
         module: str | None = None, *, layered: bool = True, of_experts: bool = False,
     ) -> Weight:  # fmt: skip
-        """From the dimensions `inner` to `outer`; stored out times in."""
+        """From the dimensions `inner` to `outer`; `stored` out times in."""
         dims = (*(("N",) if layered else ()), *inner, *outer)
         roles = tuple((_ROLES_OF_EXPERTS if of_experts else _ROLES_OF_MATRICES).get(dim) for dim in dims)
-        return Weight(name, dims, stored or (outer, inner), self.tensor(module or name, "weight"), roles)
+        shape = stored or (outer, inner)
+        return Weight(
+            name, dims, shape[::-1] if self.model.transposed else shape, self.tensor(module or name, "weight"), roles
+        )
 
     def attention(self) -> Iterator[Weight]:
         attention = self.model.attention
@@ -139,20 +156,25 @@ class _Weights:
 
     def rows(self, name: str, dims: tuple[str, ...]) -> tuple[str | Part, ...]:
         """The rows of a projection: of a fused one those of queries, keys or values, beside each other for each head
-        of keys and values."""
+        of keys and values, or of all heads in turn."""
         attention = self.model.attention
         if not attention.fused:
             return dims
-        groups = attention.groups
-        own = {"wk": Part(groups + 2, groups, groups + 1), "wv": Part(groups + 2, groups + 1, groups + 2)}
-        queries = Part(groups + 2, 0, groups, attention.query_dims[-1] if groups > 1 else None)
-        return (*attention.key_dims, own.get(name, queries), "D")
+        by_head = attention.fused == "by head"
+        queries, keys = (attention.groups, 1) if by_head else (attention.heads, attention.kv_heads)
+        start, count = {"wq": (0, queries), "wk": (queries, keys), "wv": (queries + keys, keys)}[name]
+        numbered = dims[:-1]
+        if by_head:
+            numbered = attention.query_dims[-1:] if name == "wq" and attention.groups > 1 else ()
+        part = Part(queries + 2 * keys, start, start + count, numbered)
+        return (*(attention.key_dims if by_head else ()), part, "D")
 
     def head_scale(self, name: str, module: str, kind: str, dims: tuple[str, ...]) -> Weight:
-        """Shared by the heads, or stored (heads) (D), also where there is a single head, whose dimension the program
-        leaves out."""
-        if self.model.attention.shared_head_norm:
-            return self.vector(name, module, kind, ("D",))
+        """Shared by the heads, stored flat as one of them all, or stored (heads) (D), also where there is a single
+        head, whose dimension the program leaves out."""
+        over = self.model.attention.head_norm_over
+        if over != "each":
+            return self.vector(name, module, kind, ("D",) if over == "shared" else dims)
         roles = tuple(_ROLES_OF_VECTORS.get(dim) for dim in dims)
         return Weight(name, ("N", *dims), (dims[:-1], ("D",)), self.tensor(module, kind), (None, *roles))
 
@@ -163,10 +185,13 @@ class _Weights:
         if apart:
             yield self.matrix("w_router", ("E",), ("X",))
         inward = ("w_gate", "w_up") if feedforward.gated else ("w_up",)
+        size = feedforward.size
+        parts = {"w_gate": Part(2 * size, 0, size, ("F",)), "w_up": Part(2 * size, size, 2 * size, ("F",))}
         for name in inward:
-            yield self.matrix(name, (*each, "E"), ("F",), (("F",), ("E",)), of_experts=apart)
+            rows, module = (parts[name], "w_gate_up") if feedforward.fused else ("F", name)
+            yield self.matrix(name, (*each, "E"), ("F",), ((rows,), ("E",)), module, of_experts=apart)
             if feedforward.bias:
-                yield self.vector(f"b{name[1:]}", name, "bias", ("F",))
+                yield self.vector(f"b{name[1:]}", module, "bias", ("F",), ((rows,),))
         yield self.matrix("w_down", (*each, "F"), ("E",), (("E",), ("F",)), of_experts=apart)
         if feedforward.bias:
             yield self.vector("b_down", "w_down", "bias", ("E",))

@@ -9,7 +9,7 @@ from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
 from shardwright.ir.types import Placement, Tier
 from shardwright.models.weight_map import Entry, WeightMap
-from shardwright.models.weights import Part
+from shardwright.models.weights import dims_of
 
 
 def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
@@ -33,8 +33,7 @@ def stored_order(entry: Entry) -> tuple[tuple[str, ...], int]:
     """The dimensions of a weight, but for that of layers, as its tensors have them, and how many of them make a row:
     those of the tensors' outermost dimension, and those along which tensors are stacked."""
     stacked = tuple(dim for dim in entry.stacked if dim != "N")
-    groups = [[item.dim if isinstance(item, Part) else item for item in group] for group in entry.stored]
-    dims = [[dim for dim in group if dim is not None] for group in groups]
+    dims = [[dim for item in group for dim in dims_of(item)] for group in entry.stored]
     names = (*stacked, *(dim for group in dims for dim in group))
     return names, max(min(1, len(names)), len(stacked) + len(dims[0] if dims else ()))
 

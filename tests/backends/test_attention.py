@@ -37,7 +37,8 @@ class Case:
     causal: bool = False
     pos: str = ""
     length: str = ""
-    window: int = 0
+    window: int | str = 0
+    """A number, or the layout of an operand, as `pos` and `length` have."""
     scale: float = 1.0
     softcap: float = 0.0
     width: str = "D"
@@ -49,13 +50,14 @@ class Case:
         made = ["T", "D", *(["causal=L"] if self.causal else [])]
         for name in ("window", "scale", "softcap"):
             value = getattr(self, name)
-            if value != getattr(Case, name):
+            if value != getattr(Case, name) and not isinstance(value, str):
                 made.append(f"{name}={value}")
         return ", ".join(made)
 
     @property
     def given(self) -> dict[str, str]:
-        return {name: layout for name in ("pos", "length") if (layout := getattr(self, name))}
+        of = {name: getattr(self, name) for name in ("pos", "length", "window")}
+        return {name: layout for name, layout in of.items() if layout and isinstance(layout, str)}
 
     def program(
         self, splits: Mapping[str, str] | None = None, *, lse: bool = False, mesh: str = "x=2 y=2", dtype: str = "f32"
@@ -91,7 +93,9 @@ class Case:
     def wanted(self, arrays: dict[str, Array]) -> tuple[Array, Array]:
         q = arrays["q"].transpose([self.dims.index(name) for name in "BLKGD"])
         masks: dict[str, Any] = {name: arrays[name] for name in self.given}
-        options: dict[str, Any] = {"window": self.window, "scale": self.scale, "softcap": self.softcap}
+        options: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap}
+        if isinstance(self.window, int) and self.window:
+            options["window"] = self.window
         mean, lse = attended(q, arrays["k"], arrays["v"], causal=self.causal, **masks, **options)
         order = ["BLKG".index(name) for name in self.dims.replace("D", "")]
         return mean.transpose(*order, 4), lse.transpose(order)
@@ -105,6 +109,8 @@ CASES = {
     "from a position": Case(causal=True, pos="scalar", scale=0.5),
     "from positions of rows": Case(causal=True, pos="B", softcap=4.0),
     "window": Case(causal=True, pos="B", window=3),
+    "a window that is an operand": Case(causal=True, window="scalar"),
+    "windows of rows": Case(causal=True, pos="B", length="B", window="B"),
     "lengths": Case(length="B"),
     "a length": Case(causal=True, length="scalar"),
     "all": Case(True, "B", "B", 4, 0.3, 5.0),
@@ -188,7 +194,10 @@ def test_decomposed(name: str) -> None:
 
 
 @pytest.mark.parametrize("splits", [{}, {"T": "x"}, {"B": "x", "K": "y"}], ids=str)
-@pytest.mark.parametrize("name", ["causal", "from positions of rows", "window", "lengths", "all", "in another order"])
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "from positions of rows", "window", "windows of rows", "lengths", "all", "in another order"],
+)
 def test_blocks_that_no_query_sees_are_passed_over(
     name: str, splits: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,23 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "original_max_position_embeddings": 16,
+}
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.5, 1.5],
+    "long_factor": [2.0, 3.0, 5.0],
+}
+
 N_SIZES: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 64}
 OPT_SIZES: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "ffn_dim": 64}
 FALCON_SIZES: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "ffn_hidden_size": 64}
@@ -33,15 +50,19 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "OPT": OPT_SIZES,
     "GPTJ": N_SIZES,
     "GPTBigCode": N_SIZES,
+    "GPT2": N_SIZES,
     "Falcon": FALCON_SIZES,
     "Qwen3": {**SIZES, "head_dim": 8},
     "Gemma": {**SIZES, "head_dim": 8},
+    "Gemma2": {**SIZES, "head_dim": 8, "num_hidden_layers": 3},
+    "Gemma3": {**SIZES, "head_dim": 8, "num_hidden_layers": 4},
+    "Qwen3Moe": {**SIZES, "head_dim": 8, "moe_intermediate_size": 64},
 }
 """Sizes of architectures whose configs have other keys."""
 
 WIDE: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd"), 256),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), 512),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), 512),
     **dict.fromkeys(("num_attention_heads", "n_head"), 4),
     "head_dim": 64,
     "rotary_dim": 32,
@@ -117,6 +138,98 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_key_value_heads": 8, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9},
     ),
+    "gpt2": ("GPT2", {}),
+    "gpt2-unscaled": ("GPT2", {"n_inner": 64, "scale_attn_weights": False, "activation_function": "relu"}),
+    "gemma2": ("Gemma2", {"num_key_value_heads": 4, "sliding_window": 5, "query_pre_attn_scalar": 16}),
+    "gemma2-uncapped": (
+        "Gemma2",
+        {
+            "num_key_value_heads": 1,
+            "sliding_window": 6,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": 2.0,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "gemma3": ("Gemma3", {"num_key_value_heads": 1, "sliding_window": 5, "sliding_window_pattern": 3}),
+    "gemma3-scaled": (
+        "Gemma3",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 7,
+            "num_hidden_layers": 5,
+            "layer_types": [f"{kind}_attention" for kind in ("full", "sliding", "full", "full", "sliding")],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 4.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-biased": ("Granite", {"attention_bias": True, "mlp_bias": True, "residual_multiplier": 2.0}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
+    "olmo2-multihead": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", {}),
+    "phi3-grouped-longrope": (
+        "Phi3",
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "sliding_window": 9,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONGROPE,
+        },
+    ),
+    "stablelm": ("StableLm", {"num_key_value_heads": 8, "num_attention_heads": 8, "hidden_size": 64}),
+    "stablelm-parallel": (
+        "StableLm",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_qkv_bias": True,
+            "use_parallel_residual": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 8}),
+    "starcoder2-unbiased": ("Starcoder2", {"num_key_value_heads": 8, "use_bias": False, "tie_word_embeddings": False}),
+    "qwen3-moe": ("Qwen3Moe", {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe-normed": (
+        "Qwen3Moe",
+        {
+            "num_key_value_heads": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+        },
+    ),
+    "qwen2-some-windows": (
+        "Qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "llama-yarn": ("Llama", {"num_key_value_heads": 2, "head_dim": 16, "rope_parameters": YARN}),
+    "llama-dynamic": (
+        "Llama",
+        {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
+    ),
+    "gpt-neox-yarn": (
+        "GPTNeoX",
+        {"num_attention_heads": 2, "rope_parameters": {**YARN, "partial_rotary_factor": 0.75, "truncate": False}},
+    ),
 }
 
 ARCHITECTURES = (
@@ -131,19 +244,33 @@ ARCHITECTURES = (
     "qwen2",
 )
 ARCHITECTURES += ("qwen3", "gemma", "phi", "mixtral")
+ARCHITECTURES += ("gpt2", "gemma2", "gemma3", "granite", "olmo2", "phi3", "stablelm", "starcoder2", "qwen3-moe")
 """One checkpoint of each architecture."""
+
+
+_CLASSES = {
+    "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+"""The names of classes in transformers that do not follow from the architecture's."""
 
 
 def config_of(name: str, **changes: Any) -> dict[str, Any]:
     """The keys of a checkpoint's config.json, with changes; None takes a key away."""
     import json
 
+    keys = {**json.loads(transformers_config(name).to_json_string(use_diff=False)), **changes}
+    return {key: value for key, value in keys.items() if value is not None or key not in changes}
+
+
+def transformers_config(name: str, **changes: Any) -> Any:
+    """A checkpoint's config as an object of transformers, with changes."""
     import transformers
 
     kind, own = CHECKPOINTS[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES_OF.get(kind, SIZES), **own})
-    keys = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [f"{kind}ForCausalLM"], **changes}
-    return {key: value for key, value in keys.items() if value is not None}
+    config, model = _CLASSES.get(kind, (f"{kind}Config", f"{kind}ForCausalLM"))
+    sizes = {**SIZES_OF.get(kind, SIZES), **own, **changes}
+    return getattr(transformers, config)(**sizes, architectures=[model])
 
 
 def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str = "1GB", *, wide: bool = False) -> Path:
@@ -158,9 +285,8 @@ def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str 
     kind, own = CHECKPOINTS[name]
     torch.manual_seed(0)
     sizes = {**SIZES_OF.get(kind, SIZES), **own}
-    if wide:
-        sizes |= {key: WIDE[key] for key in sizes if key in WIDE}
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    config = transformers_config(name, **({key: WIDE[key] for key in sizes if key in WIDE} if wide else {}))
+    model = getattr(transformers, config.architectures[0])(config)
     spread = WIDE["hidden_size"] ** -0.5 if wide else 0.2
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

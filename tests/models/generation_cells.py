@@ -74,16 +74,26 @@ def matrix() -> list[Cell]:
 
 
 def pairs(cell: Cell) -> set[Pair]:
-    """All pairs of choices that the cell makes."""
-    fields = enumerate((cell.checkpoint, cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
-    return {(i, a, j, b) for (i, a), (j, b) in combinations(fields, 2)}
+    """All pairs of choices that the cell makes; of the checkpoint, with attention, with what is asked for, and with how
+    several chips store weights."""
+    fields = enumerate((cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
+    of_checkpoint = [(0, cell.attention), (1, cell.scored)]
+    if cell.mesh.n_chips > 1:
+        of_checkpoint.append((2, stored_alike(cell.layout)))
+    made: set[Pair] = {(i, a, j, b) for (i, a), (j, b) in combinations(fields, 2)}
+    return made | {(-1, cell.checkpoint, i, choice) for i, choice in of_checkpoint}
+
+
+def stored_alike(layout: str) -> str:
+    """The first of the presets that store weights as `layout` does."""
+    return next(name for name in PRESETS if name in prefills(layout))
 
 
 def pairwise() -> list[Cell]:
-    """Few cells, such that each pair of choices that any cell of `ARCHITECTURES` makes is in one of them.
+    """Few cells, such that each of the `pairs` of choices that any cell of `ARCHITECTURES` makes is in one of them.
 
-    One for each architecture with each preset, then for what is left. Each is the cell with most pairs that those
-    before it lack, among equals the one of fewest chips, which compiles fastest.
+    One for each architecture with each way to store weights, then for what is left. Each is the cell with most pairs
+    that those before it lack, among equals the one of fewest chips, which compiles fastest.
     """
     everything = [cell for checkpoint in ARCHITECTURES for cell in choices(checkpoint)]
     missing = {pair for cell in everything for pair in pairs(cell)}
@@ -93,8 +103,8 @@ def pairwise() -> list[Cell]:
         made.append(max(candidates, key=lambda cell: (len(pairs(cell) & missing), -cell.mesh.n_chips)))
         missing.difference_update(pairs(made[-1]))
 
-    for checkpoint, layout in product(ARCHITECTURES, PRESETS):
-        add([cell for cell in everything if (cell.checkpoint, cell.layout) == (checkpoint, layout)])
+    for checkpoint, stored in product(ARCHITECTURES, dict.fromkeys(map(stored_alike, PRESETS))):
+        add([cell for cell in everything if (cell.checkpoint, stored_alike(cell.layout)) == (checkpoint, stored)])
     while missing:
         add(everything)
     return made

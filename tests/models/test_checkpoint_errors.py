@@ -272,6 +272,10 @@ def test_the_mapping_survives_its_file(tmp_path: Path) -> None:
             'wq: stored: {"of": 9, "take": [1, 3]} is no part of a dimension, like'
             ' {"of": 6, "take": [0, 4], "as": "G"}',
         ),
+        (
+            lambda m: m["weights"]["wq"].update(stored=[["D", {"of": 9, "take": [1, 9], "as": ["K", "G"]}], ["E"]]),
+            "wq: stored: a part of several dimensions, K G, stands first of its list",
+        ),
         (lambda m: m["weights"]["wq"].update(stored=[["K", 3], ["E"]]), 'wq: stored is ["K", 3], not a list of texts'),
         (
             lambda m: m["weights"]["wq"].update(tensor="{layer}.{expert}"),
@@ -368,9 +372,11 @@ def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> 
 
 
 KNOWN = (
-    "CohereForCausalLM, FalconForCausalLM, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoXForCausalLM,"
-    " GemmaForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, PhiForCausalLM,"
-    " Qwen2ForCausalLM, Qwen3ForCausalLM"
+    "CohereForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM,"
+    " GPTNeoXForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, GemmaForCausalLM, GraniteForCausalLM,"
+    " LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
+    " PhiForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, StableLmForCausalLM,"
+    " Starcoder2ForCausalLM"
 )
 
 
@@ -407,8 +413,29 @@ KNOWN = (
             "hidden_size=36 is not a multiple of num_attention_heads=8, and there is no head_dim",
         ),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            'rotary embeddings of rope_type "yarn" are not supported; default, linear and llama3 are',
+            {"rope_parameters": {"rope_type": "yarm", "factor": 2.0}},
+            'rotary embeddings of rope_type "yarm" are not supported; default, linear, dynamic, llama3, yarn and'
+            " longrope are",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 0.5}},
+            "rope_parameters.rope_theta is 0.5, and yarn takes its logarithm: it is above 1",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0, 2.0]}},
+            "the config has no rope_parameters.long_factor",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0], "long_factor": [1.0, 2.0]}},
+            "rope_parameters.short_factor is [1.0, 2.0, 3.0] in the config, not a list of 2 numbers",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0, -2.0]}},
+            "rope_parameters.short_factor is -2.0 in the config, not a number above 0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 1}},
+            "longrope takes the logarithm of original_max_position_embeddings: it is above 1",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "the config has no rope_parameters.factor"),
         (
@@ -450,9 +477,38 @@ def test_configs_at_fault(changes: dict[str, object], what: str) -> None:
         ),
         (
             "qwen2-window",
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "a sliding window in some layers and not in others is not supported (layer_types)",
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            'layer_types is ["full_attention", "chunked_attention"] in the config, not a list of 2 of'
+            " sliding_attention and full_attention",
         ),
+        (
+            "gemma3",
+            {"layer_types": ["full_attention"]},
+            'layer_types is ["full_attention"] in the config, not a list of 4 of sliding_attention and full_attention',
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            "rope_type yarn and longrope are not supported here: they would scale the scores of some layers alone",
+        ),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scores that are scaled otherwise in each layer are not supported (scale_attn_by_inverse_layer_idx)",
+        ),
+        ("gpt2", {"add_cross_attention": True}, "attention to an encoder is not supported (add_cross_attention)"),
+        (
+            "stablelm",
+            {"qk_layernorm": True},
+            "a norm of each head whose weights are tensors of their own is not supported (qk_layernorm)",
+        ),
+        (
+            "qwen3-moe",
+            {"mlp_only_layers": [0]},
+            "feedforward layers without experts among those with experts are not supported (mlp_only_layers,"
+            " decoder_sparse_step)",
+        ),
+        ("qwen3-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok=7 of num_local_experts=4"),
         (
             "gemma",
             {"use_bidirectional_attention": True},

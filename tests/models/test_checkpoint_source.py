@@ -26,7 +26,7 @@ from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import Config
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import Entry, WeightMap, extents, weight_map
-from shardwright.models.weights import Part
+from shardwright.models.weights import dims_of
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_with_weights
 
 
@@ -37,13 +37,11 @@ def mapping_of(name: str) -> WeightMap:
 def arranged(stored: np.ndarray, entry: Entry, mapping: WeightMap) -> np.ndarray:
     """What an entry says, with whole arrays: reshaped to all items, parts taken, transposed."""
     items = [item for group in entry.stored for item in group]
-    taken = tuple(
-        slice(None) if isinstance(i, str) else i.start if i.dim is None else slice(i.start, i.stop) for i in items
-    )
-    named = [item.dim if isinstance(item, Part) else item for item in items]
-    kept = [dim for dim in named if dim is not None]
+    taken = tuple(slice(None) if isinstance(i, str) else slice(i.start, i.stop) if i.dims else i.start for i in items)
+    kept = [dim for item in items for dim in dims_of(item)]
     order = [kept.index(dim) for dim in entry.dims if dim not in entry.stacked]
-    return stored.reshape(extents(items, mapping.sizes))[taken].transpose(order)
+    part = stored.reshape(extents(items, mapping.sizes))[taken]
+    return part.reshape([mapping.sizes[dim] for dim in kept]).transpose(order)
 
 
 def whole_weights(folder: Path, mapping: WeightMap) -> dict[str, np.ndarray]:
@@ -63,7 +61,9 @@ def random_box(rng: np.random.Generator, shape: tuple[int, ...]) -> Index:
 
 
 @pytest.mark.parametrize("block", [1, 100, 8 << 20])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "falcon-grouped", "bigcode-multihead", "llama-grouped"])
+@pytest.mark.parametrize(
+    "name", [*ARCHITECTURES, "falcon-grouped", "bigcode-multihead", "llama-grouped", "phi3-grouped-longrope"]
+)
 def test_boxes(checkpoint: Callable[..., Path], name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the blocks in which a tensor is read."""
     monkeypatch.setattr(checkpoint_module, "_BLOCK", block)

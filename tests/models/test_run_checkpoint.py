@@ -161,9 +161,11 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     assert got.status == 1
     assert got.err == (
         f"{tmp_path}/config.json: error: the architecture LamaForCausalLM is not known; known are"
-        " CohereForCausalLM, FalconForCausalLM, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoXForCausalLM,"
-        " GemmaForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, PhiForCausalLM,"
-        " Qwen2ForCausalLM, Qwen3ForCausalLM [unknown-architecture]\n"
+        " CohereForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM,"
+        " GPTNeoXForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, GemmaForCausalLM, GraniteForCausalLM,"
+        " LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
+        " PhiForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, StableLmForCausalLM,"
+        " Starcoder2ForCausalLM [unknown-architecture]\n"
         "note: did you mean LlamaForCausalLM?\n"
     )
 

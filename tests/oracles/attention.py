@@ -17,28 +17,27 @@ def attended(
     causal: bool = False,
     pos: Array | int = 0,
     length: Array | None = None,
-    window: int = 0,
+    window: Array | int | None = None,
     scale: float = 1.0,
     softcap: float = 0.0,
 ) -> tuple[Array, Array]:
     """The result [B, L, K, G, W] and the log-sum-exp [B, L, K, G], of q [B, L, K, G, D], k [B, T, K, D] and
     v [B, T, K, W].
 
-    `pos` and `length` are numbers, or one for each of B. Zeros and -inf where a query sees nothing.
+    `pos`, `length` and `window` are numbers, or one for each of B. Zeros and -inf where a query sees nothing.
     """
     q, k, v = (np.asarray(array, np.float64) for array in (q, k, v))
     B, L, K, G, _ = q.shape
     T = k.shape[1]
     result, lse = np.zeros((B, L, K, G, v.shape[-1])), np.full((B, L, K, G), -np.inf)
     first = np.broadcast_to(pos, (B,))
+    near = np.broadcast_to(T + int(first.max()) + L if window is None else window, (B,))
     held = np.broadcast_to(T if length is None else length, (B,))
     for b in range(B):
         for l in range(L):  # noqa: E741
             own = int(first[b]) + l
             seen = [
-                t
-                for t in range(T)
-                if t < held[b] and not (causal and t > own) and not (causal and window and t <= own - window)
+                t for t in range(T) if t < held[b] and not (causal and t > own) and not (causal and t <= own - near[b])
             ]
             for h in range(K) if seen else ():
                 for g in range(G):

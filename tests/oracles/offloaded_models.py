@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.checkpoints import CHECKPOINTS, SIZES, SIZES_OF
+from models.checkpoints import transformers_config
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import Source
@@ -19,11 +19,7 @@ from shardwright.offloading.placing import placed
 
 def config_keys(name: str, **changed: Any) -> dict[str, Any]:
     """The config of a checkpoint of the tests, without the checkpoint."""
-    import transformers
-
-    architecture, own = CHECKPOINTS[name]
-    config = getattr(transformers, f"{architecture}Config")(**{**SIZES_OF.get(architecture, SIZES), **own, **changed})
-    return {**config.to_dict(), "architectures": [f"{architecture}ForCausalLM"]}
+    return transformers_config(name, **changed).to_dict()
 
 
 def placed_model(

@@ -123,7 +123,7 @@ def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
     pos = None if at is None else call.args[at]
     starts = pos is None or (isinstance(pos, Number) and pos.value == 0)
     split = [x.held is not None and x.held.kind.split(name) for x, name in _numbered(operation, call)]
-    return starts and not operation.window and operation.at("length") is None and not any(split)
+    return starts and not operation.has_window and operation.at("length") is None and not any(split)
 
 
 def _numbered(operation: ops.Attend, call: Call) -> list[tuple[Named, str]]:
@@ -135,9 +135,8 @@ def _numbered(operation: ops.Attend, call: Call) -> list[tuple[Named, str]]:
 def _visible(operation: ops.Attend, call: Call, names: Sequence[str]) -> Tensor | None:
     keys, *queries = _numbered(operation, call)
     given = {name: call.index(3 + i, names) for i, name in enumerate(operation.given)}
-    return visible(
-        call, keys, queries[0] if queries else None, operation.window, names, given.get("pos", 0), given.get("length")
-    )
+    window = given.get("window", operation.window)
+    return visible(call, keys, queries[0] if queries else None, window, names, given.get("pos", 0), given.get("length"))
 
 
 def _seen_by(operation: ops.Attend, call: Call, names: Sequence[str]) -> bool:

@@ -119,7 +119,7 @@ def axes(value: Named, dims: Sequence[str]) -> tuple[int, ...]:
 
 
 def visible(
-    call: Call, keys: tuple[Named, str], queries: tuple[Named, str] | None, window: int, names: Sequence[str],
+    call: Call, keys: tuple[Named, str], queries: tuple[Named, str] | None, window: Tensor | int, names: Sequence[str],
     pos: Tensor | int = 0, length: Tensor | int | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The positions that queries see, aligned to `names`, extent 1 where a dimension does not matter: those up to their
@@ -129,7 +129,7 @@ def visible(
         last = call.named(call.positions(*queries, names), "last")
         last = last if isinstance(pos, int) and pos == 0 else call.named(last + pos, "last")
         seen.append(t <= last)
-        if window:
+        if not isinstance(window, int) or window:
             seen.append(t > last - window)
     if length is not None:
         seen.append(t < length)

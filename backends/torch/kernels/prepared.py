@@ -173,7 +173,8 @@ def _norm(name: str, most: int) -> Prepare:
 
 
 def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepared | None:
-    """As `indices._rotary`; the angles of a tensor of positions are made once for all layers."""
+    """As `indices._rotary`; the angles of a tensor of positions are made once for all layers, or for those in a row
+    that have the same frequencies."""
     from shardwright.backends.torch import functions
 
     value, at = operands[:2]
@@ -187,11 +188,12 @@ def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepare
     key = ("angles", operation.base, rotated, others)
 
     def run(common: Common, x: Tensor, positions: Tensor, *given: Tensor) -> Tensor:
-        own = (*key, positions.data_ptr())
-        if own not in common:
+        own, pointer = (*key, positions.data_ptr()), given[0].data_ptr() if given else 0
+        if own not in common or common[own][0] != pointer:
             frequencies = given[0] if given else functions.frequencies(operation.base, rotated, positions.device)
-            common[own] = positions, functions.angles(arranged(positions), frequencies)
-        return functions.turned(x, common[own][1], rotated, neox)
+            angles = functions.angles(arranged(positions), frequencies)
+            common[own] = pointer, (positions, given), angles  # which stay where they are while pointers are compared
+        return functions.turned(x, common[own][2], rotated, neox)
 
     return run
 
@@ -225,12 +227,14 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
     from shardwright.backends.torch.kernels import compute
     from shardwright.backends.torch.kernels.attention import sparse_attention
 
-    if operation.lse or operation.given != ("pos",) or operation.causal is None:
+    if operation.lse or operation.given[:1] != ("pos",) or "length" in operation.given or operation.causal is None:
         return None
     shapes = [o for o in operands if isinstance(o, Shape)]
     if len(shapes) != len(operands):
         return None
-    q, k, v, pos = shapes
+    q, k, v, pos, *windows = shapes
+    if windows and windows[0].dims:
+        return None
     T, L = operation.along, q.size(operation.causal)
     axes = k.names.index(T), v.names.index(T)
 
@@ -242,16 +246,23 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
         _, first, last = common[key]
         stop = min(last + L, k.size(T))
         start, made = 0, operation
+        if windows:
+            key = "window", tensors[4].data_ptr()
+            if key not in common:
+                common[key] = tensors[4], int(tensors[4])
+            if (width := common[key][1]) > 0:
+                made = replace(operation, window=width, given=("pos",))
+        window = made.window
         chosen = sparse < 1.0 and L == 1
-        if not chosen and first == last and (L == 1 or (not first and not operation.window)):
-            start = max(0, stop - operation.window) if operation.window else 0
-            made = replace(operation, window=0, given=(), causal=operation.causal if L > 1 else None)
+        if not chosen and first == last and (L == 1 or (not first and (not window or window >= L))):
+            start = max(0, stop - window) if window else 0
+            made = replace(made, window=0, given=(), causal=operation.causal if L > 1 else None)
         pieces = (given[0], *(t.narrow(a, start, stop - start) for t, a in zip(given[1:], axes, strict=True)))
         named = [Named(t, s.names, s.dtype) for t, s in zip(pieces, (q, k, v), strict=True)]
         args: list[Argument] = [*named]
         if chosen:
             return rounded(
-                sparse_attention(operation, named, Named(at, pos.names, pos.dtype), sparse, result.names), result.dtype
+                sparse_attention(made, named, Named(at, pos.names, pos.dtype), sparse, result.names), result.dtype
             )
         if made.given:
             args.append(Named(at, pos.names, pos.dtype))
