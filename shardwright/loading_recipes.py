@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.declared_packing import declared_packing
-from shardwright.models.weight_map import STACKED, extents
+from shardwright.models.weight_map import extents, word_of
 from shardwright.models.weights import Part, dims_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRec
 
 
 def _stacked(entry: Entry, dims: Sequence[str]) -> dict[str, int]:
-    return {STACKED[dim].strip("{}"): dims.index(dim) for dim in entry.stacked}
+    return {word_of(dim): dims.index(dim) for dim in entry.stacked}
 
 
 def _tensor(

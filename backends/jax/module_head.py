@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from shardwright.backends.jax.edges import ProgramEdges
@@ -58,10 +59,13 @@ def signature(program: Program, func: Func) -> list[str]:
     return [line.removeprefix(margin) for line in lines]
 
 
+_MODULES = ("functools", "itertools", "json", "pathlib", "re")
+
+
 def import_lines(body: Iterable[str]) -> list[str]:
     """The imports that the rest of the module uses."""
     text = "\n".join(body)
-    used = [f"import {name}" for name in ("functools", "itertools", "json", "pathlib") if f"{name}." in text]
+    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.[a-zA-Z]", text)]
     lines = [*used, ""] if used else []
     lines.append("import jax")
     if "jnp." in text:

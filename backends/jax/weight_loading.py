@@ -11,7 +11,7 @@ from shardwright.backends.jax.source_text import broken, tuple_text
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, or one for each `{layer}` and `{expert}` of its name.
+    """A tensor of a checkpoint, or one for each `{layer}` (or `{2*layer+1}`) and `{expert}` of its name.
 
     Cut to `cut`, of each dimension of which `take` has a range, an index or None for all, and transposed by `order`, it
     has the weight's own order; `shape` is what it then counts as, with the blocks of a packed dimension as one.
@@ -70,7 +70,7 @@ def _taken(part: StoredTensor) -> str:
     return "..." if all(item is None for item in part.take) else tuple_text(words)
 
 
-_LOADING = """
+_LOADING = r"""
 
 def open_tensors(folder):
     '''The tensors of a folder's safetensors files by name: file, number format, shape, and where the bytes begin.'''
@@ -91,9 +91,12 @@ def open_tensors(folder):
 
 def numbered(name, words):
     '''A tensor's name with numbers in the place of its words.'''
-    for word, number in words.items():
-        name = name.replace('{' + word + '}', str(number))
-    return name
+
+    def number(match):
+        times, word, plus = match.groups()
+        return str(int(times or 1) * words[word] + int(plus or 0))
+
+    return re.sub(r'{(?:(\d+)[*])?(layer|expert)(?:[+](\d+))?}', number, name)
 
 
 def read_tensor(tensors, name, cut, take, order, shape):

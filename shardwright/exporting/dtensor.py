@@ -41,7 +41,7 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
         f"MESH = dict(zip(({axes}{comma}), ({sizes}{comma})))",
         "",
         "PLACEMENTS = {",
-        *(f"    {_entry(each, placements(each, tuple(mesh)))}," for each in laid),
+        *("    " + each.entry(f"[{', '.join(placements(each, tuple(mesh)))}]") + "," for each in laid),
         "}",
         "",
     ]
@@ -61,14 +61,6 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
 def _styles_import(plan: Mapping[str, Style]) -> str:
     used = sorted({style.torch.partition("(")[0] for style in plan.values()})
     return f"from torch.distributed.tensor.parallel import {', '.join(used)}"
-
-
-def _entry(laid: Laid, placed: Sequence[str]) -> str:
-    text = f"[{', '.join(placed)}]"
-    if not laid.counts:
-        return f"{laid.name!r}: {text}"
-    loops = " ".join(f"for {word.strip('{}')} in range({count})" for word, count in laid.counts.items())
-    return f'**{{f"{laid.name}": {text} {loops}}}'
 
 
 def placements(laid: Laid, mesh: Axes) -> list[str]:

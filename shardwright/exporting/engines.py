@@ -281,18 +281,17 @@ def styles(program: Program, laid: Sequence[Laid], tensor: Axes) -> dict[str, St
     for each in laid:
         if not any(each.axes):
             continue
-        module, _, kind = each.name.rpartition(".")
-        for word in each.counts:
-            module = module.replace(word, "*")
+        kind = each.name.rpartition(".")[2]
         style = _style(each, summed.get(each.weight), tensor)
-        if kind not in ("weight", "bias") or style is None or "{expert}" in each.counts:
+        if kind not in ("weight", "bias") or style is None or "expert" in each.counts:
             lies = " ".join(f"{''.join(axes) or '-'}" for axes in each.axes)
             raise refused(
                 f"{each.weight}: {each.name} lies as no style of a module has it, its dimensions over {lies}",
                 "the layouts of megatron have styles: import --layout megatron",
             )
-        if made.setdefault(module, style) != style:
-            raise refused(f"{each.weight}: {module} is parallelized in two ways", "give its weights one layout")
+        for module in (name.rpartition(".")[0] for name in each.patterns(laid)):
+            if made.setdefault(module, style) != style:
+                raise refused(f"{each.weight}: {module} is parallelized in two ways", "give its weights one layout")
     return made
 
 

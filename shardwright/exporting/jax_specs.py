@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.source_text import axes_text
-from shardwright.exporting.stored import Laid, laid_weights
+from shardwright.exporting.stored import laid_weights
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.movements import Movement
 from shardwright.ir.program import Let
@@ -45,7 +45,7 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
         f"MESH = {{{shape}}}",
         "",
         "WEIGHTS = {",
-        *(f"    {_entry(laid)}," for laid in laid_weights(program, edges, mapping)),
+        *(f"    {laid.entry(spec(laid.axes))}," for laid in laid_weights(program, edges, mapping)),
         "}",
         "",
         "STATE = {",
@@ -64,14 +64,6 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
             lines += [f"        # {kept.pasted}", f"        {kept.value.name!r}: {kept.spec},"]
         lines.append("    },")
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def _entry(laid: Laid) -> str:
-    if not laid.counts:
-        return f"{laid.name!r}: {spec(laid.axes)}"
-    words = {word: word.strip("{}") for word in laid.counts}
-    loops = " ".join(f"for {words[word]} in range({count})" for word, count in laid.counts.items())
-    return f'**{{f"{laid.name}": {spec(laid.axes)} {loops}}}'
 
 
 def _in_specs(edges: ProgramEdges, func: Func) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.models.weight_map import STACKED, extents
+from shardwright.models.weight_map import NUMBERED, extents, numbered, word_of
 from shardwright.models.weights import Part, dims_of
 
 if TYPE_CHECKING:
@@ -18,15 +20,15 @@ if TYPE_CHECKING:
     from shardwright.ir.types import Axes
     from shardwright.models.weight_map import Entry, WeightMap
 
-_SAFE = re.compile(r"([A-Za-z0-9_.\-/]|\{layer\}|\{expert\})+")
+_SAFE = re.compile(rf"([A-Za-z0-9_.\-/]|{NUMBERED.pattern})+")
 """Names that may stand in the code that is written."""
 
 
 @dataclass(frozen=True)
 class Laid:
-    """An array, or one for each number that stands for a `{layer}` or `{expert}` of its name, and the axes that split
-    each of its dimensions into blocks, most significant first. `weight` is the program's name, `groups` the program's
-    dimensions that each dimension is made of."""
+    """An array, or one for each number that stands for a `{layer}` or `{expert}` of its name, `counts` many, and the
+    axes that split each of its dimensions into blocks, most significant first. `weight` is the program's name, `groups`
+    the program's dimensions that each dimension is made of."""
 
     weight: str
     name: str
@@ -42,10 +44,21 @@ class Laid:
     @property
     def names(self) -> list[str]:
         """The name of every array."""
-        made = [self.name]
-        for word, count in self.counts.items():
-            made = [name.replace(word, str(number)) for name in made for number in range(count)]
-        return made
+        numbers = itertools.product(*map(range, self.counts.values()))
+        return [numbered(self.name, dict(zip(self.counts, each, strict=True))) for each in numbers]
+
+    def entry(self, layout: str) -> str:
+        """The layout by the array's name, or by those of all, as a dict of Python has it."""
+        if not self.counts:
+            return f"{self.name!r}: {layout}"
+        loops = " ".join(f"for {word} in range({count})" for word, count in self.counts.items())
+        return f'**{{f"{self.name}": {layout} {loops}}}'
+
+    def patterns(self, others: Sequence[Laid]) -> list[str]:
+        """The name with `*` for numbers, or, where that would be another array's too, the name of every array."""
+        pattern = NUMBERED.sub("*", self.name)
+        alike = (name for each in others if each is not self for name in each.names)
+        return self.names if self.counts and fnmatch.filter(alike, pattern) else [pattern]
 
 
 def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | None) -> list[Laid]:
@@ -87,7 +100,7 @@ def _laid(name: str, entry: Entry, edge: Edge, sizes: Mapping[str, int], mesh: M
                 f"for each index of {dim}",
                 f"leave {dim} whole",
             )
-    counts = {STACKED[dim]: sizes[dim] for dim in entry.stacked}
+    counts = {word_of(dim): sizes[dim] for dim in entry.stacked}
     axes = tuple(_group_axes(name, entry.tensor, group, split, sizes, mesh) for group in entry.stored)
     groups = tuple(tuple(dim for item in group for dim in dims_of(item)) for group in entry.stored)
     return Laid(name, entry.tensor, counts, axes, groups)

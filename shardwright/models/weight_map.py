@@ -20,8 +20,11 @@ from shardwright.models.weights import Part, Stored, dims_of, model_weights
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
-STACKED = {"N": "{layer}", "X": "{expert}"}
-"""The dimensions along which tensors are stacked, and what stands for the number in the tensors' name."""
+STACKED = {"N": "layer", "X": "expert"}
+"""The letters of dimensions along which tensors are stacked, and the word for the number in the tensors' name."""
+
+NUMBERED = re.compile(r"\{(?:(\d+)\*)?(layer|expert)(?:\+(\d+))?\}")
+"""What stands for a number in a name: `{layer}`, or `{2*layer+1}` where every second one is stacked, from 1 on."""
 
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
 
@@ -32,7 +35,7 @@ class Entry:
 
     A tensor's array has a dimension for each group of `stored`, the product of the group's sizes (1 for none).
     Reshaped to all of them, parts taken, and transposed to the order of `dims`, it is the weight, or, where `tensor`
-    has `{layer}` or `{expert}`, the weight's slice for that number along N or X.
+    has `{layer}` or `{expert}`, the weight's slice for that number along N or X, the first of N and N2.
     """
 
     dims: tuple[str, ...]
@@ -42,7 +45,13 @@ class Entry:
     @property
     def stacked(self) -> tuple[str, ...]:
         """The dimensions along which tensors are stacked, in the order of `dims`."""
-        return tuple(dim for dim in self.dims if STACKED.get(dim, "{}") in self.tensor)
+        words = {match[2] for match in NUMBERED.finditer(self.tensor)}
+        found: dict[str, str] = {}
+        for dim in self.dims:
+            word = word_of(dim)
+            if word in words:
+                found.setdefault(word, dim)
+        return tuple(found.values())
 
     def tensors(self, sizes: Mapping[str, int]) -> list[str]:
         """The names of the tensors, one for each index of the stacked dimensions, the last running fastest."""
@@ -51,13 +60,20 @@ class Entry:
 
     def tensor_at(self, numbers: Sequence[int]) -> str:
         """The name of the tensor at these indices of the stacked dimensions."""
-        name = self.tensor
-        for dim, number in zip(self.stacked, numbers, strict=True):
-            name = name.replace(STACKED[dim], str(number))
-        return name
+        return numbered(self.tensor, dict(zip(map(word_of, self.stacked), numbers, strict=True)))
 
     def stored_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(math.prod(extents(group, sizes)) for group in self.stored)
+
+
+def word_of(dim: str) -> str:
+    """The word in the names of tensors that are stacked along a dimension, "" where none can be."""
+    return STACKED.get(dim.rstrip("0123456789"), "")
+
+
+def numbered(name: str, numbers: Mapping[str, int]) -> str:
+    """A tensor's name with numbers in the place of its words."""
+    return NUMBERED.sub(lambda match: str(int(match[1] or 1) * numbers[match[2]] + int(match[3] or 0)), name)
 
 
 def extents(group: Sequence[str | Part], sizes: Mapping[str, int]) -> list[int]:
@@ -180,10 +196,10 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
     tensor = keys.get("tensor")
     if not isinstance(tensor, str) or not tensor:
         raise _wrong(f"{name}: tensor is {shown(tensor)}, not a name")
-    if "{layer}" in tensor and "N" not in dims:
-        raise _wrong(f"{name}: {{layer}} stands in the tensor's name, and dims have no N")
-    if "{expert}" in tensor and "X" not in dims:
-        raise _wrong(f"{name}: {{expert}} stands in the tensor's name, and dims have no X")
+    for match in NUMBERED.finditer(tensor):
+        letter = next(letter for letter, word in STACKED.items() if word == match[2])
+        if not any(word_of(dim) == match[2] for dim in dims):
+            raise _wrong(f"{name}: {match[0]} stands in the tensor's name, and dims have no {letter}")
     entry = Entry(dims, stored, tensor)
     parts = [dim for group in stored for item in group for dim in dims_of(item)]
     if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim not in entry.stacked):

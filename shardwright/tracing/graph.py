@@ -70,6 +70,13 @@ class Edge:
     shape: tuple[int, ...]
     dtype: str
     axes: Layout | None = None
+    members: tuple[str, ...] = ()
+    """The paths of the weights that are stacked along the first dimension, where the path stands for several."""
+
+    @property
+    def name(self) -> str:
+        """The path of a weight as its module has it."""
+        return ".".join(self.path[1:])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.models.weight_map import Entry, WeightMap
+from shardwright.models.weight_map import NUMBERED, Entry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 
@@ -51,7 +51,8 @@ class Trace:
     weights: Mapping[str, Array]
     """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program."""
     paths: Mapping[str, str]
-    """The weights of a module by the program's names, as its `state_dict` names them; empty for functions."""
+    """The weights of a module by the program's names, as its `state_dict` names them, with `{layer}` for the number of
+    those that are stacked; empty for functions."""
     sites: Mapping[str, Site] = field(default_factory=dict[str, "Site"], repr=False)
     """Where the function has the values that stand in the program."""
     opaque: tuple[str, ...] = ()
@@ -65,10 +66,10 @@ class Trace:
     def weight_map(self) -> WeightMap:
         """The mapping of a module's weights, for `export` and for `run --weights`."""
         kinds = {value.name: value.shape for value in self.program.weights if value.name in self.paths}
-        entries = {
-            name: Entry(shape.names, tuple((dim,) for dim in shape.names), self.paths[name])
-            for name, shape in kinds.items()
-        }
+        entries: dict[str, Entry] = {}
+        for name, shape in kinds.items():
+            stored = shape.names[1:] if NUMBERED.search(self.paths[name]) else shape.names
+            entries[name] = Entry(shape.names, tuple((dim,) for dim in stored), self.paths[name])
         sizes = {dim.name: dim.size for shape in kinds.values() for dim in shape.dims}
         return WeightMap(self.program.funcs[0].name, sizes, entries)
 
@@ -123,6 +124,7 @@ def _trace(
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
     from shardwright.tracing.roles import letters
+    from shardwright.tracing.rolling import rolled
     from shardwright.tracing.rules import RULES
     from shardwright.tracing.writer import written
 
@@ -137,7 +139,7 @@ def _trace(
             args = module.arguments
             traced = capture(module.function, args, name or _name(function).lower(), module.weights)
         traced = replace(
-            traced, arguments=_argument_names(getattr(function, "forward", function) if module else function)
+            rolled(traced), arguments=_argument_names(getattr(function, "forward", function) if module else function)
         )
     except DiagnosticError:
         raise
@@ -181,8 +183,8 @@ def _trace(
         tuple((".".join(edge.path), str(value), str(type_))
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference, seconds, weights,
-        {value.name: path for value, edge in zip(program.weights, traced.weights, strict=True)
-         if module is not None and (path := ".".join(edge.path[1:])) in module.weights},
+        {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
+         if module is not None and (edge.members or edge.name in module.weights)},
         made.sites, tuple(made.opaque), compared_at, not_compared,
     )  # fmt: skip
 
@@ -222,9 +224,9 @@ def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[Traced
         noisy = module.random_weights(seed)
         expected = module.called(noisy, inputs)
         tried = weights | {
-            value.name: noisy[path]
+            value.name: np.stack([noisy[path] for path in edge.members]) if edge.members else noisy[edge.name]
             for value, edge in zip(program.weights, traced.weights, strict=True)
-            if (path := ".".join(edge.path[1:])) in noisy
+            if edge.members or edge.name in noisy
         }
     difference = math.inf
     for precision in ("declared",) if _rounds(traced) else ("exact", "declared"):

@@ -304,7 +304,7 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
     names: list[str] = []
     typed: list[str] = []
     for variable, edge in zip(graph.constants, traced.weights, strict=True):
-        name = writer.fresh("_".join(edge.path[1:]))
+        name = writer.fresh("_".join(part for part in edge.path[1:] if not part.startswith("{")))
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         header.append(f"  {name}: {writer.type(variable.dtype, slots)}")
         _enter(writer, variable, name, slots)
