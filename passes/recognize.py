@@ -35,10 +35,10 @@ class Recognize(Pass):
         p = softmax[T](s)
 
     So do SwiGLU's `g * sigmoid(g)`, GELU, `rmsnorm` and `layernorm` with their gains and offsets, rotary embeddings of
-    two halves, and attention with no mask, a causal one, a window, or a number of valid positions. Keys and values that
-    are repeated for the queries of a group are read as they are. What 16-bit numbers go through in f32 is recognized
-    too; what was rounded between may keep its digits. Only where nothing else reads what lies between, and no layout
-    of it is demanded.
+    two halves or of pairs, and attention with no mask, a causal one, a window, or a number of valid positions. Keys and
+    values that are repeated for the queries of a group are read as they are. What 16-bit numbers go through in f32 is
+    recognized too; what was rounded between may keep its digits. Only where nothing else reads what lies between, and
+    no layout of it is demanded.
     """
 
     name: ClassVar[str] = "recognize"

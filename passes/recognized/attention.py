@@ -158,8 +158,8 @@ class _Mask:
     )
 
     def add(self, reader: Reader, comparison: Let, along: str) -> bool:
-        """Takes in one comparison of key t and query l, t <= l, l - t < w, t < n, or t <= n for one query; False where
-        it is none of these."""
+        """Takes in one comparison of key t and query l, t <= l, l - t < w or <= w - 1, t < n, or t <= n for one query;
+        False where it is none of these."""
         left, right = comparison.operands
         strict = comparison.operation.keyword == "less"
         gap = reader.of(right, ops.Sub)
@@ -168,10 +168,10 @@ class _Mask:
             self.causal = query
             return key == along and query not in (None, along)
         gap = reader.of(left, ops.Sub)
-        if strict and gap is not None and not self.window:
+        if gap is not None and not self.window:
             query, key = (_positions(reader, each) for each in gap.operands)
             self.of_window = query
-            self.window = int(right.value) if isinstance(right, Number) else 0
+            self.window = int(right.value) + (not strict) if isinstance(right, Number) else 0
             return self.window > 0 and key == along and query not in (None, along)
         if _positions(reader, left) != along or not isinstance(right, str):
             return False
@@ -188,18 +188,28 @@ class _Mask:
 
 
 def _masked(reader: Reader, name: str, along: str) -> _Mask | None:
-    """The scores under a mask; None where the mask is none that `attend` has a word for."""
-    chosen = reader.of(name, "where")
+    """The scores under a mask, chosen by it or with its numbers added; None where the mask is none that `attend` has a
+    word for."""
+    chosen, added, between = reader.of(name, "where"), reader.of(name, ops.Add), [name]
+    scores: Operand | None = chosen.operands[1] if chosen else None
+    for beneath, numbers in pairs(added) if added else ():
+        inner = reader.of(numbers, "where")
+        nought = reader.of(inner.operands[1], ops.Full) if inner else None
+        if inner is not None and nought is not None and nought.operands == (Number("0.0"),):
+            chosen, scores = inner, beneath
+            between.append(inner.result.name)
     if chosen is None:
         return _Mask(name)
-    mask, scores, rest = chosen.operands
+    mask, _, rest = chosen.operands
     if not isinstance(rest, Number) or float(rest.value) > _NO_SCORE or not isinstance(scores, str):
         return None
-    made = _Mask(scores, between=[name])
+    made = _Mask(scores, between=between)
     for part in _conjuncts(reader, str(mask)):
         comparison = reader.of(part, "less_equal") or reader.of(part, "less")
         if comparison is None or not made.add(reader, comparison, along):
             return None
+    if added is not None and made.given:  # a row that sees nothing has other weights then
+        return None
     return None if made.window and made.causal != made.of_window else made
 
 

@@ -12,12 +12,13 @@ from shardwright.passes.recognized.reader import Found, Reader, pairs
 
 
 def _rotary(reader: Reader, root: Let) -> Found | None:
-    """`concat[D](a cos - b sin, b cos + a sin)` of the two halves a and b of one value."""
-    if not isinstance(root.operation, ops.Concat) or root.operation.by or len(root.operands) != 2:
+    """`concat[D](a cos - b sin, b cos + a sin)` of the two halves a and b of one value, or `merge[DP -> E]` of these as
+    pairs, where a and b are every second element of it."""
+    between: list[str] = []
+    joined = _joined(reader, root, between)
+    if joined is None:
         return None
-    parts = [reader.of(each, ops.Rename) for each in root.operands]
-    between = [part.result.name for part in parts if part is not None]
-    first, second = (part.operands[0] if part else each for part, each in zip(parts, root.operands, strict=True))
+    target, first, second, style = joined
     minus, plus = reader.of(first, ops.Sub), reader.of(second, ops.Add)
     if minus is None or plus is None:
         return None
@@ -31,7 +32,7 @@ def _rotary(reader: Reader, root: Let) -> Found | None:
     functions = (cos, sin, one[1], other[1])
     if functions != ("cos", "sin", "cos", "sin") or not (reader.same(one[0], b) and reader.same(other[0], a)):
         return None
-    halves = [_half(reader, a), _half(reader, b)]
+    halves = [(_half if style == "neox" else _every_second)(reader, each) for each in (a, b)]
     if halves[0] is None or halves[1] is None:
         return None
     (x, dim, low, high), (whole, _, start, stop) = halves[0], halves[1]
@@ -41,13 +42,57 @@ def _rotary(reader: Reader, root: Let) -> Found | None:
     if x != whole or (low, high, start, stop) != (0, size // 2, size // 2, size) or place is None:
         return None
     products = [str(each) for each in (*minus.operands, *plus.operands)]
-    made = _with_frequencies(reader, x, dim, place, [*between, minus.result.name, plus.result.name, *products])
+    between += [minus.result.name, plus.result.name, *products]
+    made = _with_frequencies(reader, x, dim, place, between, style)
     if is_widened:
         made.operands = ("wide", *made.operands[1:])
         made.first = (("wide", ops.Convert(DType.F32), (x,)), *made.first)
-    if dim != root.operation.dim:
-        made.renamed = ((dim, root.operation.dim),)
+    if dim != target:
+        made.renamed = ((dim, target),)
     return made
+
+
+def _joined(reader: Reader, root: Let, between: list[str]) -> tuple[str, Operand, Operand, str] | None:
+    """The dimension that a root puts together of two values, these, and the style of rotary embedding that does so."""
+    merge = root.operation if isinstance(root.operation, ops.Merge) else None
+    concat = reader.of(root.operands[0], ops.Concat) if merge else root
+    if (
+        concat is None
+        or not isinstance(concat.operation, ops.Concat)
+        or concat.operation.by
+        or len(concat.operands) != 2
+    ):
+        return None
+    dim = concat.operation.dim
+    if merge is None:
+        parts = [_unnamed(reader, each, between) for each in concat.operands]
+        return dim, parts[0], parts[1], "neox"
+    between.append(concat.result.name)
+    rows = [_of_row(reader, each, dim, between) for each in concat.operands]
+    if rows[0] is None or rows[1] is None or merge.parts[1:] != (dim,):
+        return None
+    return merge.target, rows[0], rows[1], "gptj"
+
+
+def _unnamed(reader: Reader, operand: Operand, between: list[str]) -> Operand:
+    renamed = reader.of(operand, ops.Rename)
+    if renamed is None:
+        return operand
+    between.append(renamed.result.name)
+    return renamed.operands[0]
+
+
+def _of_row(reader: Reader, operand: Operand, dim: str, between: list[str]) -> Operand | None:
+    """The value that a row is of along a dimension of one index, which counts from 0 and is added."""
+    row = reader.of(operand, ops.Add)
+    nought = row and (reader.of(row.operands[1], ops.Convert) or reader.of(row.operands[1], ops.Iota))
+    if row is None or nought is None:
+        return None
+    counted = reader.shape(nought.result.name)
+    if counted.names != (dim,) or counted.size(dim) != 1:
+        return None
+    between.append(row.result.name)
+    return row.operands[0]
 
 
 def _rotated(reader: Reader, root: Let) -> Found | None:
@@ -102,10 +147,12 @@ def _behind(reader: Reader, operand: Operand, between: list[str]) -> str:
         name = str(statement.operands[0])
 
 
-def _with_frequencies(reader: Reader, x: str, dim: str, place: tuple[str, str, bool], between: list[str]) -> Found:
+def _with_frequencies(
+    reader: Reader, x: str, dim: str, place: tuple[str, str, bool], between: list[str], style: str = "neox"
+) -> Found:
     """The rotary embedding at these positions, by these frequencies, or by what positions are divided by."""
     position, frequencies, inverted = place
-    made = Found(ops.Rotary(dim, seq=_sequence(reader, position)), (x, position, frequencies), between)
+    made = Found(ops.Rotary(dim, style=style, seq=_sequence(reader, position)), (x, position, frequencies), between)
     if inverted:
         made.operands = (x, position, "frequencies")
         made.first = (("frequencies", ops.Div(), (Number("1.0"), frequencies)),)
@@ -137,6 +184,24 @@ def _half(reader: Reader, name: str) -> tuple[str, str, int, int] | None:
     if taken.operation.stop is None or taken.operation.by:
         return None
     return str(taken.operands[0]), taken.operation.dim, taken.operation.start, taken.operation.stop
+
+
+def _every_second(reader: Reader, name: str) -> tuple[str, str, int, int] | None:
+    """The value and dimension of which a value is every second element, and the half that these would be."""
+    taken = reader.of(name, ops.Take)
+    pairs_of = taken and reader.of(taken.operands[0], ops.Split)
+    if taken is None or pairs_of is None:
+        return None
+    take, split = taken.operation, pairs_of.operation
+    assert isinstance(take, ops.Take)
+    assert isinstance(split, ops.Split)
+    x, source = str(pairs_of.operands[0]), split.source
+    half = reader.shape(x).size(source) // 2
+    if take.stop is not None or len(split.parts) != 2 or take.dim != split.parts[1]:
+        return None
+    if reader.shape(pairs_of.result.name).size(take.dim) != 2:
+        return None
+    return x, source, take.start * half, (take.start + 1) * half
 
 
 def _angle(reader: Reader, name: str) -> tuple[str, str, bool] | None:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.foreign import KERNELS, PREFIX
+from shardwright.tracing.by_indices import by_indices
 from shardwright.tracing.complex_pairs import without_complex
+from shardwright.tracing.counted_loops import trips
 from shardwright.tracing.graph import (
     Application,
     Constant,
@@ -35,6 +37,10 @@ _INLINED = {
     "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr",
 }  # fmt: skip
+
+
+_NUMBERS = ("float32", "int32", "bool")
+"""Formats of the numbers that are computed where nothing but numbers gives them."""
 
 
 def capture(
@@ -174,11 +180,18 @@ class _Reader:
         shape, dtype = tuple(aval.shape), str(aval.dtype)
         return Variable(next(self.numbers), *(((*shape, 2), "uint32") if dtype == "key<fry>" else (shape, dtype)))
 
-    def constant(self, value: Any) -> Operand:
+    def constant(self, value: Any, graph: Graph) -> Operand:
+        """A number, what is given by its indices, as a mask is, or else a weight."""
         array = np.asarray(value)
         number = uniform(array)
         if number is not None:
             return Constant(number, array.shape, str(array.dtype))
+        if array.size:
+            import jax
+
+            counted = jax.make_jaxpr(lambda: by_indices(array))()
+            if not any(np.size(part) > 1 for part in counted.consts):
+                return self.read(counted, (), graph, ())[0]
         made = Variable(next(self.numbers), array.shape, str(array.dtype))
         self.constants[made] = array
         return made
@@ -191,15 +204,17 @@ class _Reader:
 
         jaxpr = getattr(closed, "jaxpr", closed)
         known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-        known.update((v, self.constant(c)) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+        known.update(
+            (v, self.constant(c, graph)) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)
+        )
 
         def operand(atom: Any) -> Operand:
-            return self.constant(atom.val) if isinstance(atom, Literal) else known[atom]
+            return self.constant(atom.val, graph) if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
             primitive = equation.primitive.name
             operands = tuple(map(operand, equation.invars))
-            params = dict(equation.params)
+            params: dict[str, Any] = dict(equation.params)
             frames = own_frames(equation) if calls is None else calls and calls + own_frames(equation, jaxpr)
             if primitive in ("jit", "pjit") and _is_kernel(equation):
                 primitive, params = "kernel", {"kernel": params["name"].removeprefix(PREFIX)}
@@ -218,6 +233,20 @@ class _Reader:
                 primitive, params["sharding"] = "sharding_constraint", params["dst_sharding"]
             if primitive == "sharding_constraint":
                 params["axes"] = self.layout(params["sharding"], len(operands[0].shape))
+            if (number := _computed(equation, operands)) is not None:
+                known[equation.outvars[0]] = number
+                continue
+            if primitive == "while" and (length := trips(params, operands)) is not None:
+                n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+                operands = operands[n_cond:]
+                if not length:
+                    known.update(zip(equation.outvars, operands[n_body:], strict=True))
+                    continue
+                primitive = "scan"
+                params = {
+                    "jaxpr": params["body_jaxpr"], "length": length, "num_consts": n_body,
+                    "num_carry": len(operands) - n_body, "reverse": False,
+                }  # fmt: skip
             if primitive == "scan":
                 params["body"] = self.body(params.pop("jaxpr"))
             if primitive == "cond":
@@ -227,6 +256,19 @@ class _Reader:
             known.update(zip(equation.outvars, results, strict=True))
             graph.applications.append(Application(primitive, operands, params, results, place(equation), frames))
         return [operand(v) for v in jaxpr.outvars]
+
+
+def _computed(equation: Any, operands: Sequence[Operand]) -> Constant | None:
+    """What a function of numbers alone gives, one number."""
+    aval = equation.outvars[0].aval
+    if len(equation.outvars) > 1 or aval.shape or equation.effects or equation.primitive.name.startswith("random"):
+        return None
+    numbers = [np.asarray(each.value, each.dtype) for each in operands if isinstance(each, Constant) and not each.shape]
+    if not numbers or len(numbers) < len(operands) or aval.dtype not in map(np.dtype, _NUMBERS):
+        return None
+    made = np.asarray(equation.primitive.bind(*numbers, **equation.params))
+    value = uniform(made)
+    return None if value is None else Constant(value, (), str(made.dtype))
 
 
 def _is_kernel(equation: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright.tracing.graph import uniform
+from shardwright.tracing.by_indices import by_indices
 from shardwright.tracing.places import untraceable
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
     if operation is None:
         raise _refused(node, f"{name} has no counterpart in the language", _WAYS_OUT.get(name, ""))
     args, kwargs = pytree.tree_map(
-        lambda leaf: _symbolic(as_numpy(leaf)) if torch.is_tensor(leaf) else leaf, (args, kwargs)
+        lambda leaf: by_indices(as_numpy(leaf)) if torch.is_tensor(leaf) else leaf, (args, kwargs)
     )
     try:
         return operation(*args, **kwargs)
@@ -181,41 +181,6 @@ def _is_fixed(value: Any) -> bool:
     import torch
 
     return all(torch.is_tensor(leaf) for leaf in (value if isinstance(value, list | tuple) else [value]))
-
-
-def _symbolic(array: npt.NDArray[Any]) -> Any:
-    """An array that does not depend on arguments, by its indices where these give it: a single number, counting along
-    one dimension, a band of a square as causal masks are. Any other is a weight."""
-    import jax.numpy as jnp
-    from jax.lax import broadcasted_iota
-
-    if array.dtype.kind == "c":
-        return jnp.asarray(array, np.complex64)
-    if array.ndim and array.shape[0] > 1 and (array == array[:1]).all():
-        return jnp.broadcast_to(_symbolic(array[:1]), array.shape)
-    if uniform(array) is not None or not array.size:
-        return jnp.full(array.shape, array.flat[0] if array.size else 0, array.dtype)
-    wide = [axis for axis, size in enumerate(array.shape) if size > 1]
-    if len(wide) == 1 and array.dtype.kind in "if" and len(steps := set(np.diff(array.ravel()).tolist())) == 1:
-        step, start = steps.pop(), array.flat[0]
-        counted = broadcasted_iota(array.dtype, array.shape, wide[0])
-        counted = counted if step == 1 else counted * step
-        return counted + start if start else counted
-    values = np.unique(array)
-    if len(wide) == 2 and len(values) == 2:
-        least = broadcasted_iota(jnp.int32, array.shape, wide[0]) - broadcasted_iota(jnp.int32, array.shape, wide[1])
-        square = array.reshape(array.shape[wide[0]], array.shape[wide[1]])
-        apart = np.subtract.outer(np.arange(square.shape[0]), np.arange(square.shape[1]))
-        for inside, outside in (values[::-1], values):
-            low, high = (bound(apart[square == inside]) for bound in (np.min, np.max))
-            if ((square == inside) == ((low <= apart) & (apart <= high))).all():
-                band = [least >= low] if low > apart.min() else []
-                band += [least <= high] if high < apart.max() else []
-                chosen = band[0] if len(band) == 1 else band[0] & band[1]
-                return (
-                    chosen if array.dtype == bool and inside else jnp.where(chosen, inside, outside).astype(array.dtype)
-                )
-    return jnp.asarray(array)
 
 
 _WAYS_OUT: Mapping[str, str] = dict.fromkeys(

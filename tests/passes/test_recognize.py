@@ -41,6 +41,11 @@ ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nretur
 
 
 ERF = "z = {}\ne = where(equal(z, 0), z, gelu(z * 1.4142135623730951) / (z * 0.7071067811865476) - 1)\n"
+INTERLEAVED = (
+    "a = convert[f32](p) * g\ns = split[D -> PK](x)\nu = take[K, 0](s)\nw = take[K, 1](s)\n"
+    "one = u * cos(a) - w * sin(a)\ntwo = u * sin(a) + w * cos(a)\nnought = convert[f32](iota[K, 1]())\n"
+    "y = merge[PK -> D](concat[K]({} + nought, {} + nought))\nreturn y"
+)
 SPLIT = "grouped = split[H -> KG](q)\n  "
 GROUPED = "q: f32 BHLD, k: f32 BKTD, v: f32 BKTD"
 REPEATED = """a_copies: f32 BKGTD? = k + full[G, f32](0)
@@ -73,6 +78,10 @@ b = merge[KG -> H](b_copies)
         (func(ATTENTION.format(
             "t = iota[T]()\nl = iota[L]()\nm = logical_and(less_equal(t, l), less(l - t, 3))\n",
             "where(m, q @[D] k, -inf)"), QKV, "f32 BLD"), "o = attend[T, D, causal=L, window=3](q, k, v)"),
+        (func(ATTENTION.format(
+            "t = iota[T]()\nl = iota[L]()\nm = logical_and(less_equal(t, l), less_equal(l - t, 2))\n"
+            "z: f32 = 0.0\nb = where(m, z, -1e30)\n", "q @[D] k + b"), QKV, "f32 BLD"),
+         "o = attend[T, D, causal=L, window=3](q, k, v)"),
         (func(ATTENTION.format("m = less(iota[T](), n)\n", "where(m, q @[D] k, -1e30)"), f"{QKV}, n: int32 B",
               "f32 BLD"), "o = attend[T, D](q, k, v, length=n)"),
         (func(ATTENTION.format("m = less_equal(iota[T](), n)\n", "where(m, q @[D] k, -1e30)"), f"{QKV}, n: int32",
@@ -97,6 +106,8 @@ b = merge[KG -> H](b_copies)
               "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = concat[D](-w, u) * sin(e) + cos(e) * x\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
          "frequencies = 1.0 / g\n  y = rotary[D, base=10000, style=neox](x, p, frequencies)"),
+        (func(INTERLEAVED.format("one", "two"), "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
+         "y = rotary[D, base=10000, style=gptj](x, p, g)"),
         (func(ATTENTION.format("m = less_equal(0, iota[L]() - iota[T]())\n", "where(m, q @[D] k, -1e30)"), QKV,
               "f32 BLD"), "o = attend[T, D, causal=L](q, k, v)"),
     ],
@@ -123,6 +134,9 @@ def test_becomes_one_operation(text: str, wanted: str) -> None:
         (func("a = convert[f32](p) * g\ne = concat[D](rename[P -> D](a), rename[P -> D](a))\n"
               "u = take[D 0:8](x)\nw = take[D 8:16](x)\ny = x * cos(e) + concat[D](w, -u) * sin(e)\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"), "cos("),
+        (func(INTERLEAVED.format("two", "one"), "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"), "cos("),
+        (func(ATTENTION.format("m = less(iota[T](), n)\nz: f32 = 0.0\nb = where(m, z, -1e30)\n", "q @[D] k + b"),
+              f"{QKV}, n: int32 B", "f32 BLD"), "softmax[T]"),
         (func(ATTENTION.format("", "q @[D] k + b"), f"{QKV}, b: f32 LT", "f32 BLD"), "softmax[T]"),
     ],
 )  # fmt: skip
