@@ -167,12 +167,7 @@ def _trace(
         difference, compared_at = _smaller_difference(program, text, candidates, dims, (function, args, name, seed))
     if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
-        try:
-            difference = _difference_of(program, asked, (traced, names, weights))
-        except TypeError as error:
-            if "AbstractMesh" not in str(error):
-                raise
-            not_compared = "the function constrains values over an AbstractMesh, which has no devices to run it on"
+        difference = _difference_of(program, asked, (traced, names, weights))
     elif math.isnan(difference):
         not_compared = "the function takes long at these sizes, and is another at smaller ones"
     types = (str(parameter.type) for parameter in func.params)
@@ -399,8 +394,14 @@ def _random(leaf: Any, edge: Edge, random: np.random.Generator) -> Array:
 def _called(function: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Array]) -> list[Array]:
     import jax
 
+    from shardwright.tracing.constraints import unconstrained
+
     tree = jax.tree_util.tree_structure(tuple(args))
-    results = function(*jax.tree_util.tree_unflatten(tree, [jax.numpy.asarray(array) for array in inputs]))
+    arrays = [jax.numpy.asarray(array) for array in inputs]
+    try:
+        results = function(*jax.tree_util.tree_unflatten(tree, arrays))
+    except (TypeError, ValueError):  # it was traced, so what it names lies on no devices
+        results = unconstrained(function, args)(*arrays)
     return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(results)]
 
 

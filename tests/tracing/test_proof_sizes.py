@@ -78,18 +78,27 @@ def test_shardings_stay_at_smaller_sizes() -> None:
     assert made.largest_relative_difference < 1e-5
 
 
-def test_constraints_over_a_mesh_without_devices_are_traced() -> None:
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "tp"))
+@pytest.mark.parametrize("kind", ["constraints", "jit", "explicit"])
+def test_a_mesh_without_devices_says_where_values_lie(kind: str) -> None:
+    """The function runs without what it says of that, so that it is compared all the same."""
+    types = (jax.sharding.AxisType.Explicit if kind == "explicit" else jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "tp"), axis_types=types)
+    over = [jax.NamedSharding(mesh, jax.P("data", *last)) for last in ((), ("tp",))]
 
     def constrained(x: Any, w: Any) -> Any:
-        return jax.lax.with_sharding_constraint(x @ w, jax.NamedSharding(mesh, jax.P("data", "tp")))
+        def layer(h: Any, w: Any) -> Any:
+            return jax.lax.with_sharding_constraint(jnp.tanh(h @ w), over[1]), None
 
-    made = trace(constrained, (shape(8, 16), shape(16, 8)))
-    assert made.not_compared == (
-        "the function constrains values over an AbstractMesh, which has no devices to run it on"
-    )
-    assert math.isnan(made.largest_relative_difference)
-    assert made.text.count("_{data}") == 1
+        return jax.lax.scan(layer, x, w)[0]
+
+    def resharded(x: Any, w: Any) -> Any:
+        return jax.sharding.reshard(x, over[0]) @ w[0]
+
+    functions = {"constraints": constrained, "jit": jax.jit(constrained, out_shardings=over[0]), "explicit": resharded}
+    made = trace(functions[kind], (shape(8, 16), shape(3, 16, 16)))
+    assert made.not_compared == ""
+    assert made.largest_relative_difference < 1e-5
+    assert "_{data}" in made.text
 
 
 FIXED = """
