@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from shardwright.backends.graph.folding import Fold, folds, used_in
 from shardwright.ir.program import Loop, Statement
@@ -10,8 +11,8 @@ from shardwright.ir.program import Loop, Statement
 MOST_RANKS, MOST_IN_LOOPS = 22, 15
 """Of nodes below each other in one column; loops have what comes before and after them above and below."""
 
-_ABOUT = 0.3
-"""Of a column's ranks: how far from an even division a better place is looked for."""
+_ABOUT = 0.3, 0.5
+"""Of a column's ranks: how far from an even division a better place is looked for, and where there is none any."""
 
 
 def column_starts(body: Sequence[Statement], folded: Mapping[int, Fold], *, in_loop: bool) -> set[int]:
@@ -20,27 +21,28 @@ def column_starts(body: Sequence[Statement], folded: Mapping[int, Fold], *, in_l
     Columns are about equally deep, and begin where few values cross: between attention and feedforward, say, where the
     residual stream alone does.
     """
-    depths = _depths(body, folded)
-    deepest = max(depths, default=0)
+    reached = _reached(body, folded)
+    deepest = max(reached, default=0)
     count = -(-deepest // (MOST_IN_LOOPS if in_loop else MOST_RANKS))
     if count < 2:
         return set()
     crossing, inside = _crossing(body), _inside_folds(body, folded)
-    so_far, reached = 0, list[int]()
-    for depth in depths:
-        so_far = max(so_far, depth)
-        reached.append(so_far)
     starts: set[int] = set()
     for column in range(1, count):
         wanted = column * deepest / count
-        near = [
-            at for at in range(1, len(body))
-            if at not in inside and abs(reached[at - 1] - wanted) <= _ABOUT * deepest / count
-        ]  # fmt: skip
-        if near:
-            best = min(near, key=lambda at: (crossing[at], abs(reached[at - 1] - wanted)))
-            starts.add(id(body[best]))
+        places = [at for at in range(1, len(body)) if at not in inside]
+        for about in _ABOUT:
+            near = [at for at in places if abs(reached[at - 1] - wanted) <= about * deepest / count]
+            if near:
+                best = min(near, key=lambda at: (crossing[at], abs(reached[at - 1] - wanted)))
+                starts.add(id(body[best]))
+                break
     return starts
+
+
+def _reached(body: Sequence[Statement], folded: Mapping[int, Fold]) -> list[int]:
+    """The lowest rank of a statement and those before it."""
+    return list(accumulate(_depths(body, folded), max))
 
 
 def _depths(body: Sequence[Statement], folded: Mapping[int, Fold]) -> list[int]:
@@ -61,9 +63,11 @@ def _depths(body: Sequence[Statement], folded: Mapping[int, Fold]) -> list[int]:
 
 
 def _height(loop: Loop) -> int:
-    """The nodes below each other in a loop, with those of what it carries."""
-    deepest = max(_depths(loop.body, folds(loop.body)), default=0)
-    return 2 + -(-deepest // max(1, -(-deepest // MOST_IN_LOOPS)))
+    """The nodes below each other in a loop, with those of what it carries and its title."""
+    folded = folds(loop.body)
+    reached, starts = _reached(loop.body, folded), column_starts(loop.body, folded, in_loop=True)
+    ends = [0, *(reached[at - 1] for at, one in enumerate(loop.body) if id(one) in starts), *reached[-1:]]
+    return 3 + max((end - start for start, end in pairwise(ends)), default=0)
 
 
 def _crossing(body: Sequence[Statement]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.backends.graph.annotations import Annotations
 from shardwright.backends.graph.functions import FunctionDrawer, Picture, tip
 from shardwright.backends.graph.labels import escaped, font
+from shardwright.backends.graph.layout import FUNCTION
 from shardwright.backends.graph.legend import head_label
 from shardwright.backends.graph.palette import FONT, INK, LINE
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, nearest
@@ -95,4 +96,5 @@ def _func_style(func: Func) -> dict[str, str]:
         "fillcolor": "#fbfcfd",
         "color": "#cbd2d9",
         "margin": "14",
+        "class": FUNCTION,
     }

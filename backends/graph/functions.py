@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from shardwright.backends.graph.annotations import Annotation, Annotations, annotation_of, heat_colour, together
@@ -26,6 +27,7 @@ from shardwright.backends.graph.labels import (
     type_label,
     value_label,
 )
+from shardwright.backends.graph.layout import LOOP, PART, RETURN
 from shardwright.backends.graph.legend import Tally
 from shardwright.backends.graph.palette import (
     CARRIED,
@@ -111,6 +113,8 @@ class _Origin:
     definition: tuple[str, ...] = ()
     at: int = 0
     again: Callable[[], str] | None = None
+    outer: _Origin | None = None
+    """Where it comes from outside the loop, of a value that goes into one."""
 
 
 class FunctionDrawer:
@@ -125,13 +129,17 @@ class FunctionDrawer:
         self.drawn: set[tuple[str, str, str]] = set()
         self.used = {*func.returns, *(name for statement, _ in func.walk() for name in reads(statement))}
         self.clusters: list[Any] = []
+        self.loops: list[int] = []
+        """Which of the clusters being drawn are loops."""
         self.homes: dict[str, tuple[Any, ...]] = {}
-        self.columns = 0
-        """How many columns are being drawn, one inside the other."""
 
     def draw(self, cluster: Any) -> None:
         """Nodes go into `cluster` or, for the body of a loop, into one inside it; so do the edges between them."""
         self.clusters.append(cluster)
+        scope = Scope.of(self.program, self.func)
+        self.block(self.func.body, scope, 1, self.inputs, partial(self.results, scope))
+
+    def inputs(self) -> None:
         first: dict[str, int] = {}
         for number, (statement, _) in enumerate(self.func.walk()):
             for name in reads(statement):
@@ -139,8 +147,8 @@ class FunctionDrawer:
         for value in self.func.params:
             if first.get(value.name, 0) < _FAR_SOURCE:  # others stand beside their first use
                 self.origins[value.name] = self.source_node(value, INPUT, "input")
-        scope = Scope.of(self.program, self.func)
-        self.block(self.func.body, scope, 1)
+
+    def results(self, scope: Scope) -> None:
         for name, kind in zip(self.func.returns, self.func.results, strict=True):
             lines = ["returned", f"{name}: {kind}", *tooltip_of(kind, self.mesh)]
             label = f"{font('return', size=9, colour=FAINT)} <B>{escaped(name)}</B><BR/>{self.typed(kind)}"
@@ -149,35 +157,48 @@ class FunctionDrawer:
 
     # ------------------------------------------------------------ statements
 
-    def block(self, body: tuple[Statement, ...], scope: Scope, trips: int) -> None:
+    def block(
+        self,
+        body: tuple[Statement, ...],
+        scope: Scope,
+        trips: int,
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> None:
+        """The statements of a block, between what begins it and what ends it, in parts where it is tall."""
         folded = folds(body) if self.picture.folded else {}
         starts = column_starts(body, folded, in_loop=len(scope.loops) > 0)
-        part = 0
+        part, parts, whole = 1, len(starts) + 1, self.clusters[-1]
         with ExitStack() as column:
+            if starts:
+                self.begin_part(column, f"part 1 of {parts}")
+            before()
             for statement in body:
-                if id(statement) in starts or (starts and part == 0):
+                if id(statement) in starts:
                     column.close()
-                    if part:
-                        self.origins = {name: replace(origin, at=_ABOVE) for name, origin in self.origins.items()}
+                    self.origins = {name: self.from_above(origin, whole) for name, origin in self.origins.items()}
                     part += 1
-                    self.begin_column(column, f"part {part} of {len(starts) + 1}")
+                    self.begin_part(column, f"part {part} of {parts}")
                 self.statement(statement, folded, scope, trips)
+            after()
 
-    def begin_column(self, column: ExitStack, label: str) -> None:
-        """Begins a column: what follows stands together, with weights and state among it. Values of parts before it
+    def from_above(self, origin: _Origin, whole: Any) -> _Origin:
+        """An origin in the next part of a block: what is from outside the block goes into each part by itself."""
+        while origin.outer is not None and whole in self.homes[origin.node]:
+            origin = origin.outer
+        return replace(origin, at=_ABOVE) if whole in self.homes[origin.node] else origin
+
+    def begin_part(self, column: ExitStack, label: str) -> None:
+        """Begins a part: what follows stands together, with weights and state among it. Values of parts before it
         have their nodes drawn once more, or their names."""
         self.picture.n_clusters += 1
         name = f"cluster_c{self.picture.n_clusters}"
         cluster = column.enter_context(self.clusters[-1].subgraph(name=name))
         shown = {"style": "rounded,filled", "fillcolor": "#ffffff90", "color": "#cbd2d9", "margin": "8"}
-        cluster.attr(label=f"<{font(label, size=9, colour=FAINT)}>", labeljust="l", tooltip=" ", **shown)
+        label = f"<{font(label, size=9, colour=FAINT)}>"
+        cluster.attr(label=label, labeljust="l", tooltip=" ", **shown, **{"class": PART})
         self.clusters.append(cluster)
-        self.columns += 1
-        column.callback(self.end_column)
-
-    def end_column(self) -> None:
-        self.clusters.pop()
-        self.columns -= 1
+        column.callback(self.clusters.pop)
 
     def statement(self, statement: Statement, folded: Mapping[int, Fold], scope: Scope, trips: int) -> None:
         match statement:
@@ -274,11 +295,12 @@ class FunctionDrawer:
     def loop(self, statement: Loop, scope: Scope, trips: int) -> None:
         count = self.program.sizes(self.func)[statement.dim]
         index = f" as {statement.index}" if statement.index else ""
-        outer, before = dict(self.origins), dict(self.origins)
+        before = dict(self.origins)
         inside = scope.inside(statement)
+        initials = [self.near_origin(carry.initial, scope) for carry in statement.carries]
         self.picture.n_clusters += 1
-        carried: list[str] = []
         with self.clusters[-1].subgraph(name=f"cluster_l{self.picture.n_clusters}") as body:
+            self.loops.append(len(self.clusters))
             self.clusters.append(body)
             head = f"loop[{statement.dim}{index}] × {count}"
             body.attr(
@@ -289,34 +311,49 @@ class FunctionDrawer:
                 fillcolor="#f4f2fd",
                 color="#b9aff0",
                 margin="12",
+                **{"class": LOOP},
             )
-            for carry in statement.carries:
-                label = f"{font('carried', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
-                label += f"<BR/>{self.typed(carry.value.type)}"
-                kind = carry.value.type
-                lines = [f"carried: {carry.value.name}: {kind}", *tooltip_of(kind, self.mesh)]
-                node = self.node(CARRIED, label, lines)
-                self.edge(carry.initial, node, scope)
-                self.origins[carry.value.name] = _Origin(node, carry.value.name, carry.value.marking, True)
-                carried.append(node)
-            if statement.index is not None:
-                self.index(statement)
-            self.block(statement.body, inside, trips * count)
-            ends: list[str] = []
-            for carry, following in zip(statement.carries, statement.following, strict=True):
-                label = f"{font('next', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
-                lines = [f"next {carry.value.name} is {following}", *tooltip_of(carry.value.type, self.mesh)]
-                node = self.node(CARRIED, label, lines)
-                self.edge(following, node, inside)
-                ends.append(node)
+            carried, ends = list[str](), list[str]()
+            self.block(
+                statement.body,
+                inside,
+                trips * count,
+                partial(self.carried, statement, initials, scope, carried),
+                partial(self.following, statement, inside, ends),
+            )
             for start, end in zip(carried, ends, strict=True):
                 style = {"style": "dashed", "color": LOOP_EDGE, "constraint": "false", "penwidth": "1.2"}
-                body.edge(end, start, tooltip="to the next trip", **style)
+                body.edge(end, start, tooltip="to the next trip", **style, **{"class": RETURN})
             self.clusters.pop()
-        changed = {name: o for name, o in self.origins.items() if name in self.program.state_names}
-        self.origins = {**before, **{name: o for name, o in changed.items() if outer.get(name) != o}}
+            self.loops.pop()
+        # A state that was set inside is drawn anew where it is used next, as other state is.
+        changed = {name for name, origin in self.origins.items() if before.get(name) != origin}
+        self.origins = {n: o for n, o in before.items() if n not in changed or n not in self.program.state_names}
         for value, end in zip(statement.results, ends, strict=True):
             self.origins[value.name] = _Origin(end, value.name, value.marking, False, self.definition(statement))
+
+    def carried(self, statement: Loop, initials: Sequence[_Origin], scope: Scope, made: list[str]) -> None:
+        """The nodes of the values that a loop begins a trip with."""
+        for carry, initial in zip(statement.carries, initials, strict=True):
+            label = f"{font('carried', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
+            label += f"<BR/>{self.typed(carry.value.type)}"
+            kind = carry.value.type
+            lines = [f"carried: {carry.value.name}: {kind}", *tooltip_of(kind, self.mesh)]
+            node = self.node(CARRIED, label, lines)
+            self.join(initial, carry.initial, node, scope)
+            self.origins[carry.value.name] = _Origin(node, carry.value.name, carry.value.marking, True)
+            made.append(node)
+        if statement.index is not None:
+            self.index(statement)
+
+    def following(self, statement: Loop, inside: Scope, made: list[str]) -> None:
+        """The nodes of the values that the next trip begins with."""
+        for carry, following in zip(statement.carries, statement.following, strict=True):
+            label = f"{font('next', size=9, colour=LOOP_EDGE)} <B>{escaped(carry.value.name)}</B>"
+            lines = [f"next {carry.value.name} is {following}", *tooltip_of(carry.value.type, self.mesh)]
+            node = self.node(CARRIED, label, lines)
+            self.edge(following, node, inside)
+            made.append(node)
 
     def index(self, statement: Loop) -> None:
         value = index_value(statement)
@@ -363,22 +400,37 @@ class FunctionDrawer:
         lines = [f"{what} {value.name}: {value.type}", *tooltip_of(value.type, self.mesh), *self.line(value.span, "")]
 
         def again() -> str:
-            return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{self.typed(value.type)}", lines, outside=True)
+            return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{self.typed(value.type)}", lines)
 
         return _Origin(again(), value.name, value.marking, True, at=self.picture.n_nodes, again=again)
 
-    def near_origin(self, name: str) -> _Origin:
-        """Where an edge to the node being drawn starts: the value's node, or a repetition where that is far."""
+    def near_origin(self, name: str, scope: Scope) -> _Origin:
+        """Where an edge to the node being drawn starts: the value's node, or a repetition where that is far. Into loops
+        that it is not in a source is repeated, too, and a computed value goes by a node of its own."""
         origin = self.origin(name)
+        outside = [at for at in self.loops if self.clusters[at] not in self.homes[origin.node]]
         far = self.picture.n_nodes - origin.at > (_FAR_SOURCE if origin.again else _FAR)
-        if far and origin.again:
+        if origin.again and (far or outside):
             origin = replace(origin, node=origin.again(), at=self.picture.n_nodes)
         elif far and origin.at:
             label = font(f"↑ {escaped(shortened(name))}", size=9)
             node = self.node(SMALL, label, [f"{name}, from above", *origin.definition])
             origin = replace(origin, node=node, labelled=False)
+        else:
+            for at in outside:
+                origin = self.entry(name, origin, at, scope)
         self.origins[name] = origin if origin.again else replace(origin, at=self.picture.n_nodes)
         return self.origins[name]
+
+    def entry(self, name: str, origin: _Origin, loop: int, scope: Scope) -> _Origin:
+        """The node at which a value that is not carried goes into a loop."""
+        ends = min((at for at in self.loops if at > loop), default=len(self.clusters))
+        inner = self.clusters[ends:]
+        del self.clusters[ends:]
+        node = self.node(SMALL, font(f"↓ {escaped(shortened(name))}", size=9), [f"{name}, from outside the loop"])
+        self.join(origin, name, node, scope)
+        self.clusters += inner
+        return replace(origin, node=node, labelled=True, outer=origin)
 
     def node(
         self,
@@ -388,13 +440,11 @@ class FunctionDrawer:
         annotation: Annotation | None = None,
         *,
         tallied: bool = False,
-        outside: bool = False,
     ) -> str:
-        """A node in the cluster being drawn, or `outside` all loops; its name."""
+        """A node in the cluster being drawn; its name."""
         if not tallied:
             self.picture.tally.count(look)
-        home = self.clusters[:1] if outside and not self.columns else self.clusters
-        name = self.fresh(home)
+        name = self.fresh(self.clusters)
         fill, line, text, width = look.fill, look.line, look.text, look.width
         if annotation is not None:
             if annotation.text:
@@ -407,7 +457,7 @@ class FunctionDrawer:
                     line, width = heat, 3.5
                 else:
                     fill = heat
-        home[-1].node(
+        self.clusters[-1].node(
             name,
             label=f"<{label}>",
             tooltip=tip(lines),
@@ -422,8 +472,12 @@ class FunctionDrawer:
         return name
 
     def edge(self, name: str, node: str, scope: Scope) -> None:
-        """An edge to a use of a value: its first has the whole label, further ones only the name."""
-        origin, kind = self.near_origin(name), scope.type_of(name)
+        """An edge to a use of a value."""
+        self.join(self.near_origin(name, scope), name, node, scope)
+
+    def join(self, origin: _Origin, name: str, node: str, scope: Scope) -> None:
+        """An edge from where a value comes from: its first has the whole label, further ones only the name."""
+        kind = scope.type_of(name)
         sliced = origin.labelled and _definition_type(self, name, scope) != kind
         key = (origin.node, name, str(kind))
         again = key in self.drawn
@@ -439,15 +493,15 @@ class FunctionDrawer:
             tally = self.picture.tally
             tally.demanded = tally.demanded or marking is Marking.DEMANDED
             tally.found = tally.found or marking is not Marking.DEMANDED
-        partial = isinstance(kind.partial, Partial)
-        self.picture.tally.partial = self.picture.tally.partial or partial
+        summed = isinstance(kind.partial, Partial)
+        self.picture.tally.partial = self.picture.tally.partial or summed
         demanded = marking is Marking.DEMANDED
         shown = tip([f"{name}: {kind}", *tooltip_of(kind, self.mesh), *origin.definition[:2]])
         self.common_cluster(origin.node, node).edge(
             origin.node,
             node,
             **({"label": f"<&nbsp;{label}&nbsp;>"} if label else {}),
-            color=PARTIAL if partial else self.colour(name, demanded),
+            color=PARTIAL if summed else self.colour(name, demanded),
             penwidth="1.5" if demanded else "0.9",
             tooltip=shown,
             labeltooltip=shown,

@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shardwright.backends.graph.fonts import fonts
 from shardwright.ir.diagnostics import fault
@@ -18,9 +18,6 @@ FORMATS = ("svg", "png", "pdf", "dot", "html")
 _PNG_DPI = 144
 _WIDEST_PNG = 30_000.0
 """Pixels; cairo draws no image of more than 32767."""
-
-_SURELY_FITS = 60_000
-"""Characters of DOT; the picture of less is not that large, so it need not be laid out to know its size."""
 
 
 def render(dot_text: str, fmt: str) -> bytes:
@@ -39,10 +36,8 @@ def render(dot_text: str, fmt: str) -> bytes:
         from shardwright.backends.graph.svg import with_tooltips
 
         return page(with_tooltips(_graphviz(dot_text, "svg"))).encode()
-    if fmt == "png":
-        return _graphviz(dot_text, "png", dpi=_dpi(dot_text))
-    if fmt == "pdf":
-        return _graphviz(dot_text, "pdf")
+    if fmt in ("png", "pdf"):
+        return _graphviz(dot_text, fmt)
     raise fault("picture-format", f"there is no picture format {fmt!r}", *_formats())
 
 
@@ -52,14 +47,15 @@ def _formats() -> tuple[Any, str]:
     return NOWHERE, f"the formats are {', '.join(FORMATS)}"
 
 
-def _graphviz(dot_text: str, fmt: str, dpi: int | None = None) -> bytes:
-    with fonts(), _quiet():
-        import pygraphviz
+def _graphviz(dot_text: str, fmt: str) -> bytes:
+    from shardwright.backends.graph.layout import arranged
 
-        graph = cast("Any", pygraphviz).AGraph(string=dot_text)
-        if dpi is not None:
-            graph.graph_attr["dpi"] = str(dpi)
-        drawn: bytes = graph.draw(format=fmt, prog="dot")
+    with fonts(), _quiet():
+        graph = arranged(dot_text)
+        if fmt == "png":
+            longest = max(float(part) for part in graph.graph_attr["bb"].split(","))
+            graph.graph_attr["dpi"] = str(max(24, min(_PNG_DPI, int(_WIDEST_PNG * 72 / max(longest, 1.0)))))
+        drawn: bytes = graph.draw(format=fmt, prog="nop2")
     return drawn
 
 
@@ -83,13 +79,3 @@ def _quiet() -> Generator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-
-
-def _dpi(dot_text: str) -> int:
-    """Dots per inch for a PNG, fewer where the picture would be larger than can be drawn."""
-    from shardwright.backends.graph.svg import size_in_points
-
-    if len(dot_text) < _SURELY_FITS:
-        return _PNG_DPI
-    longest = max(size_in_points(_graphviz(dot_text, "svg")))
-    return max(24, min(_PNG_DPI, int(_WIDEST_PNG * 72 / max(longest, 1.0))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree as ET
 
 _SVG = "http://www.w3.org/2000/svg"
@@ -57,9 +56,3 @@ def _retitle(group: ET.Element, kind: str) -> None:
             title.text = tip
         else:
             group.remove(title)
-
-
-def size_in_points(svg: bytes) -> tuple[float, float]:
-    """The width and the height of a picture."""
-    found = re.search(rb'<svg width="([0-9.]+)pt" height="([0-9.]+)pt"', svg)
-    return (float(found[1]), float(found[2])) if found else (0.0, 0.0)
