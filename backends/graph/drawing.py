@@ -101,7 +101,7 @@ def draw(
     if value is not None:
         from shardwright.backends.graph.blocks import draw_blocks, frames_of
 
-        drawing = Drawing("", partial(draw_blocks, program, *frames_of(program, value, func)))
+        drawing = Drawing("", partial(draw_blocks, program, frames_of(program, value, func)))
     elif timeline:
         from shardwright.backends.timeline.gantt import draw as draw_timeline
 

@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--value",
         metavar="VALUE",
-        help="in place of the graph, what each chip holds of this value, before a movement and after",
+        help="in place of the graph, what each chip holds of this value, before, within and after a movement",
     )
     parser.add_argument("--shapes", action="store_true", help="the shapes that a chip holds, in the labels")
     parser.add_argument(
@@ -114,8 +114,8 @@ def execute(args: argparse.Namespace) -> int:
         from shardwright.backends.graph.blocks import draw_blocks, frames_of
 
         with located(source):
-            frames, func = frames_of(program, args.value, args.func)
-        write_output(args.output, draw_blocks(program, frames, func, args.output.rpartition(".")[2]))
+            frames = frames_of(program, args.value, args.func)
+        write_output(args.output, draw_blocks(program, frames, args.output.rpartition(".")[2]))
         return 0
     if args.timeline:
         from shardwright.backends.graph.drawing import timeline_of

@@ -51,10 +51,10 @@ def test_blocks_are_those_of_the_simulator(seed: int) -> None:
 
 def test_a_movement_is_shown_before_and_after() -> None:
     program = explicit(load(str(BLOCK), **SMALL))
-    frames, func = frames_of(program, "gate")
+    frames = frames_of(program, "gate")
     assert [frame.title for frame in frames] == ["gate_partial, before reduce_scatter[x -> F]", "gate"]
     assert [str(frame.type) for frame in frames] == ["bf16 BLF_yz(partialsum-x)", "bf16 BLF_xyz"]
-    picture = draw_blocks(program, frames, func, "svg").decode()
+    picture = draw_blocks(program, frames, "svg").decode()
     assert "one of 4 blocks, 2 addends of each" in picture
     assert "one of 8 blocks" in picture
     assert "in each cell B runs down and F runs to the right" in picture
@@ -62,8 +62,8 @@ def test_a_movement_is_shown_before_and_after() -> None:
 
 def test_a_weight_is_shown_as_it_lies() -> None:
     program = explicit(load(str(BLOCK), **SMALL))
-    frames, func = frames_of(program, "wk")
-    picture = draw_blocks(program, frames, func, "svg").decode()
+    frames = frames_of(program, "wk")
+    picture = draw_blocks(program, frames, "svg").decode()
     assert "wk: bf16 E_xD" in picture
     assert "a chip holds 32 × 16, 1 KiB: one of 2 blocks, 4 copies" in picture
 
@@ -71,7 +71,7 @@ def test_a_weight_is_shown_as_it_lies() -> None:
 def test_numbers_and_what_is_whole() -> None:
     program = explicit(load(Source("f", "mesh x=2\ndim B=4\n\nfunc f(a: f32, b: f32 B) -> f32 B {\n  return b\n}\n")))
     for name, said in (("a", "a chip holds scalar"), ("b", "a chip holds 4, 16 B: all of it, 2 copies")):
-        assert said in draw_blocks(program, *frames_of(program, name), "svg").decode()
+        assert said in draw_blocks(program, frames_of(program, name), "svg").decode()
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
