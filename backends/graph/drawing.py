@@ -20,22 +20,32 @@ if TYPE_CHECKING:
     from shardwright.cost.constants import Constants
     from shardwright.cost.program_cost import Cost
 
-__all__ = ["FORMATS", "Drawing", "draw"]
+__all__ = ["FORMATS", "OF_TIMELINES", "Drawing", "draw", "draw_timeline"]
+
+OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
+"""What a timeline can be written as."""
 
 
 class Drawing:
     """A picture of a program. Notebooks show it as it is; `save` writes it. `dot` is the text of a graph, "" where the
     picture is of a value's blocks or of time."""
 
-    def __init__(self, dot: str, drawn: Callable[[str], bytes] | None = None) -> None:
+    def __init__(
+        self, dot: str, drawn: Callable[[str], str | bytes] | None = None, formats: Sequence[str] = FORMATS
+    ) -> None:
         self.dot = dot
         self._drawn = drawn or partial(render, dot)
-        self._formats = FORMATS if drawn is None else ("svg", "png", "pdf")
+        self._formats = formats
+
+    def rendered(self, fmt: str) -> bytes:
+        """The picture in a format. Raises a `DiagnosticError` where it has none such."""
+        data = self._drawn(fmt)
+        return data.encode() if isinstance(data, str) else data
 
     @cached_property
     def svg(self) -> str:
         """The picture as SVG, with tooltips."""
-        return self._drawn("svg").decode()
+        return self.rendered("svg").decode()
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -53,19 +63,21 @@ class Drawing:
         return f"Drawing({self.dot.count(chr(10))} lines of DOT)" if self.dot else "Drawing()"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture in the format that the file's suffix names: svg, png or pdf, of a graph also dot or html.
+        """Write the picture in the format that the file's suffix names: svg, png or pdf, of a graph also dot or html,
+        of time also trace.json.
 
         The file appears complete or not at all. Raises a `DiagnosticError` for another suffix.
         """
-        data = self._drawn(format_of(path, self._formats))
+        data = self.rendered(format_of(path, self._formats))
         with whole_file(path) as file:
             file.write(data)
 
 
 def format_of(path: str | os.PathLike[str], formats: Sequence[str] = FORMATS) -> str:
     """The format that a file's suffix names. Raises a `DiagnosticError` where it names none of these."""
-    suffix = Path(path).suffix.removeprefix(".").lower()
-    if suffix not in formats:
+    name = Path(path).name.lower()
+    suffix = next((suffix for suffix in formats if name.endswith(f".{suffix}")), None)
+    if suffix is None:
         name = os.fspath(path)
         raise fault(
             "picture-format",
@@ -87,38 +99,60 @@ def draw(
     folded: bool = True,
     shapes: bool = False,
     chip: str = "",
+    constants: Constants | None = None,
     value: str | None = None,
     timeline: bool = False,
+    window: tuple[float, float] | None = None,
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
-    With `chip` operations have their share of the predicted time on it. In place of the graph, of an explicit program:
-    with `value` which chip holds what of that value, with `timeline` when a call on `chip` computes and communicates.
-    The other arguments are those of `to_dot`. Raises a `DiagnosticError` for an unknown function, value or suffix.
+    With `chip` operations have their share of the predicted time on it, by `constants` where they are not the chip's
+    own. In place of the graph, of an explicit program: with `value` which chip holds what of that value, with
+    `timeline` when a call on `chip` computes and communicates, in all or in the seconds of `window`. The other
+    arguments are those of `to_dot`. Raises a `DiagnosticError` for an unknown function, value or suffix.
     """
     if path is not None:
-        format_of(path)
+        format_of(path, OF_TIMELINES if timeline else FORMATS)
     if value is not None:
         from shardwright.backends.graph.blocks import draw_blocks, frames_of
 
-        drawing = Drawing("", partial(draw_blocks, program, frames_of(program, value, func)))
+        drawing = Drawing("", partial(draw_blocks, program, frames_of(program, value, func)), ("svg", "png", "pdf"))
     elif timeline:
-        from shardwright.backends.timeline.gantt import draw as draw_timeline
-
-        drawing = Drawing("", partial(draw_timeline, timeline_of(program, func, chip)))
+        drawing = draw_timeline(timeline_of(program, func, chip, constants), window)
     else:
         if chip and annotations is None:
             from shardwright.backends.graph.annotations import of_costs
 
-            annotations = of_costs([_cost(program, one, chip) for one in program.funcs if func in (None, one.name)])
-        drawing = Drawing(
-            to_dot(
-                program, source=source, func=func, title=title, annotations=annotations, folded=folded, shapes=shapes
-            )
-        )
+            costed = [one for one in program.funcs if func in (None, one.name)]
+            annotations = of_costs([_cost(program, one, chip, constants) for one in costed])
+        text = partial(to_dot, program, source=source, func=func, title=title, annotations=annotations, shapes=shapes)
+        drawing = Drawing(dot := text(folded=folded))
+        if folded:
+            drawing = Drawing(dot, partial(_graph, dot, text))
     if path is not None:
         drawing.save(path)
     return drawing
+
+
+def _graph(dot: str, text: Callable[..., str], fmt: str) -> bytes:
+    """A graph with its folds; the page has it with every fold open, too."""
+    if fmt != "html":
+        return render(dot, fmt)
+    from shardwright.backends.graph.page import page
+
+    return page(render(dot, "svg").decode(), opened=render(text(folded=False), "svg").decode()).encode()
+
+
+def draw_timeline(timeline: Timeline, window: tuple[float, float] | None = None) -> Drawing:
+    """The picture of a timeline, or its trace for Perfetto."""
+
+    def drawn(fmt: str) -> str | bytes:
+        from shardwright.backends.timeline.gantt import draw as draw_course
+        from shardwright.backends.timeline.perfetto import to_trace
+
+        return to_trace(timeline) if fmt == "trace.json" else draw_course(timeline, fmt, window)
+
+    return Drawing("", drawn, OF_TIMELINES)
 
 
 def timeline_of(program: Program, name: str | None, chip: str, constants: Constants | None = None) -> Timeline:

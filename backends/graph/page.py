@@ -56,13 +56,14 @@ svg.addEventListener('pointerover',function(e){if(held||drag&&drag.far)return;va
 if(g)light(g,false);else clear();});
 svg.addEventListener('pointerleave',function(){if(!held)clear();});
 svg.addEventListener('click',function(e){if(drag&&drag.far)return;var g=target(e);
-if(g&&g!==held){held=g;light(g,true);}else{held=null;clear();}});
+if(g&&g!==held){hold(g);light(g,true);}else{hold(null);clear();}});
+function hold(g){if(held)held.classList.remove('held');held=g;if(g)g.classList.add('held');}
 box.querySelector('.in').onclick=function(){zoom(0.8,view[0]+view[2]/2,view[1]+view[3]/2);};
 box.querySelector('.out').onclick=function(){zoom(1.25,view[0]+view[2]/2,view[1]+view[3]/2);};
 box.querySelector('.fit').onclick=fit;
 function area(g){var b=g.getBBox(),m=svg.getScreenCTM().inverse().multiply(g.getScreenCTM());
 var p=svg.createSVGPoint();p.x=b.x;p.y=b.y;p=p.matrixTransform(m);return {x:p.x,y:p.y,w:b.width*m.a,h:b.height*m.d};}
-box.shardwright={fit:fit,choose:function(g){held=g;if(g)light(g,true);else clear();},
+box.shardwright={fit:fit,choose:function(g){hold(g);if(g)light(g,true);else clear();},
 centre:function(g){var a=area(g);view[0]=a.x+a.w/2-view[2]/2;view[1]=a.y+a.h/2-view[3]/2;show();},
 frame:function(g){var a=area(g),r=svg.clientWidth/svg.clientHeight,w=Math.max(a.w,a.h*r)*1.05;
 view=[a.x+a.w/2-w/2,a.y+a.h/2-w/r/2,w,w/r];show();},
@@ -85,8 +86,9 @@ def fragment(svg: str, height: str = "560px") -> str:
     )
 
 
-def page(svg: str, title: str = "Shardwright") -> str:
+def page(svg: str, title: str = "Shardwright", opened: str | None = None) -> str:
     """A whole page with the picture: beside it a search, its functions, its collectives by bytes or time, and what
-    stands behind the node at the pointer."""
+    stands behind the node at the pointer. `opened` is the same picture with every fold open, to change over to."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return template.replace("TITLE", escape(title), 1).replace("PICTURE", fragment(svg, "100vh").rstrip(), 1)
+    pictures = "".join(fragment(one, "100vh").rstrip() for one in (svg, opened) if one is not None)
+    return template.replace("TITLE", escape(title), 1).replace("PICTURE", pictures, 1)

@@ -18,11 +18,7 @@ from shardwright.cli.options import (
 if TYPE_CHECKING:
     import argparse
 
-    from shardwright.backends.graph import Annotation
-    from shardwright.backends.timeline.record import Timeline
     from shardwright.cli.options import Subparsers
-    from shardwright.ir.diagnostics import Source
-    from shardwright.ir.program import Program
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
 OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
@@ -97,57 +93,32 @@ def _fits_the_file(args: argparse.Namespace) -> str | None:
 
 def execute(args: argparse.Namespace) -> int:
     """Draws the program with every layout chosen and every movement a node, unless `--passes` says otherwise."""
-    from pathlib import Path
-
-    from shardwright.backends.graph import render, to_dot
+    from shardwright.backends.graph.drawing import FORMATS, draw, draw_timeline, format_of
     from shardwright.cli.output import load_program, read_program, write_output
     from shardwright.ir.diagnostics import located
 
     source = read_program(args.file)
+    fmt = format_of(args.output, (*FORMATS, "trace.json"))
     if args.file.endswith(".json"):
         from shardwright.backends.timeline.record import read_timeline
 
-        write_output(args.output, _drawn(args, source, read_timeline(source)))
-        return 0
-    program = load_program(args, source)
-    if args.value:
-        from shardwright.backends.graph.blocks import draw_blocks, frames_of
-
+        drawing = draw_timeline(read_timeline(source), args.window)
+    else:
+        program = load_program(args, source)
+        priced = args.cost or args.timeline
         with located(source):
-            frames = frames_of(program, args.value, args.func)
-        write_output(args.output, draw_blocks(program, frames, args.output.rpartition(".")[2]))
-        return 0
-    if args.timeline:
-        from shardwright.backends.graph.drawing import timeline_of
-
-        with located(source):
-            timeline = timeline_of(program, args.func, args.chip, chip_and_constants(args)[1])
-        write_output(args.output, _drawn(args, source, timeline))
-        return 0
+            drawing = draw(
+                program,
+                source=source,
+                func=args.func,
+                folded=not args.unfold,
+                shapes=args.shapes,
+                chip=args.chip if priced else "",
+                constants=chip_and_constants(args)[1] if priced else None,
+                value=args.value,
+                timeline=args.timeline,
+                window=args.window,
+            )
     with located(source):
-        annotations = _costs(args, program) if args.cost else None
-        dot = to_dot(
-            program, source=source, func=args.func, annotations=annotations, folded=not args.unfold, shapes=args.shapes
-        )
-    write_output(args.output, render(dot, Path(args.output).suffix.removeprefix(".")))
+        write_output(args.output, drawing.rendered(fmt))
     return 0
-
-
-def _drawn(args: argparse.Namespace, source: Source, timeline: Timeline) -> str | bytes:
-    from shardwright.backends.timeline.gantt import draw
-    from shardwright.backends.timeline.perfetto import to_trace
-    from shardwright.ir.diagnostics import located
-
-    if args.output.endswith(".trace.json"):
-        return to_trace(timeline)
-    with located(source):
-        return draw(timeline, args.output.rpartition(".")[2], args.window)
-
-
-def _costs(args: argparse.Namespace, program: Program) -> dict[str, Annotation]:
-    from shardwright.backends.graph.annotations import of_costs
-    from shardwright.cost.program_cost import cost_of
-
-    chip, constants = chip_and_constants(args)
-    funcs = [func for func in program.funcs if args.func in (None, func.name)]
-    return of_costs([cost_of(program, func, chip, constants) for func in funcs])

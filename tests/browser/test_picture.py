@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from shardwright.__main__ import main
 
+SHOWN = ".shardwright:not([hidden]) svg"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -56,9 +57,9 @@ def test_collectives_are_sorted_and_found_in_the_picture(opened: Page) -> None:
     times = [seconds(text) for text in opened.locator("#list tbody td:nth-child(2)").all_text_contents()]
     assert times == sorted(times)
     rows.last.click()
-    expect(opened.locator(".shardwright svg")).to_have_class(re.compile("chosen"))
+    expect(opened.locator(SHOWN)).to_have_class(re.compile("chosen"))
     expect(opened.locator("#told")).to_contain_text("bytes per chip")
-    box = opened.locator(".shardwright").bounding_box()
+    box = opened.locator(".shardwright:not([hidden])").bounding_box()
     value = rows.last.locator("td").last.text_content() or ""
     node = opened.locator("g.node.on", has=opened.locator("title", has_text=re.compile(f"^{value}[ :]"))).first
     place = node.bounding_box()
@@ -69,7 +70,7 @@ def test_collectives_are_sorted_and_found_in_the_picture(opened: Page) -> None:
 
 
 def test_search_functions_and_keys(opened: Page) -> None:
-    svg = opened.locator(".shardwright svg")
+    svg = opened.locator(SHOWN)
     before = svg.get_attribute("viewBox")
     opened.locator("#functions button", has_text="decode").click()
     assert svg.get_attribute("viewBox") != before
@@ -88,11 +89,43 @@ def test_search_functions_and_keys(opened: Page) -> None:
     expect(opened.locator("#side")).to_be_hidden()
 
 
+def test_folds_open_and_close(opened: Page) -> None:
+    """All at once by a button or a key, or one by a double click: then what it shows is marked and in sight."""
+    svg = opened.locator(SHOWN)
+    rows, nodes = opened.locator("#list tbody tr").count(), svg.locator("g.node").count()
+    opened.locator("#folds button").click()
+    expect(opened.locator("#folds button")).to_have_text("close them")
+    assert svg.locator("g.node").count() > nodes + 10
+    assert opened.locator("#list tbody tr").count() == rows
+    opened.keyboard.press("o")
+    expect(opened.locator("#folds button")).to_have_text("open every norm and the like")
+    assert svg.locator("g.node").count() == nodes
+    fold = svg.locator("g.node", has_text="layernorm[E, eps=1e-5]").first
+    fold.scroll_into_view_if_needed()
+    statements = (fold.locator("title").text_content() or "").splitlines()
+    fold.dispatch_event("dblclick")
+    expect(opened.locator("#folds button")).to_have_text("close them")
+    marked = svg.locator("g.node.found")
+    assert 1 < marked.count() <= len(statements)
+    box, place = opened.locator(".shardwright:not([hidden])").bounding_box(), marked.first.bounding_box()
+    assert box is not None
+    assert place is not None
+    assert box["x"] <= place["x"] <= box["x"] + box["width"]
+    assert box["y"] <= place["y"] <= box["y"] + box["height"]
+    if folder := os.environ.get("SHARDWRIGHT_SCREENSHOTS"):
+        opened.screenshot(path=f"{folder}/picture_opened.png")
+    marked.first.dispatch_event("dblclick")
+    expect(opened.locator("#told")).to_contain_text(statements[0])
+
+
 def test_text_is_large_enough_to_read_and_dark_is_dark(opened: Page) -> None:
     sizes = opened.eval_on_selector_all(
-        "g.node text", "texts => texts.map(text => text.getBoundingClientRect().height).filter(height => height > 0)"
+        f"{SHOWN} g.node text",
+        "texts => texts.map(text => text.getBoundingClientRect().height).filter(height => height > 0)",
     )
     assert max(sizes) >= 8
+    if folder := os.environ.get("SHARDWRIGHT_SCREENSHOTS"):
+        opened.screenshot(path=f"{folder}/picture_light.png")
     opened.emulate_media(color_scheme="dark")
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
     if folder := os.environ.get("SHARDWRIGHT_SCREENSHOTS"):
