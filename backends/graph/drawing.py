@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from shardwright.ir.program import Func, Program
 from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
-    from shardwright.backends.timeline.record import Timeline
+    from shardwright.backends.timeline.record import Course, Timeline
     from shardwright.cost.constants import Constants
     from shardwright.cost.program_cost import Cost
 
@@ -103,13 +104,15 @@ def draw(
     value: str | None = None,
     timeline: bool = False,
     window: tuple[float, float] | None = None,
+    target: str = "",
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
     With `chip` operations have their share of the predicted time on it, by `constants` where they are not the chip's
     own. In place of the graph, of an explicit program: with `value` which chip holds what of that value, with
-    `timeline` when a call on `chip` computes and communicates, in all or in the seconds of `window`. The other
-    arguments are those of `to_dot`. Raises a `DiagnosticError` for an unknown function, value or suffix.
+    `timeline` when a call on `chip` computes and communicates, in all or in the seconds of `window`, and beneath it
+    what the compiler of a `target` has scheduled. The other arguments are those of `to_dot`. Raises a
+    `DiagnosticError` for an unknown function, value, target or suffix.
     """
     if path is not None:
         format_of(path, OF_TIMELINES if timeline else FORMATS)
@@ -118,7 +121,7 @@ def draw(
 
         drawing = Drawing("", partial(draw_blocks, program, frames_of(program, value, func)), ("svg", "png", "pdf"))
     elif timeline:
-        drawing = draw_timeline(timeline_of(program, func, chip, constants), window)
+        drawing = draw_timeline(timeline_of(program, func, chip, constants, target), window)
     else:
         if chip and annotations is None:
             from shardwright.backends.graph.annotations import of_costs
@@ -155,15 +158,40 @@ def draw_timeline(timeline: Timeline, window: tuple[float, float] | None = None)
     return Drawing("", drawn, OF_TIMELINES)
 
 
-def timeline_of(program: Program, name: str | None, chip: str, constants: Constants | None = None) -> Timeline:
-    """When a call of the function of this name, or of the only one, computes and communicates on a chip."""
+def timeline_of(
+    program: Program, name: str | None, chip: str, constants: Constants | None = None, target: str = ""
+) -> Timeline:
+    """When a call of the function of this name, or of the only one, computes and communicates on a chip, and as the
+    compiler of a target has scheduled it."""
     from shardwright.backends.timeline.predicted import predicted_timeline
 
     found = [func for func in program.funcs if name in (None, func.name)]
     if len(found) != 1:
         names = ", ".join(func.name for func in program.funcs)
         raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
-    return predicted_timeline(program, found[0], _cost(program, found[0], chip, constants))
+    made = predicted_timeline(program, found[0], _cost(program, found[0], chip, constants))
+    return replace(made, scheduled=_scheduled(program, found[0], target, constants)) if target else made
+
+
+def _scheduled(program: Program, func: Func, name: str, constants: Constants | None) -> Course:
+    from shardwright.backends.hlo.module import parse
+    from shardwright.backends.hlo.statements import statement_names
+    from shardwright.backends.jax.emit import emit
+    from shardwright.backends.targets.compilers import MODULE, compile_module
+    from shardwright.backends.targets.names import parse_target
+    from shardwright.backends.timeline.scheduled import scheduled_course
+    from shardwright.cost.topology import topology_of
+
+    target = parse_target(name)
+    if target.chip is None or target.rates is None:
+        raise fault("no-cycles", f"the compiler of {name} does not say how long kernels take", NOWHERE, "TPUs' do")
+    text = emit(program, forms=target.forms)
+    (made,) = compile_module(target, text, program.mesh, [func.name])
+    if made.error is not None:
+        raise made.error
+    topology = topology_of(target.chip, program.mesh)
+    clock, names = target.rates.clock_hz, statement_names(text)
+    return scheduled_course(parse(made.text), topology, constants or target.chip.constants, clock, MODULE, names)
 
 
 def _cost(program: Program, func: Func, chip: str, constants: Constants | None = None) -> Cost:

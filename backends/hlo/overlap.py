@@ -24,16 +24,29 @@ def kernels_beside(module: HloModule) -> dict[str, tuple[str, ...]]:
     return {name: beside for each in module.computations.values() for name, beside in _beside(module, each)}
 
 
+def in_flight(module: HloModule, computation: Computation) -> dict[str, tuple[list[str], str]]:
+    """For each instruction that starts collectives which go on beside others, their names and what takes them up."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for start in computation.instructions.values():
+        names = _starts(module, start)
+        end = _end(module, computation, start) if names else None
+        if end is not None and '"is_sync":true' not in start.attributes:
+            found[start.name] = names, end.name
+    return found
+
+
+def inner_collectives(module: HloModule, instruction: Instruction) -> list[str]:
+    """The collectives that an instruction is, or has in what it calls."""
+    within = (instruction, *_called(module, instruction))
+    return [one.name for one in within if one.opcode.removesuffix("-start") in WORDS]
+
+
 def _beside(module: HloModule, computation: Computation) -> Iterator[tuple[str, tuple[str, ...]]]:
     order = list(computation.instructions.values())
     places = {instruction.name: place for place, instruction in enumerate(order)}
     estimated = any('"estimated_cycles"' in instruction.attributes for instruction in order)
-    for place, start in enumerate(order):
-        names = _starts(module, start)
-        end = _end(module, computation, start) if names else None
-        if end is None or '"is_sync":true' in start.attributes:
-            continue
-        between = order[place + 1 : places[end.name]]
+    for start, (names, end) in in_flight(module, computation).items():
+        between = order[places[start] + 1 : places[end]]
         kernels = tuple(each.name for each in between if _is_kernel(each, estimated))
         yield from ((name, kernels) for name in names)
 

@@ -30,7 +30,8 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin")
 _FORMAT = 1
 """Raised when what is kept changes its form."""
 
-_MODULE = "compiled.py"
+MODULE = "compiled.py"
+"""The name of the emitted module's file in what is compiled of it."""
 _TWO_CORES = ("tpu-v4", "tpu-v5p")
 """Chips of two cores that work as one device."""
 
@@ -160,7 +161,7 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
 def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
         folder = Path(name)
-        parts = (_MODULE, "request.json", "answer.json", "noise", "dumps")
+        parts = (MODULE, "request.json", "answer.json", "noise", "dumps")
         file, asked, answered, noise, dumps = (folder / part for part in parts)
         file.write_text(text, encoding="utf-8")
         asked.write_text(

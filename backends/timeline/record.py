@@ -101,6 +101,8 @@ class Timeline:
     measured: Course | None = None
     capacity: Mapping[str, float] = field(default_factory=dict[str, float])
     processes: tuple[Timeline, ...] = ()
+    scheduled: Course | None = None
+    """Of a compiled program, as the target's compiler has scheduled it; no file has it."""
 
     @property
     def parts(self) -> tuple[Timeline, ...]:
@@ -119,7 +121,7 @@ class Timeline:
     @property
     def courses(self) -> tuple[tuple[str, Course], ...]:
         """The courses there are, with what they are called."""
-        named = (("predicted", self.predicted), ("measured", self.measured))
+        named = (("predicted", self.predicted), ("measured", self.measured), ("as compiled", self.scheduled))
         return tuple((name, course) for name, course in named if course is not None)
 
 

@@ -49,6 +49,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--timeline", action="store_true", help="when a call computes and communicates on --chip, as predicted"
     )
+    parser.add_argument(
+        "--target",
+        metavar="CHIP:SHAPE",
+        help="beside --timeline what the compiler of this target has scheduled; `shardwright targets` lists them",
+    )
     parser.add_argument("--window", type=time_window, metavar="BEGIN:END", help="these seconds of a timeline")
     parser.add_argument("--func", metavar="NAME", help="draw this function alone")
     parser.add_argument(
@@ -62,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_chip(parser, datasheet=True)
     add_choice(parser, chip=False)
     parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
+    parser.check(lambda args: "--target is beside --timeline" if args.target and not args.timeline else None)
     parser.check(lambda args: "--timeline needs --chip" if args.timeline and not args.chip else None)
     add_sizes(parser)
     parser.check(_fits_the_file)
@@ -118,6 +124,7 @@ def execute(args: argparse.Namespace) -> int:
                 value=args.value,
                 timeline=args.timeline,
                 window=args.window,
+                target=args.target or "",
             )
     with located(source):
         write_output(args.output, drawing.rendered(fmt))

@@ -1,0 +1,146 @@
+"""A target's own schedule as a course: a compiled module executed in the order of its text.
+
+Kernels take the cycles that the compiler says of them; collectives take what the cost model says of their axes and
+bytes, since compilers say nothing of links. One that is parted into start and end goes on beside what stands between;
+any other has the chip to itself. Of a loop every trip is executed, until there are so many events that trips which take
+as long as the one before are told together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from shardwright.backends.hlo.collectives import Collective, collectives_of
+from shardwright.backends.hlo.kernels import Kernel, kernels_of
+from shardwright.backends.hlo.module import Computation, HloModule
+from shardwright.backends.hlo.overlap import in_flight, inner_collectives
+from shardwright.backends.hlo.statements import statement_of
+from shardwright.backends.hlo.trips import trips_of
+from shardwright.backends.timeline.record import Course, Entry
+from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.constants import Constants, Demand, times_of
+from shardwright.cost.offloading.simulation import Bound
+from shardwright.cost.topology import Topology
+
+_MOST = 20_000
+"""Events from which trips that are alike are told together."""
+
+
+def scheduled_course(
+    module: HloModule,
+    topology: Topology,
+    constants: Constants,
+    clock_hz: float,
+    file: str = "",
+    names: Mapping[int, str] | None = None,
+) -> Course:
+    """The course of one call of a module that a compiler has scheduled, whose kernels have cycles. `names` are the
+    values that the lines of an emitted `file` define: kernels are called after those that they compute."""
+    run = _Run(
+        module,
+        {
+            kernel.name: _Kernel(_called(kernel, file, names or {}), kernel.cycles / clock_hz)
+            for kernel in kernels_of(module)
+        },
+        {each.name: _priced(each, topology, constants) for each in collectives_of(module)},
+    )
+    run.execute(module.computations[module.entry])
+    return Course(tuple(run.entries), {}, tuple(run.bounds))
+
+
+class _Kernel(NamedTuple):
+    name: str
+    seconds: float
+
+
+def _called(kernel: Kernel, file: str, names: Mapping[int, str]) -> str:
+    found = [place[0] for stack in kernel.stacks if (place := statement_of(stack, file, names)) is not None]
+    return f"{', '.join(dict.fromkeys(found))} ({kernel.name})" if found else kernel.name
+
+
+class _Priced(NamedTuple):
+    name: str
+    links: str
+    seconds: float
+    nbytes: int
+
+
+def _priced(collective: Collective, topology: Topology, constants: Constants) -> _Priced:
+    """A collective as the cost model takes it, which counts what a device has already with what it receives."""
+    mesh = dict(topology.mesh)
+    axes = collective.axes(mesh) or tuple(axis for axis, size in mesh.items() if size > 1)
+    kind, chips = CollectiveKind(collective.op), prod(mesh[axis] for axis in axes)
+    whole = collective.bytes_once
+    if kind is not CollectiveKind.PERMUTE and chips > 1:
+        whole = whole * chips // ((chips - 1) * (2 if kind is CollectiveKind.ALL_REDUCE else 1))
+    latency, transfer = latency_and_transfer(kind, axes, whole, topology)
+    seconds = times_of(Demand(transfer_s=transfer, latency_s=latency, kernels=0), constants).total
+    return _Priced(f"{collective.op} {collective.name}", f"links {''.join(axes)}", seconds, collective.bytes_once)
+
+
+@dataclass
+class _Run:
+    """An execution. `now` is when the device goes on, `free` when the transfers so far on each kind of links end."""
+
+    module: HloModule
+    kernels: Mapping[str, _Kernel]
+    collectives: Mapping[str, _Priced]
+    entries: list[Entry] = field(default_factory=list[Entry])
+    bounds: list[Bound] = field(default_factory=list[Bound])
+    now: float = 0.0
+    free: dict[str, float] = field(default_factory=dict[str, float])
+
+    def execute(self, computation: Computation) -> None:
+        flying = in_flight(self.module, computation)
+        landing: dict[str, list[Entry]] = {}
+        for instruction in computation.instructions.values():
+            self.wait(landing.get(instruction.name, ()))
+            names, end = flying.get(instruction.name, (inner_collectives(self.module, instruction), ""))
+            if instruction.opcode in {"while", "call", "conditional"}:
+                own = trips_of(self.module, computation, instruction) if instruction.opcode == "while" else 1
+                bodies = [
+                    self.module.computations[one] for one in instruction.called if one in self.module.computations
+                ]
+                self.repeat(bodies, own or 1)
+                continue
+            sent = [self.transfer(self.collectives[name]) for name in names if name in self.collectives]
+            if end:
+                landing.setdefault(end, []).extend(sent)
+            else:
+                self.wait(sent)
+            if instruction.name in self.kernels:
+                kernel = self.kernels[instruction.name]
+                self.take(kernel.name, kernel.seconds)
+
+    def repeat(self, bodies: list[Computation], trips: int) -> None:
+        for trip in range(trips):
+            began = self.now
+            for body in bodies:
+                self.execute(body)
+            left = trips - trip - 1
+            if left and len(self.entries) > _MOST:
+                self.take(f"{left} trips like the last", left * (self.now - began))
+                return
+
+    def wait(self, sent: Sequence[Entry]) -> None:
+        """The device goes on when these transfers have ended."""
+        for entry in sent:
+            if entry.end > self.now:
+                self.bounds.append(Bound(self.now, entry.end, entry.resource))
+                self.now = entry.end
+
+    def transfer(self, priced: _Priced) -> Entry:
+        start = max(self.now, self.free.get(priced.links, 0.0))
+        self.free[priced.links] = end = start + priced.seconds
+        made = Entry(len(self.entries), priced.links, priced.name, start, end, priced.nbytes)
+        self.entries.append(made)
+        return made
+
+    def take(self, name: str, seconds: float) -> None:
+        end = self.now + seconds
+        self.entries.append(Entry(len(self.entries), "device", name, self.now, end))
+        self.bounds.append(Bound(self.now, end, "device"))
+        self.now = end
