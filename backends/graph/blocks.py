@@ -33,8 +33,8 @@ _GREY = "#52606d"
 
 @dataclass(frozen=True)
 class Frame:
-    """What chips hold at a moment, and what is said above it: of a value as it lies its `type`, of what goes on within
-    a movement what is held of which `addends` make the whole."""
+    """The parts that chips hold at a moment, of which `addends` make the whole, and what is said above them. Of a value
+    as it lies that has its `type`; of a moment within a movement there is none."""
 
     title: str
     type: TensorType | None
@@ -70,7 +70,8 @@ def _lying(title: str, kind: TensorType, program: Program, func: Func) -> Frame:
 
 
 def _movement(program: Program, func: Func, statement: Statement, last: Frame) -> list[Frame]:
-    """What a movement moves, what it makes, and the steps of a collective between them; nothing for what is none."""
+    """The value that a movement moves, the one that it makes, and the steps of a collective between them; nothing for
+    what is none."""
     if not isinstance(statement, Let) or not isinstance(statement.operation, Movement):
         return []
     operand, mesh, orders = str(statement.operands[0]), program.mesh, orders_in(program, func)
@@ -81,7 +82,11 @@ def _movement(program: Program, func: Func, statement: Statement, last: Frame) -
     first = _lying(f"{operand}, before {head_text(statement.operation)}", kind, program, func)
 
     def regions(of: TensorType) -> Callable[[Chip], Region]:
-        return cache(lambda chip: stretches_of(of, dict(zip(mesh.axes, chip, strict=True)), mesh, orders))
+        @cache
+        def region(chip: Chip) -> Region:
+            return stretches_of(of, dict(zip(mesh.axes, chip, strict=True)), mesh, orders)
+
+        return region
 
     assert last.type is not None
     steps = steps_of(statement.operation, regions(kind), regions(last.type), mesh, MOST_FRAMES) if kind.dims else None
@@ -203,8 +208,8 @@ def _draw_frame(
 
 
 def _windows(frames: Sequence[Frame]) -> dict[Chip, Region]:
-    """What the cell of each chip shows: the whole value or, within a movement, the stretch of each dimension that the
-    chip ever has something of."""
+    """The region that the cell of each chip shows: the whole value or, within a movement, the stretch of each dimension
+    that the chip ever has something of."""
     made: dict[Chip, Region] = {}
     for chip, parts in frames[0].held.items():
         ever = [part.region for frame in frames for part in frame.held[chip]] if len(frames) > 2 else []

@@ -43,8 +43,8 @@ Regions = Callable[[Chip], Region]
 def steps_of(
     operation: Operation, before: Regions, after: Regions, mesh: Mesh, most: int
 ) -> list[tuple[str, Held]] | None:
-    """What chips hold at first and after each step, or after `most` of them, with what is said of it; None for what is
-    no such movement. `before` and `after` are the regions that chips hold of the operand and of the result."""
+    """The parts that chips hold at first and after each step, or after `most` of them, with what is said of it; None
+    for what is no such movement. `before` and `after` are the regions that chips hold of the operand and the result."""
     operation = operation.moves if isinstance(operation, Movement) else operation
     if not isinstance(operation, AllGather | ReduceScatter | AllReduce | AllToAll):
         return None
@@ -95,7 +95,7 @@ class _Ring:
         return {chip: (Part(regions(chip), regions(chip)),) for chip in self.chips}
 
     def cut(self, axes: Sequence[str]) -> Held:
-        """What each chip holds before a reduce-scatter, in the parts that chips will hold."""
+        """The parts that each chip holds before a reduce-scatter, in the parts that chips will hold."""
         return {
             chip: tuple(Part(self.after(owner), self.after(owner)) for owner in self.group(chip, axes))
             for chip in self.chips
