@@ -65,7 +65,8 @@ class CollectiveReport:
 class KernelReport:
     """A kernel with the seconds of one trip: as its compiler estimates them, and as the cost model's rules of shape
     predict them at the rates that the compiler assumes (`backends.targets.estimates`), None where it only lays bytes
-    otherwise. `statements` are the values that it works on, the one of its product first."""
+    otherwise. Of a kernel of the module's own, as attention's is, the compiler estimates nothing. `statements` are the
+    values that it works on, the one of its product first."""
 
     name: str
     trips: int | None
@@ -99,6 +100,7 @@ class FunctionReport:
 
     `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
     `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held.
+    `notes` say what is otherwise where the module runs.
     """
 
     name: str
@@ -112,6 +114,7 @@ class FunctionReport:
     compile_s: float | None = None
     unmade: tuple[str, ...] = ()
     faults: tuple[FaultReport, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes_received(self) -> int:
@@ -171,6 +174,11 @@ class FunctionReport:
         if timed:
             total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
             lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
+        own = [k for k in self.kernels if k.estimated_s is None and k.predicted_s is not None]
+        if own:
+            total = sum((k.predicted_s or 0.0) * (k.trips or 1) for k in own)
+            lines.append(f"  kernels of its own: {len(own)}, {total * 1e3:.4g} ms by their products and bytes")
+        lines.extend(f"  {note}" for note in self.notes)
         return "\n".join(lines)
 
 
@@ -406,9 +414,25 @@ def _explain_text_of_module(
     names = statement_names(text)
     return Explanation(
         wanted.name,
-        tuple(_report(func, parse(func.text), mesh, wanted, names, file) for func in compiled if func.text),
+        tuple(
+            replace(_report(func, parse(func.text), mesh, wanted, names, file), notes=_notes(text, func.name, wanted))
+            for func in compiled
+            if func.text
+        ),
         tuple(func.error for func in compiled if func.error is not None),
     )
+
+
+def _notes(text: str, name: str, target: Target) -> tuple[str, ...]:
+    """The kernels that a function of an emitted module asks for when it runs, and that no compiler makes before."""
+    body = text.partition(f"\ndef build_{name}(mesh):\n")[2].partition("\ndef ")[0]
+    if target.platform.name != "cuda" or "attend(" not in body:
+        return ()
+    asked = body.count("cudnn=")
+    loops = f"attention: a loop over blocks, {body.count('= attend(')} in all"
+    if not asked:
+        return (f"{loops}; cuDNN has no kernel for it",)
+    return (f"{loops}; without a GPU there is no cuDNN, which {asked} of them ask when they run on one",)
 
 
 def _report(
@@ -476,7 +500,8 @@ def _kernel_report(kernel: Kernel, target: Target | None, names: Mapping[int, st
     if target is None or target.chip is None or rates is None:
         return KernelReport(kernel.name, kernel.trips, None, None, statements)
     predicted = estimated_s(kernel, target.chip, rates)
-    return KernelReport(kernel.name, kernel.trips, kernel.cycles / rates.clock_hz, predicted, statements)
+    estimated = None if kernel.cycles is None else kernel.cycles / rates.clock_hz
+    return KernelReport(kernel.name, kernel.trips, estimated, predicted, statements)
 
 
 def _collective_reports(

@@ -12,6 +12,7 @@ from shardwright.backends.hlo.module import Computation, Frame, HloModule, Instr
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _DILATED = re.compile(r"lhs_dilate=([\dx]+)")
 _LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
@@ -53,8 +54,18 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class StatedWork:
+    """The work that a kernel of the module's own (Pallas) says it does, for the compiler knows nothing of it."""
+
+    flops: int
+    transcendentals: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length.
+    """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length. One of the module's own
+    has no cycles, but `stated` work.
 
     `alone` says that it is no fusion. `instructions` has for each opcode within it the elements that it works on.
     `stacks` are the places in the source that it and what it fuses come from, its products' first.
@@ -62,13 +73,14 @@ class Kernel:
 
     name: str
     trips: int | None
-    cycles: int
+    cycles: int | None
     alone: bool
     products: tuple[Product, ...]
     reads: tuple[Traffic, ...]
     writes: tuple[Traffic, ...]
     instructions: Mapping[str, int]
     stacks: tuple[tuple[Frame, ...], ...]
+    stated: StatedWork | None = None
 
     @property
     def moves_only(self) -> bool:
@@ -82,7 +94,7 @@ class Kernel:
 
 
 def kernels_of(module: HloModule) -> list[Kernel]:
-    """The kernels with cycles, which TPUs' modules have, in the order of the text of each computation."""
+    """The kernels with cycles or stated work, as TPUs' modules have them, in the order of each computation's text."""
     return list(_kernels(module, module.entry, 1))
 
 
@@ -90,8 +102,10 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel
     computation = module.computations[name]
     for instruction in computation.instructions.values():
         cycles = _CYCLES.search(instruction.attributes)
-        if cycles:
-            yield _kernel(module, computation, instruction, trips, int(cycles[1]))
+        stated = _STATED.search(instruction.attributes)
+        if cycles or stated:
+            kernel = _kernel(module, computation, instruction, trips, int(cycles[1]) if cycles else None)
+            yield replace(kernel, stated=StatedWork(*map(int, stated.groups()))) if stated else kernel
         if instruction.opcode not in {"while", "call", "conditional"}:
             continue
         times = trips
@@ -103,7 +117,9 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel
                 yield from _kernels(module, callee, times)
 
 
-def _kernel(module: HloModule, computation: Computation, root: Instruction, trips: int | None, cycles: int) -> Kernel:
+def _kernel(
+    module: HloModule, computation: Computation, root: Instruction, trips: int | None, cycles: int | None
+) -> Kernel:
     inside = list(_inside(module, computation, root))
     multiplied = [(around, each) for around, each in inside if each.opcode == "convolution"]
     counted: Counter[str] = Counter()

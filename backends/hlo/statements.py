@@ -41,12 +41,21 @@ def statement_names(source: str) -> dict[int, str]:
     ]
     for builder in builders:
         for node in ast.walk(builder):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if not isinstance(node, ast.Assign):
+                continue
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple) and not _is_scan(node.value):  # of several results the first
+                target = target.elts[0]
+            if isinstance(target, ast.Name):
                 end = node.end_lineno or node.lineno
                 for line in range(node.lineno, end + 1):
                     if line not in names or end - node.lineno < names[line][0]:
-                        names[line] = end - node.lineno, _own_name(node.targets[0].id)
+                        names[line] = end - node.lineno, _own_name(target.id)
     return {line: name for line, (_, name) in names.items()}
+
+
+def _is_scan(code: ast.expr) -> bool:
+    return isinstance(code, ast.Call) and ast.unparse(code.func) == "lax.scan"
 
 
 def _own_name(python: str) -> str:

@@ -24,7 +24,8 @@ Lower = Callable[[Operation, Sequence[Term], TensorType, Lowering], str]
 
 def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     """A call of the helper `attend`: a tuple of the mean and the log-sum-exp where both are results, or a pair."""
-    lowering.use_helper("attend")
+    for helper in ("attend", "attend_on_tpu", "attend_by_cudnn", "attend_in_blocks"):
+        lowering.use_helper(helper)
     (q, k, v), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]
     letters = einsum_letters(list(dict.fromkeys((*q.names, *k.names, *v.names))))
     spelled = [
@@ -53,9 +54,41 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
     ):  # fmt: skip
         if value != default:
             options.append(f"{name}={number_text(value)}")
+    share, whole = operation.seen(q.shape, k.shape)
+    seen = -(-here * share // whole), -(-here * operation.read(q.shape, k.shape) // k.shape.size(T))
+    if seen != (here, here):
+        options.append(f"seen={seen}")
+    if not operation.lse and not result.is_pair:
+        queries_of_cudnn = _cudnn(operation, terms, lowering)
+        if queries_of_cudnn is not None:
+            options.append(f"cudnn={''.join(letters[name] for name in queries_of_cudnn)!r}")
     codes = [*(term.code for term in terms[:3]), specs, axes, lowering.global_index(k, T), str(block), *options]
     call = f"attend({', '.join(codes)})"
     return call if operation.lse or result.is_pair else f"{call}[0]"
+
+
+def _cudnn(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering) -> tuple[str, ...] | None:
+    """The dimension of queries of which number l sees the positions up to l, none where there is one query that sees
+    the first so many positions; None where cuDNN has no such mask, a soft cap, or not all positions on a chip."""
+    (q, k, v), T = (term.tensor for term in terms[:3]), operation.along
+    before = k.names[: k.names.index(T)]
+    rows = set(operation.rows(q.shape).names)
+    masks = [term for term in terms[3:] if term.kind is not None]
+    if (
+        operation.softcap
+        or q.dtype is DType.F32
+        or lowering.size(k, T) != k.shape.size(T)
+        or rows.intersection(k.names) != rows.intersection(v.names)
+        or any(not rows.intersection(before).issuperset(term.tensor.names) for term in masks)
+    ):
+        return None
+    causal = operation.causal
+    if causal is None:
+        return ()
+    if q.shape.size(causal) == 1 and causal not in k.names:
+        return None if operation.has_window else ()
+    square = q.shape.size(causal) == lowering.size(q, causal) == k.shape.size(T)
+    return (causal,) if square and not operation.given and causal not in k.names else None
 
 
 def _together(queries: int) -> int | None:

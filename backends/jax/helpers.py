@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from shardwright.backends.jax.attention_kernels import ATTENTION_KERNELS
+
 HELPERS: dict[str, str] = {
     "KERNELS": '''
 KERNELS = {}
 """Functions of your own that this module calls, by name: put them here before it runs."""
 ''',
-    "attend": '''
-def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=None, scale=1.0, softcap=0.0, queries=None):
-    """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
-    over the scores s, in f32. One block of positions after the other is scored, backwards too (Rabe and Staats 2021),
-    but for those of which no query sees any.
+    **ATTENTION_KERNELS,
+    "attend_in_blocks": '''
+def attend_in_blocks(
+    q, k, v, specs, axes, t, block, last=None, length=None, window=None, scale=1.0, softcap=0.0, queries=None
+):
+    """Attention where one block of positions after the other is scored, backwards too (Rabe and Staats 2021), but for
+    those of which no query sees any.
 
-    specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
-    a window the last so many of these, and those below `length`. queries: their axis in q, and in `last` from the end,
-    where they are taken so many at a time.
+    queries: their axis in q, and in `last` from the end, where they are taken so many at a time.
     """
     if queries is not None:
         axis, size = queries[1:]
@@ -34,7 +36,7 @@ def attend(q, k, v, specs, axes, t, block, last=None, length=None, window=None, 
         own = {name: cut(x, axis) for name, x in masks.items() if x.ndim >= -axis and x.shape[axis] > 1}
         rest = dict(scale=scale, softcap=softcap)
         mean, lse = lax.map(
-            lambda part: attend(part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, **rest),
+            lambda part: attend_in_blocks(part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, **rest),
             (cut(q, queries[0]), own))
         return joined(mean, axis - 1), joined(lse, axis)
 

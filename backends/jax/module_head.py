@@ -59,7 +59,7 @@ def signature(program: Program, func: Func) -> list[str]:
     return [line.removeprefix(margin) for line in lines]
 
 
-_MODULES = ("functools", "itertools", "json", "pathlib", "re")
+_MODULES = ("functools", "itertools", "json", "math", "pathlib", "re")
 
 
 def import_lines(body: Iterable[str]) -> list[str]:
@@ -74,8 +74,12 @@ def import_lines(body: Iterable[str]) -> list[str]:
         lines.append("import numpy as np")
     if "lax." in text:
         lines.append("from jax import lax")
+    if "pl.pallas_call(" in text:
+        lines.append("from jax.experimental import pallas as pl")
     if "with_layout_constraint" in text:
         lines.append("from jax.experimental.layout import Layout, with_layout_constraint")
+    if "pltpu." in text:
+        lines.append("from jax.experimental.pallas import tpu as pltpu")
     sharding = "NamedSharding, " if "NamedSharding(" in text else ""
     lines.append(f"from jax.sharding import AxisType, {sharding}PartitionSpec as P")
     return [*lines, ""]

@@ -55,8 +55,12 @@ def estimated_s(kernel: Kernel, chip: Chip, rates: Rates) -> float | None:
     """Seconds of one trip; None for a kernel that only lays bytes otherwise, which no statement asks for, and for
     products in formats that the chip has no rate for.
 
-    Matrix and vector units wait for each other. Memory runs beside them, but for the first block and the last.
+    Matrix and vector units wait for each other. Memory runs beside them, but for the first block and the last. A kernel
+    of the module's own takes as long as the longer of its products, in bf16, and its bytes.
     """
+    if kernel.stated is not None:
+        products = kernel.stated.flops / (chip.rate(str(DType.BF16)) * rates.compute)
+        return max(products, kernel.stated.nbytes / (chip.memory_bytes_per_s * rates.memory))
     formats = [_FORMATS.get(product.bits) for product in kernel.products]
     if kernel.moves_only or not all(each and str(each) in chip.flops_per_s for each in formats):
         return None

@@ -1,0 +1,251 @@
+"""Attention by the kernels of accelerators, as functions that an emitted module defines for itself."""
+
+from __future__ import annotations
+
+ATTENTION_KERNELS: dict[str, str] = {
+    "attend": '''
+def attend(
+    q, k, v, specs, axes, t, block, last=None, length=None, window=None, queries=None, seen=None, cudnn=None, **options
+):
+    """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
+    over the scores s, in f32. On TPUs it is a kernel, on GPUs cuDNN's where that has the case, else a loop over blocks.
+
+    specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
+    a window the last so many of these, and those below `length`; on average so many
+    as `seen` says first, and so many are read. cudnn: as `queries` of
+    `attend_by_cudnn`, None where that does not do. The others are those of `attend_in_blocks`.
+    """
+    def in_blocks(q, k, v, t, *masks):
+        return attend_in_blocks(q, k, v, specs, axes, t, block, *masks, queries=queries, **options)
+
+    def by_cudnn(q, k, v, t, last, length, _):  # whose window is a number of the program
+        return attend_by_cudnn(q, k, v, t, last, length, specs, cudnn, window, **options)
+
+    @jax.custom_jvp
+    def on_tpu(*args):
+        return attend_on_tpu(*args[:3], specs, *args[3:], seen=seen, **options)
+
+    @on_tpu.defjvp
+    def _(primals, tangents):  # a kernel has no gradient: that of the blocks, which scores them anew
+        return on_tpu(*primals), jax.jvp(in_blocks, primals, tangents)[1]
+
+    args = q, k, v, t, last, length, window
+    kernels = {}
+    if q.dtype in (jnp.bfloat16, jnp.float32):
+        kernels['tpu'] = on_tpu
+    if cudnn is not None and jax.default_backend() == 'gpu':
+        try:  # it says what the GPU and the cuDNN that are here have no kernel for
+            jax.eval_shape(by_cudnn, *args)
+            kernels['cuda'] = by_cudnn
+        except (NotImplementedError, RuntimeError, ValueError):
+            pass
+    return lax.platform_dependent(*args, default=in_blocks, **kernels)
+''',
+    "attend_on_tpu": '''
+def attend_on_tpu(
+    q, k, v, specs, t, last, length, window=None, seen=None, scale=1.0, softcap=0.0, most=(512, 512)
+):
+    """Attention as one kernel, whose scores are never in memory (Dao et al. 2022): for each block of queries one block
+    of positions after the other, but for those of which no query sees any, which are not read either.
+
+    most: so many queries and positions are a block; where queries are few, four times the positions.
+    """
+    k_dims, q_dims, rows = specs[0].replace('->', ',').split(',')
+    v_dims, _, means = specs[1].replace('->', ',').split(',')
+    rows, positions = rows[:-1], rows[-1]
+    depth, width = (set(q_dims) - set(rows)).pop(), means[-1]
+    sizes = dict(zip(q_dims + v_dims, q.shape + v.shape))
+    D, W = sizes[depth], sizes[width]
+
+    def number(dims):
+        return math.prod(sizes[dim] for dim in dims)
+
+    # Each of these has keys of its own. Few queries of several heads take keys as they lie, all heads' position by
+    # position, of which each query sees those of its head: nothing is copied for them.
+    each = [dim for dim in rows if dim in k_dims or dim in v_dims]
+    heads = [dim for dim in k_dims[k_dims.index(positions) + 1:] if dim != depth]
+    together = number(heads) * number(dim for dim in rows if dim not in each)
+    if k_dims[:-1] != v_dims[:-1] or (k_dims[-1], v_dims[-1]) != (depth, width) or together > 128:
+        heads = []
+    each = [dim for dim in each if dim not in heads]
+    own = heads + [dim for dim in rows if dim not in each and dim not in heads]
+    H, N, M, T = number(heads), number(each), number(own), number([positions, *heads])
+    few = min(M, most[0])
+    many = min(T, most[1] if 4 * few > most[0] else 4 * most[1])
+    n_queries, n_blocks = -(-M // few), -(-T // many)
+
+    def laid(x, dims, *minor):  # [those of `each` that it has, the rows, the last dimension]
+        major = [dim for dim in each if dim in dims]
+        return jnp.einsum(f"{dims}->{''.join([*major, *minor])}", x).reshape(number(major), -1, sizes[minor[-1]])
+
+    def place(n, dims):  # of the entry of `each` among those of fewer dimensions
+        at = 0
+        for dim in dims:
+            at = at * sizes[dim] + lax.rem(lax.div(n, number(each[each.index(dim) + 1:])), sizes[dim])
+        return at
+
+    # A query sees positions above `since` and up to `to`; those of the next head are `span` further on.
+    span = (2**31 - 2) // H
+    to = jnp.asarray(span - 2 if last is None else last)
+    since = jnp.asarray(-1) if window is None else to - window
+    if length is not None:
+        to = jnp.minimum(to, jnp.asarray(length) - 1)
+    to, since = (jnp.clip(x.reshape((1,) * (len(rows) - x.ndim) + x.shape), -1, span - 2) for x in (to, since))
+    masked = [dim for dim in each if max(x.shape[rows.index(dim)] for x in (to, since)) > 1]
+
+    def for_queries(x):
+        shape = [sizes[dim] if dim in masked or dim in own else 1 for dim in rows]
+        x = jnp.einsum(f"{rows}->{''.join([*masked, *own])}", jnp.broadcast_to(x, shape))
+        x = x.reshape(number(masked), M)
+        return jnp.pad(x, ((0, 0), (0, n_queries * few - M)), mode='edge')
+
+    to, since = for_queries(to), for_queries(since)
+    t = jnp.repeat(t, H)
+    ends = jnp.pad(t, (0, n_blocks * many - T), mode='edge').reshape(n_blocks, many)
+    some = jnp.min(ends, 1) <= jnp.max(to.reshape(-1, n_queries, 1, few), 3)
+    some &= jnp.max(ends, 1) > jnp.min(since.reshape(-1, n_queries, 1, few), 3)
+    numbers = lax.broadcasted_iota(jnp.int32, some.shape, 2)
+    first = jnp.min(jnp.where(some, numbers, n_blocks), 2).reshape(-1)
+    final = jnp.max(jnp.where(some, numbers, -1), 2).reshape(-1)
+    t = t + lax.iota(jnp.int32, T) % H * span
+    t = jnp.pad(t, (0, n_blocks * many - T), constant_values=2**31 - 1)[None]
+    head = jnp.pad(lax.iota(jnp.int32, M) // (M // H), (0, n_queries * few - M), mode='edge') * span
+    to, since = ((x + head)[:, None] for x in (to, since))
+
+    def query_block(n, i, j, first, final):
+        return n, i, 0
+
+    def mask_block(n, i, j, first, final):
+        return place(n, masked), 0, i
+
+    def row_block(n, i, j, first, final):
+        return n, 0, i
+
+    def position_block(n, i, j, first, final):
+        at = place(n, masked) * n_queries + i
+        return jnp.maximum(jnp.minimum(j, final[at]), jnp.minimum(first[at], n_blocks - 1))
+
+    def block_of(dims):
+        return lambda n, *at: (place(n, [dim for dim in each if dim in dims]), position_block(n, *at), 0)
+
+    precision = 'highest' if q.dtype == jnp.float32 else None
+    product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+
+    def kernel(first, final, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed):
+        n, i, j = (pl.program_id(axis) for axis in range(3))
+        at = place(n, masked) * n_queries + i
+        square = (few, few)
+        diagonal = lax.broadcasted_iota(jnp.int32, square, 0) == lax.broadcasted_iota(jnp.int32, square, 1)
+
+        @pl.when(j == 0)
+        def _():
+            upto[...], above[...] = (jnp.sum(jnp.where(diagonal, x[...], 0), 1, keepdims=True) for x in (to, since))
+            greatest[...] = jnp.full_like(greatest, jnp.finfo(jnp.float32).min)
+            total[...] = jnp.zeros_like(total)
+            summed[...] = jnp.zeros_like(summed)
+
+        @pl.when((first[at] <= j) & (j <= final[at]))
+        def _():
+            s = product(q[...], k[...], (((1,), (1,)), ((), ()))) * scale
+            s = softcap * jnp.tanh(s / softcap) if softcap else s
+            s = jnp.where((t[...] <= upto[...]) & (t[...] > above[...]), s, -jnp.inf)
+            before = greatest[...]
+            greatest[...] = jnp.maximum(before, jnp.max(s, 1, keepdims=True))
+            powers, share = jnp.exp(s - greatest[...]), jnp.exp(before - greatest[...])
+            values = v[...]
+            if T % many:  # behind the last position there may be anything
+                row = j * many + lax.broadcasted_iota(jnp.int32, values.shape, 0)
+                values = jnp.where(row < T, values, jnp.zeros_like(values))
+            total[...] = share * total[...] + jnp.sum(powers, 1, keepdims=True)
+            summed[...] = share * summed[...] + product(powers.astype(v.dtype), values, (((1,), (0,)), ((), ())))
+
+        @pl.when(j == n_blocks - 1)
+        def _():
+            none = total[...] == 0
+            whole = jnp.where(none, 1, total[...])
+            mean[...] = (summed[...] / whole).astype(mean.dtype)
+            column = jnp.where(none, -jnp.inf, greatest[...] + jnp.log(whole))
+            lse[...] = jnp.sum(jnp.where(diagonal, column, 0), 0, keepdims=True)
+
+    def results():  # they vary over all axes that something here varies over
+        varying = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in (q, k, v, t, to, since))
+        return jnp.full((N, M, W), varying, v.dtype), jnp.full((N, 1, M), varying)
+
+    shapes = jax.eval_shape(results)
+    seen, read = seen or (sizes[positions],) * 2
+    traffic = (k.nbytes + v.nbytes) * read // sizes[positions] + sum(x.size * x.dtype.itemsize for x in (q, *shapes))
+    mean, lse = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(N, n_queries, n_blocks),
+            in_specs=[
+                pl.BlockSpec((None, few, D), query_block),
+                pl.BlockSpec((None, many, D), block_of(k_dims)),
+                pl.BlockSpec((None, many, W), block_of(v_dims)),
+                pl.BlockSpec((1, many), lambda *at: (0, position_block(*at))),
+                pl.BlockSpec((None, 1, few), mask_block),
+                pl.BlockSpec((None, 1, few), mask_block),
+            ],
+            out_specs=[pl.BlockSpec((None, few, W), query_block), pl.BlockSpec((None, 1, few), row_block)],
+            scratch_shapes=[
+                *(pltpu.VMEM((few, 1), dtype) for dtype in (jnp.int32, jnp.int32, jnp.float32, jnp.float32)),
+                pltpu.VMEM((few, W), jnp.float32),
+            ],
+        ),
+        out_shape=shapes,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary')),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * N * M * seen * (D + W), transcendentals=N * M * seen * H, bytes_accessed=traffic
+        ),
+        name='attend',
+    )(
+        first, final, laid(q, q_dims, *own, depth), laid(k, k_dims, positions, *heads, depth),
+        laid(v, v_dims, positions, *heads, width), t, to, since,
+    )
+    order = ''.join([*each, *own])
+    mean = jnp.einsum(f'{order}{width}->{means}', mean.reshape(*(sizes[dim] for dim in order), W))
+    return mean, jnp.einsum(f'{order}->{rows}', lse.reshape([sizes[dim] for dim in order]))
+''',
+    "attend_by_cudnn": '''
+def attend_by_cudnn(q, k, v, t, last, length, specs, queries, window=None, scale=1.0):
+    """Attention by cuDNN's kernel, which gives no logarithm. queries: their dimension where query l sees positions up
+    to l, '' where there is one query for each group, and it sees all positions or the first so many of them."""
+    k_dims, q_dims, rows = specs[0].replace('->', ',').split(',')
+    v_dims, _, means = specs[1].replace('->', ',').split(',')
+    rows, positions = rows[:-1], rows[-1]
+    at = k_dims.index(positions)
+    batch, heads = (''.join(dim for dim in part if dim in rows) for part in (k_dims[:at], k_dims[at:]))
+    groups = ''.join(dim for dim in rows if dim not in batch + queries + heads)
+    sizes = dict(zip(q_dims + v_dims, q.shape + v.shape))
+
+    def number(dims):
+        return math.prod(sizes[dim] for dim in dims)
+
+    def laid(x, dims, *parts):
+        return jnp.einsum(f"{dims}->{''.join(parts)}", x).reshape([number(part) for part in parts])
+
+    depth, width = (set(q_dims) - set(rows)).pop(), means[-1]
+    options = dict(is_causal=True) if queries else {}
+    if window is not None:
+        options['local_window_size'] = (window - 1, 0)
+    shown = None
+    if not queries and (last is not None or length is not None):
+        ends = [x + n for x, n in ((last, 1), (length, 0)) if x is not None]
+        shown = jnp.minimum(functools.reduce(jnp.minimum, ends), len(t))
+        shown = shown.reshape((1,) * (len(rows) - shown.ndim) + shown.shape)
+        shown = jnp.broadcast_to(shown, [sizes[dim] if dim in batch else 1 for dim in rows])
+        shown = jnp.einsum(f'{rows}->{batch}', shown).reshape(number(batch))
+        options['key_value_seq_lengths'] = jnp.maximum(shown, 1)
+    mean = jax.nn.dot_product_attention(
+        laid(q, q_dims, batch, queries, heads + groups, depth), laid(k, k_dims, batch, positions, heads, depth),
+        laid(v, v_dims, batch, positions, heads, width), scale=scale, implementation='cudnn', **options,
+    )
+    if shown is not None:
+        mean = jnp.where(shown[:, None, None, None] > 0, mean, 0)
+    order = batch + queries + heads + groups
+    mean = jnp.einsum(f'{order}{width}->{means}', mean.reshape([number(dim) for dim in order + width]))
+    return mean, jnp.full_like(mean[..., 0], jnp.nan, jnp.float32)
+''',
+}
+"""By name, in the order in which modules have them."""

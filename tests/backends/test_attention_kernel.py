@@ -1,0 +1,264 @@
+"""The TPU's attention kernel under Pallas's interpreter, and what a module asks of a GPU, against the plain oracle."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.attention import attended
+from oracles.gradients import check_gradients
+from program_text import program
+
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.helpers import HELPERS
+from shardwright.backends.jax.module_files import abstract_arguments, load_module
+from shardwright.backends.jax.session import run_program
+from shardwright.backends.reference import evaluate
+from shardwright.passes.pipelines import explicit
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def attend_on_tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The helper of an emitted module, its kernel interpreted."""
+    import jax
+    from jax.experimental import pallas
+    from jax.experimental.pallas import tpu
+
+    library: Any = jax
+    interpreted = functools.partial(pallas.pallas_call, interpret=True)
+    monkeypatch.setattr(pallas, "pallas_call", interpreted)
+    names: dict[str, Any] = {
+        "functools": functools, "math": math, "jax": library, "jnp": library.numpy, "lax": library.lax, "pl": pallas,
+        "pltpu": tpu,
+    }  # fmt: skip
+    exec(HELPERS["attend_on_tpu"], names)
+    return names["attend_on_tpu"]
+
+
+LAYOUTS = {
+    "BLKGD": ("btkd,blkgd->blkgt", "btkw,blkgt->blkgw"),
+    "heads before positions": ("bktd,blkgd->blkgt", "bktw,blkgt->blkgw"),
+    "in another order": ("tkbd,ldgbk->lgbkt", "tbkw,lgbkt->lgbkw"),
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
+    """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order."""
+    import jax
+
+    jnp: Any = jax.numpy
+    rng = np.random.default_rng(seed)
+
+    def upto(n: int) -> int:
+        return int(rng.integers(1, n + 1))
+
+    specs = list(LAYOUTS.values())[seed % 3]
+    dtype = ("float32", "bfloat16")[seed // 3 % 2]
+    sizes = {"b": upto(3), "k": upto(3), "g": upto(4), "d": upto(9), "w": upto(9), "l": upto(21), "t": upto(40)}
+    if seed % 4 == 0:
+        sizes["l"] = 1
+    k_dims, q_dims, scores = specs[0].replace("->", ",").split(",")
+    v_dims, _, means = specs[1].replace("->", ",").split(",")
+    arrays = {
+        name: jnp.asarray(rng.standard_normal([sizes[d] for d in dims]), dtype)
+        for name, dims in (("q", q_dims), ("k", k_dims), ("v", v_dims))
+    }
+    causal, window = bool(rng.integers(2)), upto(9) * int(rng.integers(2))
+    pos = rng.integers(-3, sizes["t"], sizes["b"]).astype(np.int32)  # some see nothing
+    length = rng.integers(0, sizes["t"] + 1, sizes["b"]).astype(np.int32) if rng.integers(2) else None
+    changed: dict[str, Any] = {"scale": float(rng.uniform(0.2, 2)), "softcap": float(rng.integers(2)) * 1.5}
+    order = rng.permutation(sizes["t"]).astype(np.int32)
+
+    def row(values: Array, dim: str) -> Any:
+        return jnp.asarray(values.reshape([-1 if d == dim else 1 for d in scores[:-1]]))
+
+    last = row(np.arange(sizes["l"], dtype=np.int32), "l") + row(pos, "b") if causal else None
+    options = {"most": (upto(8), upto(8)), "window": window if causal else 0, **changed}
+    k_and_v = (arrays[name][_along(dims, order)] for name, dims in (("k", k_dims), ("v", v_dims)))
+    given = (arrays["q"], *k_and_v, jnp.asarray(order), last, None if length is None else row(length, "b"))
+    mean, lse = jax.jit(lambda q, k, v, *masks: attend_on_tpu(q, k, v, specs, *masks, **options))(*given)
+    q, k, v = (
+        np.asarray(arrays[name].astype(jnp.float32)).transpose([dims.index(d) for d in wanted])
+        for name, dims, wanted in (("q", q_dims, "blkgd"), ("k", k_dims, "btkd"), ("v", v_dims, "btkw"))
+    )
+    expected = attended(q, k, v, causal=causal, pos=pos, length=length, window=window, **changed)
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    found = np.asarray(mean, np.float32).transpose([means.index(d) for d in "blkgw"])
+    np.testing.assert_allclose(found, expected[0], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(lse).transpose([scores.index(d) for d in "blkg"]), expected[1], rtol=1e-4, atol=1e-4
+    )
+
+
+def _along(dims: str, order: Array) -> Any:
+    return tuple(order if dim == "t" else slice(None) for dim in dims)
+
+
+def on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the branch of TPUs, and interprets kernels. Interpreted values do not vary as a kernel declares, so that
+    nothing is checked of it here; what is compiled for TPUs is (`tests/targets`)."""
+    import jax
+    from jax.experimental import pallas
+
+    def chosen(*args: Any, default: Any, **others: Any) -> Any:
+        return others.get("tpu", default)(*args)
+
+    monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
+    monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
+    monkeypatch.setattr(jax, "shard_map", functools.partial(_unchecked, jax.shard_map))
+
+
+def _unchecked(shard_map: Any, function: Any, **options: Any) -> Any:
+    return shard_map(function, **{**options, "check_vma": False})
+
+
+SPLIT = """
+mesh x=2 y=2
+dim B=2 L=5 T=8 K=2 G=3 D=4
+func f(q: f32 BLKGD, k: f32 BT_xK_yD, v: f32 BT_xK_yD, pos: int32 B, length: int32 B) -> f32 BLKGD {
+  o: f32 BLKGD(partialsoftmax-x) = attend[T, D, causal=L, window=3, softcap=2.0](q, k, v, pos=pos, length=length)
+  return o
+}
+"""
+
+
+def test_over_a_split_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chip's kernel gives the pair that is weighed; one chip sees nothing of some rows."""
+    on_a_tpu(monkeypatch)
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((2, *s, 4)).astype(np.float32) for n, s in (("q", (5, 2, 3)), ("k", (8, 2)))}
+    arrays |= {"v": arrays["k"] + 1, "pos": np.array([0, 3], np.int32), "length": np.array([2, 8], np.int32)}
+    (found,), _ = run_program(explicit(program(SPLIT)), "f", arrays)
+    wanted, _ = attended(
+        arrays["q"],
+        arrays["k"],
+        arrays["v"],
+        causal=True,
+        pos=arrays["pos"],
+        length=arrays["length"],
+        window=3,
+        softcap=2.0,
+    )
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_tpu(monkeypatch)
+    check_gradients(
+        program(
+            "mesh x=2\ndim B=2 L=4 T=4 D=4 H=2\n"
+            "func f(q: f32 B_xLHD, k: f32 B_xTD, v: f32 B_xTD) -> f32 B_xLHD { return attend[T, D, causal=L](q, k, v) }"
+        )
+    )
+
+
+CUDNN = {
+    "causal": ("L=8", "attend[T, D, causal=L, scale=0.5](q, k, v)", ""),
+    "a window": ("L=8", "attend[T, D, causal=L, window=3](q, k, v)", ""),
+    "one query of each row": ("L=1", "attend[T, D, causal=L](q, k, v, pos=pos)", ", pos: int32 B"),
+    "lengths": ("L=5", "attend[T, D](q, k, v, length=pos)", ", pos: int32 B"),
+}
+
+
+@pytest.mark.parametrize("name", CUDNN)
+def test_what_cudnn_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call in what is lowered for GPUs, under `check_vma`; and the same arguments given to XLA's implementation."""
+    import jax
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    size, call, more = CUDNN[name]
+    made = program(
+        f"mesh x=2 y=2\ndim B=2 {size} T=8 K=2 G=3 D=8\n"
+        f"func f(q: BLK_yGD, k: BTK_yD, v: BTK_yD{more}) -> BLK_yGD {{\n  o = {call}\n  return o\n}}\n"
+    )
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Array] = {
+        "q": rng.standard_normal((2, made.sizes()["L"], 2, 3, 8)), "k": rng.standard_normal((2, 8, 2, 8)),
+        "v": rng.standard_normal((2, 8, 2, 8)), **({"pos": np.array([0, 5], np.int32)} if more else {}),
+    }  # fmt: skip
+    (wanted,), _ = evaluate(made, "f", arrays)
+    for of, stand_in in (
+        ("check_cudnn_version", lambda: 91100), ("check_compute_capability", lambda _: True),
+        ("is_cuda_compute_capability_equal", lambda _: False),
+    ):  # fmt: skip
+        monkeypatch.setattr(cudnn, of, stand_in)
+    module = load_module(emit(explicit(made)))
+    mesh = module.make_mesh()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    lowered = module.build_f(mesh).trace(*abstract_arguments(module, "f", mesh)).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("@__cudnn$fmhaSoftmax") == 1
+
+    asked: Any = jax.nn.dot_product_attention
+
+    def here(*args: Any, implementation: str, **options: Any) -> Any:
+        assert implementation == "cudnn"
+        return asked(*args, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", here)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, cuda, **_: cuda(*args))
+    (found,), _ = run_program(explicit(made), "f", arrays)
+    np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("signature", "call"),
+    [
+        ("q: f32 BLHD, k: f32 BTHD, v: f32 BTHD", "attend[T, D, causal=L](q, k, v)"),
+        ("q: BLHD, k: BTHD, v: BTHD", "attend[T, D, softcap=3](q, k, v)"),
+        ("q: BLHD, k: BTHD, v: BTHD, pos: int32 B", "attend[T, D, causal=L](q, k, v, pos=pos)"),
+        ("q: BLHD, k: BT_xHD, v: BT_xHD", "attend[T, D](q, k, v)"),
+        ("q: BLHD, k: BTHD, v: BTHD, pos: int32 L", "attend[T, D](q, k, v, length=pos)"),
+    ],
+)
+def test_cudnn_is_not_asked(signature: str, call: str) -> None:
+    """For f32, a soft cap, queries that begin anywhere, positions over chips, and lengths of their own."""
+    demanded = ": BLHD(partialsoftmax-x)" if "_x" in signature else ""
+    kind = "f32 BLHD" if "f32" in signature else "BLHD"
+    text = (
+        f"mesh x=2\ndim B=2 L=4 T=4 H=2 D=8\nfunc f({signature}) -> {kind} {{\n  o{demanded} = {call}\n  return o\n}}"
+    )
+    assert "cudnn='" not in emit(explicit(program(text)))
+
+
+LOWERED = """
+mesh x=2 y=2
+dim B=4 L=520 T=1000 K=4 G=4 D=64 W=72 M=1 O=9 S=100
+func windowed(q: f32 B_xLK_yGD, k: f32 B_xTK_yD, v: f32 B_xTK_yW, pos: int32 B_x) -> f32 B_xLK_yGW {
+  return attend[T, D, causal=L, window=300, softcap=30](q, k, v, pos=pos)
+}
+func split(q: B_yMKGD, k: B_yT_xKD, v: B_yT_xKD, n: int32 B_y) -> B_yMKGD {
+  o: B_yMKGD(partialsoftmax-x) = attend[T, D](q, k, v, length=n)
+  return o
+}
+func odd(q: OGD, k: SD, v: SD) -> (OGD, f32 OG) {
+  o, s = attend[S, D, lse](q, k, v)
+  return o, s
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["windowed", "split", "odd"])
+def test_lowered_for_tpus(name: str) -> None:
+    """Under `check_vma`, with blocks of whole tiles or whole dimensions, which is checked as kernels are lowered; its
+    derivative has the kernel's value."""
+    import jax
+
+    library: Any = jax
+    module = load_module(emit(explicit(program(LOWERED))))
+    mesh = module.make_mesh()
+    function, given = getattr(module, f"build_{name}")(mesh), abstract_arguments(module, name, mesh)
+
+    def derivative(*args: Any) -> Any:
+        floats = [x for x in args if x.dtype != np.int32]
+        return library.jvp(lambda *x: function(*x, *args[len(floats) :]), floats, floats)
+
+    for each in (function, library.jit(derivative)):
+        lowered = each.trace(*given).lower(lowering_platforms=("tpu",))
+        assert lowered.as_text().count("@tpu_custom_call") == 1
