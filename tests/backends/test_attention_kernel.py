@@ -53,7 +53,8 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
     """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order."""
     import jax
 
-    jnp: Any = jax.numpy
+    library: Any = jax
+    jnp = library.numpy
     rng = np.random.default_rng(seed)
 
     def upto(n: int) -> int:
@@ -83,7 +84,11 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
     options = {"most": (upto(8), upto(8)), "window": window if causal else 0, **changed}
     k_and_v = (arrays[name][_along(dims, order)] for name, dims in (("k", k_dims), ("v", v_dims)))
     given = (arrays["q"], *k_and_v, jnp.asarray(order), last, None if length is None else row(length, "b"))
-    mean, lse = jax.jit(lambda q, k, v, *masks: attend_on_tpu(q, k, v, specs, *masks, **options))(*given)
+
+    def attend(q: Any, k: Any, v: Any, *masks: Any) -> Any:
+        return attend_on_tpu(q, k, v, specs, *masks, **options)
+
+    mean, lse = library.jit(attend)(*given)
     q, k, v = (
         np.asarray(arrays[name].astype(jnp.float32)).transpose([dims.index(d) for d in wanted])
         for name, dims, wanted in (("q", q_dims, "blkgd"), ("k", k_dims, "btkd"), ("v", v_dims, "btkw"))
@@ -167,6 +172,10 @@ CUDNN = {
 }
 
 
+def _answer(answer: int, *_: Any) -> int:
+    return answer
+
+
 @pytest.mark.parametrize("name", CUDNN)
 def test_what_cudnn_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its call in what is lowered for GPUs, under `check_vma`; and the same arguments given to XLA's implementation."""
@@ -184,11 +193,10 @@ def test_what_cudnn_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         "v": rng.standard_normal((2, 8, 2, 8)), **({"pos": np.array([0, 5], np.int32)} if more else {}),
     }  # fmt: skip
     (wanted,), _ = evaluate(made, "f", arrays)
-    for of, stand_in in (
-        ("check_cudnn_version", lambda: 91100), ("check_compute_capability", lambda _: True),
-        ("is_cuda_compute_capability_equal", lambda _: False),
+    for of, answer in (
+        ("check_cudnn_version", 91100), ("check_compute_capability", True), ("is_cuda_compute_capability_equal", False),
     ):  # fmt: skip
-        monkeypatch.setattr(cudnn, of, stand_in)
+        monkeypatch.setattr(cudnn, of, functools.partial(_answer, answer))
     module = load_module(emit(explicit(made)))
     mesh = module.make_mesh()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -202,7 +210,11 @@ def test_what_cudnn_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         return asked(*args, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", here)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, cuda, **_: cuda(*args))
+
+    def on_a_gpu(*args: Any, **branches: Any) -> Any:
+        return branches["cuda"](*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", on_a_gpu)
     (found,), _ = run_program(explicit(made), "f", arrays)
     np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted), rtol=3e-2, atol=3e-2)
 
@@ -257,7 +269,11 @@ def test_lowered_for_tpus(name: str) -> None:
 
     def derivative(*args: Any) -> Any:
         floats = [x for x in args if x.dtype != np.int32]
-        return library.jvp(lambda *x: function(*x, *args[len(floats) :]), floats, floats)
+
+        def of_floats(*x: Any) -> Any:
+            return function(*x, *args[len(floats) :])
+
+        return library.jvp(of_floats, floats, floats)
 
     for each in (function, library.jit(derivative)):
         lowered = each.trace(*given).lower(lowering_platforms=("tpu",))

@@ -18,7 +18,7 @@ from shardwright.passes.pipelines import explicit
 
 ATTENTION = """
 mesh x=2 y=2
-dim B=4 L=1024 T=1024 K=4 G=4 D=128 C=8192 M=1 H=64 W=72 O=9 S=100 P=520
+dim B=4 L=1024 T=1024 K=4 G=4 D=128 C=8192 M=1 H=64 W=72 O=9 S=100 P=520 E=4
 func prefill(q: B_xLK_yGD, k: B_xTK_yD, v: B_xTK_yD) -> B_xLK_yGD {
   o = attend[T, D, causal=L](q, k, v)
   return o
@@ -31,8 +31,8 @@ func decode(q: B_xyMKGD, k: B_xyCKD, v: B_xyCKD, pos: int32 B_xy) -> B_xyMKGD {
   o = attend[C, D, causal=M](q, k, v, pos=pos)
   return o
 }
-func split(q: B_yMKGD, k: B_yC_xKD, v: B_yC_xKD, n: int32 B_y) -> B_yMKGD {
-  o: B_yMKGD(partialsoftmax-x) = attend[C, D](q, k, v, length=n)
+func split(q: E_yMKGD, k: E_yC_xKD, v: E_yC_xKD, n: int32 E_y) -> E_yMKGD {
+  o: E_yMKGD(partialsoftmax-x) = attend[C, D](q, k, v, length=n)
   return o
 }
 func odd(q: BOKGH, k: BS_xKH, v: BS_xKH) -> (BOKGH, f32 BOKG) {
