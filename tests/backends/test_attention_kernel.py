@@ -71,7 +71,7 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
         name: jnp.asarray(rng.standard_normal([sizes[d] for d in dims]), dtype)
         for name, dims in (("q", q_dims), ("k", k_dims), ("v", v_dims))
     }
-    causal, window = bool(rng.integers(2)), upto(9) * int(rng.integers(2))
+    causal, window = bool(rng.integers(2)), upto(9) * int(rng.integers(2)) or None
     pos = rng.integers(-3, sizes["t"], sizes["b"]).astype(np.int32)  # some see nothing
     length = rng.integers(0, sizes["t"] + 1, sizes["b"]).astype(np.int32) if rng.integers(2) else None
     changed: dict[str, Any] = {"scale": float(rng.uniform(0.2, 2)), "softcap": float(rng.integers(2)) * 1.5}
@@ -81,7 +81,7 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
         return jnp.asarray(values.reshape([-1 if d == dim else 1 for d in scores[:-1]]))
 
     last = row(np.arange(sizes["l"], dtype=np.int32), "l") + row(pos, "b") if causal else None
-    options = {"most": (upto(8), upto(8)), "window": window if causal else 0, **changed}
+    options = {"most": (upto(8), upto(8)), "window": window if causal else None, **changed}
     k_and_v = (arrays[name][_along(dims, order)] for name, dims in (("k", k_dims), ("v", v_dims)))
     given = (arrays["q"], *k_and_v, jnp.asarray(order), last, None if length is None else row(length, "b"))
 
