@@ -256,7 +256,7 @@ def _names(folder: str) -> tuple[str, ...]:
 
 
 def _loaded(name: str, what: str, known: Sequence[str], build: Callable[[Table], _Made]) -> _Made:
-    """What is built of a file of the package, once, or of the user's own."""
+    """Builds something of a file of the package, once, or of the user's own."""
     return _built_in(name, what, build) if name in known else read_toml(_file(name, what, known), name, build)
 
 

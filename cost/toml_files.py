@@ -164,16 +164,16 @@ class Table:
         ]
 
     def optional(self, key: str, read: Callable[[str], _T], default: _Default) -> _T | _Default:
-        """What a getter takes out of the table, or the default where the key is not there."""
+        """The value that a getter takes out of the table, or the default where the key is not there."""
         self._take(key)
         return read(key) if key in self.values else default
 
     def inside(self, key: str, build: Callable[[Table], _T]) -> _T:
-        """What is built of the table under a key, all of which must have been asked for."""
+        """Builds something of the table under a key, all of which must have been asked for."""
         return self.table(key).built(build)
 
     def built(self, build: Callable[[Table], _T]) -> _T:
-        """What is built of this table, all of which must have been asked for."""
+        """Builds something of this table, all of which must have been asked for."""
         made = build(self)
         for key in self.values:
             if key not in self._taken:
@@ -181,7 +181,7 @@ class Table:
         return made
 
     def each(self, read: Callable[[str], _T], known: Sequence[str] | None = None) -> dict[str, _T]:
-        """What a getter takes of every key of the table, which are among the known ones where these are given."""
+        """The values that a getter takes of all keys, which are among the known ones where these are given."""
         for key in self.values:
             if known is not None and key not in known:
                 raise self.unknown(key, known)
@@ -232,8 +232,8 @@ class Table:
 
 
 def read_toml(file: Path, name: str, build: Callable[[Table], _T]) -> _T:
-    """What is built of a TOML file, all of whose keys must have been asked for; `name` stands in diagnostics. Raises
-    where it cannot be read or is not TOML."""
+    """Builds something of a TOML file, all of whose keys must have been asked for; `name` stands in diagnostics.
+    Raises where it cannot be read or is not TOML."""
     try:
         data = file.read_bytes() if file.stat().st_size <= _LARGEST_FILE else None
     except OSError as error:

@@ -173,7 +173,7 @@ class Profile:
 
     @property
     def pieces(self) -> Iterator[tuple[int, int, Floats]]:
-        """Of each piece the first row, the row after the last, and the memory that each strategy takes."""
+        """The first row of each piece, the row after its last, and the memory that each strategy takes."""
         ends = [*self.starts[1:].tolist(), self.stop]
         return zip(self.starts.tolist(), ends, self.levels.T, strict=True)
 

@@ -93,7 +93,7 @@ def column_names(header: str) -> list[str]:
 
 
 def read_table(text: str, table: str, kinds: Sequence[Columns[_R]]) -> list[_R] | None:
-    """What the lines of a table are read as, in the first of these kinds whose columns it has; None where it has those
+    """The rows of a table, read as the first of these kinds whose columns it has; None where it has those
     of none.
 
     Raises where a line is at fault, with its place.
