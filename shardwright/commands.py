@@ -51,6 +51,7 @@ def import_checkpoint(
     phase: Literal["prefill", "decode"] | None = None,
     experts: Literal["replicated", "all-to-all"] = "replicated",
     expert_capacity: float | None = None,
+    cache_format: Literal["int8"] | None = None,
 ) -> Imported:
     """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
     and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a
@@ -77,6 +78,7 @@ def import_checkpoint(
             phases=(phase,) if phase else PHASES,
             experts=experts,
             expert_capacity=expert_capacity,
+            cache_format=cache_format,
         )
 
 

@@ -44,8 +44,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "generate",
         description="Continue prompts with a Hugging Face checkpoint, compiled for a mesh with a layout for prefill "
         "and one for decode. Prompts are words or token ids; from a file they are JSON lines, "
-        '{"prompt": "text"} or {"tokens": [ids]}, and what comes out are the same lines with '
-        '"index", "new_tokens" and, where the checkpoint has a tokenizer, "text".',
+        '{"prompt": "text"} or {"tokens": [ids]}, and come out with "index", "new_tokens" and, if there is a tokenizer,'
+        ' "text".',
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json and *.safetensors")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; may be given more than once")
@@ -90,6 +90,7 @@ def _add_plan(parser: Parser) -> None:
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
     add_dtype(parser)
     add("--weights", choices=("int8", "int4"), help="quantize the weights while they are loaded")
+    add("--cache-format", choices=("int8",), help="quantize the cache")
     add_choice(parser)
     add_experts(parser)
     add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
@@ -265,6 +266,7 @@ def _run_settings(args: argparse.Namespace, prompts: list[Prompt], settings: Set
         passes=args.passes,
         experts=args.experts,
         expert_capacity=args.expert_capacity,
+        **({} if args.cache_format is None else {"cache_format": args.cache_format}),
         **layouts,
     )
 
@@ -334,6 +336,7 @@ def _options(args: argparse.Namespace) -> Options:
         args.weights,
         args.experts,
         args.expert_capacity,
+        args.cache_format,
         read_passes(args.passes),
         place_of(args),
     )

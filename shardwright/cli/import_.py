@@ -53,6 +53,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--batch", type=positive, metavar="B", help=f"sequences (default: {BATCH})")
     parser.add_argument("--length", type=positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
     add_dtype(parser)
+    parser.add_argument(
+        "--cache-format", choices=("int8",), help="with --cache, quantize keys and values in it, a scale for each row"
+    )
     add_experts(parser)
     add_sizes(parser)
     add_output(parser, "OUT.shard")
@@ -74,7 +77,8 @@ def _only_batch_and_length(args: argparse.Namespace) -> str | None:
 
 
 def _phases_need_a_cache(args: argparse.Namespace) -> str | None:
-    given = "--prefill-layout" if args.prefill_layout else "--phase" if args.phase else None
+    options = ("prefill_layout", "phase", "cache_format")
+    given = next((f"--{name.replace('_', '-')}" for name in options if getattr(args, name)), None)
     return f"{given} needs --cache T" if given and args.cache is None else None
 
 
@@ -100,6 +104,7 @@ def execute(args: argparse.Namespace) -> int:
         phase=args.phase,
         experts=args.experts,
         expert_capacity=args.expert_capacity,
+        cache_format=args.cache_format,
     )
     write_output(args.output, imported.text)
     if args.output in {None, "-"}:

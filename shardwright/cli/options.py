@@ -224,8 +224,7 @@ def add_attention(add: Callable[..., object], default: str | None, otherwise: st
         "--attention",
         choices=ATTENTION,
         default=default,
-        help="what attention and the cache are split over: heads, the batch, or, where there are more chips than heads "
-        f"of keys, heads and positions (default: {otherwise})",
+        help=f"what attention and the cache are split over; positions: what heads of keys leave (default: {otherwise})",
     )
 
 

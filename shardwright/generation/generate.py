@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardwright.generation.engine import Completion, Observe
     from shardwright.models.layouts import AttentionOver
     from shardwright.models.token_groups import ExpertsForm
+    from shardwright.models.value_types import CacheFormat
 
 
 def generate(
@@ -36,6 +37,7 @@ def generate(
     passes: str = "",
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
+    cache_format: CacheFormat | None = None,
     chip: str = "",
     objective: str = "time",
     calls: Mapping[str, float] | None = None,
@@ -78,6 +80,7 @@ def generate(
         weights,
         experts,
         expert_capacity,
+        cache_format,
         read_passes(passes),
         Place.of(objective, chip, calls),
     )

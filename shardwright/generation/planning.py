@@ -19,6 +19,7 @@ from shardwright.ir.verifier import Level
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.value_types import CacheFormat
 from shardwright.passes.base import Pass
 from shardwright.passes.pipelines import parse_pipeline
 from shardwright.passes.place import Place
@@ -43,6 +44,7 @@ class Options:
     weights: WeightFormat | None = None
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
+    cache_format: CacheFormat | None = None
     passes: tuple[Pass, ...] = ()
     place: Place = field(default_factory=Place)
 
@@ -53,7 +55,12 @@ class Options:
                 raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
         if self.expert_capacity is not None and self.experts == "replicated":
             raise fault("bad-setting", "expert_capacity needs experts='all-to-all'", NOWHERE)
-        named = (("attention", AttentionOver), ("weights", WeightFormat), ("experts", ExpertsForm))
+        named = (
+            ("attention", AttentionOver),
+            ("weights", WeightFormat),
+            ("experts", ExpertsForm),
+            ("cache_format", CacheFormat),
+        )
         for name, known in named:
             value, names = getattr(self, name), get_args(known)
             if value is not None and value not in names:
@@ -111,6 +118,7 @@ def _made(model: Model, prompts: Sequence[Prompt], settings: Settings, options: 
         settings.temperature > 0,
         options.experts,
         options.expert_capacity,
+        options.cache_format,
         options.passes,
         options.place,
     )
@@ -178,7 +186,7 @@ def _of_files(options: Options) -> _Given:
     files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
     if not files:
         return _Given()
-    of_presets = ["attention", "prefill_batch", "dtype"]
+    of_presets = ["attention", "prefill_batch", "dtype", "cache_format"]
     if is_file(options.decode_layout) and (options.prefill_layout is None or is_file(options.prefill_layout)):
         of_presets += ["experts", "expert_capacity"]
     for name in of_presets:

@@ -110,6 +110,7 @@ def _of_presets(config: Mapping[str, Any], plan: Plan) -> Program:
         prompts=plan.prefill_batch,
         experts=plan.experts,
         expert_capacity=plan.expert_capacity,
+        cache_format=plan.cache_format,
     )
     return _with_choosing(Source("<model>", imported.unformatted), None, None)
 

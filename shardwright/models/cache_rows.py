@@ -21,7 +21,7 @@ def restart(rows: Rows) -> list[str]:
 def adopt(source: ValueTypes, target: ValueTypes) -> list[str]:
     """Copies rows of the cache of `source`, and of its logits, to rows of that of `target`."""
     of, to = source.rows, target.rows
-    copies = [(to.keys, of.keys), (to.values, of.values)]
+    copies = list(zip(target.state, source.state, strict=True))
     return [
         f"# Row `source` of prefill's cache and logits becomes row {to.dim} of decode's; where it is below 0 the row",
         "# stays as it is.",

@@ -14,7 +14,7 @@ from shardwright.models.header import header
 from shardwright.models.layers import Layer, number, of_layers
 from shardwright.models.layouts import AttentionOver, Layout, Preset, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
-from shardwright.models.value_types import PROMPTS, SEQUENCES, Rows, ValueTypes
+from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, Rows, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
@@ -34,7 +34,7 @@ class Request:
     means heads.
     `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
     experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
-    `decomposed` writes attention as products and a softmax.
+    `decomposed` writes attention as products and a softmax. `cache_format` is what the cache is quantized to.
     """
 
     layout: str | Preset
@@ -50,6 +50,7 @@ class Request:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     decomposed: bool = False
+    cache_format: CacheFormat | None = None
 
 
 def model_program(model: Model, request: Request) -> tuple[str, Layout]:
@@ -105,7 +106,7 @@ def model_text(model: Model, request: Request) -> tuple[str, Layout]:
         sizes |= own.sizes
     weights = {weight.name: weight for weight in model_weights(model)}
     types = {
-        name: ValueTypes(model, layout, mesh, request.dtype, rows[name], groups.get(name))
+        name: ValueTypes(model, layout, mesh, request.dtype, rows[name], groups.get(name), request.cache_format)
         for name, layout in zip(functions, fitted, strict=True)
     }
     lines = [*header(model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached), ""]
@@ -164,7 +165,7 @@ def _token_groups(model: Model, request: Request, rows: Mapping[str, Rows]) -> d
 def _state(types: ValueTypes) -> list[str]:
     rows = types.rows
     # How many tokens of each sequence are in the cache is the position of its next one.
-    declared = {rows.keys: types.cache, rows.values: types.cache, rows.position: f"int32 {rows.dim}"}
+    declared = {**types.state, rows.position: f"int32 {rows.dim}"}
     return [f"  {name}: {kind}" for name, kind in declared.items()]
 
 

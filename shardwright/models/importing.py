@@ -18,6 +18,7 @@ from shardwright.models.forward import PHASES, Request, formatted, model_text
 from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.tp_plan import read_plan
+from shardwright.models.value_types import CacheFormat
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -54,6 +55,7 @@ def import_model(
     prompts: int | None = None,
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
+    cache_format: CacheFormat | None = None,
 ) -> Imported:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`, or as the JSON
     file of that name says, a tensor-parallel plan of `transformers` (`models.tp_plan`).
@@ -71,7 +73,8 @@ def import_model(
 
     Where the model has experts, every one computes every token, or with `experts="all-to-all"` tokens are sent to
     those that the router chose. An expert then has room for all tokens, or with `expert_capacity` for so many times
-    its even share of them, and those beyond are dropped (`models.token_groups`).
+    its even share of them, and those beyond are dropped (`models.token_groups`). `cache_format` is what keys and values
+    are quantized to in the cache, with a scale for each row of D.
 
     `attention` is over `"head"`, `"batch"` or `"positions"`; without a cache None leaves it to the compiler. Weights
     and activations are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at
@@ -108,8 +111,9 @@ def import_model(
             "split q_proj, k_proj, v_proj and o_proj, or leave out --cache",
         )
     request = Request(
-        chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity
-    )
+        chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity,
+        cache_format=cache_format,
+    )  # fmt: skip
     text, fitted = model_text(model, request)
     return Imported(model, text, weight_map(model), fitted.dropped)
 

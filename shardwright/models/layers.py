@@ -133,7 +133,7 @@ class Layer:
             if self.cached:
                 kind = types.attention("L", attention.key_dims)
                 lines.append(f"    {named(f'{name}_new', kind)} = {projections[name]}")
-                lines.append(f"    set {cache[name]} = update[T]({cache[name]}, {name}_new, {rows.position})")
+                lines += self.appended(cache[name], name)
             else:
                 kind = types.attention("T", attention.key_dims)
                 lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
@@ -145,9 +145,9 @@ class Layer:
             scale = "" if factor == 1.0 else f", scale={number(factor)}"
             scale += f", softcap={number(attention.softcap)}" if attention.softcap else ""
             given = (f", pos={rows.position}" if self.cached else "") + (", window=windows" if differ else "")
-            call = f"attend[T, D, causal=L{window}{scale}](q, {cache['k']}, {cache['v']}{given})"
+            call = f"attend[T, D, causal=L{window}{scale}](q, {self.kept(cache['k'])}, {self.kept(cache['v'])}{given})"
             return [*lines, f"    o = {call}", attended]
-        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {cache['k']}")
+        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {self.kept(cache['k'])}")
         scaled = "s" if factor == 1.0 else f"s * {number(factor)}"
         if attention.softcap:
             cap = number(attention.softcap)
@@ -159,7 +159,29 @@ class Layer:
         if types.dtype is not DType.F32:
             probabilities = f"convert[{types.dtype}]({probabilities})"
         lines.append(f"    p = {probabilities}")
-        return [*lines, f"    o = p @[T] {cache['v']}", attended]
+        return [*lines, f"    o = p @[T] {self.kept(cache['v'])}", attended]
+
+    def appended(self, cache: str, name: str) -> list[str]:
+        """New keys or values written to their cache: in int8 as multiples of a step, the largest of a row over 127."""
+        new, pos = f"{name}_new", self.types.rows.position
+        if self.types.cache_format is None:
+            return [f"    set {cache} = update[T]({cache}, {new}, {pos})"]
+        exact = new if self.types.dtype is DType.F32 else f"convert[f32]({new})"
+        return [
+            f"    {name}_exact = {exact}",
+            f"    {name}_step = maximum(max[D](abs({name}_exact)), 1e-20) / 127.0",
+            f"    {name}_steps = {name}_exact / {name}_step",
+            f"    {name}_rounded = where(less({name}_steps, 0.0), {name}_steps - 0.5, {name}_steps + 0.5)",
+            f"    set {cache} = update[T]({cache}, convert[int8]({name}_rounded), {pos})",
+            f"    set {cache}_scale = update[T]({cache}_scale, {name}_step, {pos})",
+        ]
+
+    def kept(self, cache: str) -> str:
+        """The cache as attention reads it."""
+        if not self.cached or self.types.cache_format is None:
+            return cache
+        exact = f"convert[f32]({cache}) * {cache}_scale"
+        return exact if self.types.dtype is DType.F32 else f"convert[{self.types.dtype}]({exact})"
 
     def turned(self, value: str) -> str:
         """The rotary embedding of a value, where there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
@@ -11,6 +12,9 @@ from shardwright.models.description import Model
 from shardwright.models.layouts import Layout, Role
 from shardwright.models.token_groups import TokenGroups
 from shardwright.models.weights import Weight
+
+CacheFormat = Literal["int8"]
+"""The formats that a cache may be quantized to, with a scale for each row of D."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class ValueTypes:
     dtype: DType
     rows: Rows = SEQUENCES
     groups: TokenGroups | None = None
+    cache_format: CacheFormat | None = None
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
@@ -49,12 +54,12 @@ class ValueTypes:
         row = Row(tuple(RowDim(dim, self.mesh.sorted(axes.get(dim, ()))) for dim in dims))
         return format_type(TypeExpr(str(dtype), row))
 
-    def hole(self, dims: Sequence[str]) -> str:
+    def hole(self, dims: Sequence[str], dtype: DType | None = None) -> str:
         """The type with these dimensions and a layout that is left open."""
         from shardwright.ir.format import format_type
         from shardwright.ir.syntax import Row, RowDim, TypeExpr
 
-        return format_type(TypeExpr(str(self.dtype), Row(tuple(RowDim(dim) for dim in dims), open=True)))
+        return format_type(TypeExpr(str(dtype or self.dtype), Row(tuple(RowDim(dim) for dim in dims), open=True)))
 
     # ------------------------------------------------------------ weights
 
@@ -146,10 +151,15 @@ class ValueTypes:
         return self.text(self.dtype, [self.rows.dim, position, *heads, "D"], self.layout.attention)
 
     @property
-    def cache(self) -> str:
-        """The keys, or the values, of every layer."""
-        dims = ["N", self.rows.dim, "T", *self.model.attention.key_dims, "D"]
-        if self.layout.open:
-            return self.hole(dims)
-        assert self.layout.attention is not None
-        return self.text(self.dtype, dims, self.layout.attention)
+    def state(self) -> dict[str, str]:
+        """The keys and the values of every layer by name, and their scales where they are quantized."""
+        kept = {name: (self.dtype, ["D"]) for name in (self.rows.keys, self.rows.values)}
+        if self.cache_format is not None:
+            kept = {name: (DType(self.cache_format), dims) for name, (_, dims) in kept.items()}
+            kept |= {f"{name}_scale": (DType.F32, list[str]()) for name in kept}
+        made: dict[str, str] = {}
+        for name, (dtype, last) in kept.items():
+            dims = ["N", self.rows.dim, "T", *self.model.attention.key_dims, *last]
+            over = self.layout.attention
+            made[name] = self.hole(dims, dtype) if self.layout.open or over is None else self.text(dtype, dims, over)
+        return made

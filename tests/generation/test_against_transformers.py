@@ -137,6 +137,15 @@ def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_p
     assert [c.new_tokens for c in other] != [c.new_tokens for c in wanted]
 
 
+def test_a_cache_in_int8(folder: Path, theirs: Any) -> None:
+    """Rows of prefill's own cache are adopted with their scales: tokens that are not near a tie are those of f32."""
+    done = shardwright.generate(
+        folder, PROMPTS[:4], mesh={"x": 2, "y": 2}, attention="positions", cache_format="int8", batch=2, chunk=4,
+        prefill_batch=2, prefill_layout="wg-x", max_new_tokens=4, stop_tokens=(),
+    )  # fmt: skip
+    assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None)[:4] for prompt in PROMPTS[:4]]
+
+
 def test_generate_chooses_what_is_not_given(folder: Path, theirs: Any) -> None:
     done = shardwright.generate(folder, PROMPTS[:2], mesh={"x": 2}, max_new_tokens=STEPS, stop_tokens=())
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS[:2]]

@@ -88,6 +88,36 @@ def test_unsharded(checkpoint: Callable[..., Path], name: str) -> None:
     agree(generate(program, run, tokens()), wanted(folder, tokens()))
 
 
+def test_a_cache_in_int8_is_within_half_a_step(checkpoint: Callable[..., Path]) -> None:
+    """Keys and values of the first layer, which no cache is before, are those of f32, rounded; logits are near."""
+    folder, given = checkpoint("llama-grouped"), tokens()
+    kept: list[dict[str, np.ndarray]] = []
+    found: list[np.ndarray] = []
+    for cache_format in (None, "int8"):
+        program, weights = program_of(folder, "ws1d", Mesh.of(x=2), attention="positions", cache_format=cache_format)
+
+        def run(
+            func: str,
+            args: dict[str, np.ndarray],
+            state: dict[str, np.ndarray],
+            program: Program = program,
+            weights: dict[str, np.ndarray] = weights,
+        ) -> tuple[np.ndarray, Any]:
+            (logits,), after = evaluate(program, func, args, weights, state)
+            kept.append(after)
+            return logits, after
+
+        found.append(generate(program, run, given))
+    exact, rounded = kept[len(kept) // 2 - 1], kept[-1]
+    for name in "kv":
+        scale = rounded[f"{name}_scale"][0][..., None]
+        apart = np.abs(rounded[name][0] * scale - exact[name][0])
+        assert (apart <= scale * (0.5 + 1e-4)).all()
+        assert np.abs(rounded[name][0]).max() == 127
+    apart = np.abs(found[0] - found[1]).max() / np.abs(found[0]).max()
+    assert 1e-5 < apart < 0.02  # a step is 1/127 of a row's largest element
+
+
 COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
     ("falcon", "ws2d", "wg-xy", "batch", Mesh.of(x=2, y=2, z=2)),
     ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2)),

@@ -65,7 +65,9 @@ def test_a_window_of_all_layers_is_a_number_of_the_text() -> None:
 
 
 def test_a_program_of_many_layers_is_as_long() -> None:
-    lines = [text_of("gemma3", num_hidden_layers=n, layer_types=kinds("wwwww." * 12)[:n]).splitlines() for n in (12, 62)]
+    lines = [
+        text_of("gemma3", num_hidden_layers=n, layer_types=kinds("wwwww." * 12)[:n]).splitlines() for n in (12, 62)
+    ]
     assert len(lines[0]) == len(lines[1])
     differing = [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]]
     assert all("layers" in few or few.startswith("dim ") for few, _ in differing)

@@ -207,6 +207,13 @@ def test_positions_take_the_axes_that_the_heads_of_keys_do_not(name: str, querie
         assert text == over_heads
 
 
+def test_a_cache_in_int8_has_a_scale_for_each_row() -> None:
+    options = {"attention": "positions", "cache": 16, "cache_format": "int8"}
+    for layout, wanted in (("ws1d", ("int8 NBT_yK_xD", "f32 NBT_yK_x")), ("open", ("int8 NBTKD?", "f32 NBTK?"))):
+        found = types(import_model(config_of("llama-grouped"), layout, Mesh.of(x=2, y=2), 4, 8, **options).text)
+        assert (found["k"], found["k_scale"]) == wanted
+
+
 def test_positions_that_do_not_divide_leave_the_axis_to_the_heads() -> None:
     made = import_model(config_of("llama-grouped"), "ws1d", Mesh.of(x=2, y=2), 4, 8, attention="positions", cache=15)
     assert made.dropped == ("T=15 is not split over y=2: not divisible",)

@@ -174,6 +174,7 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     ("words", "why"),
     [
         (["--phase", "decode"], "--phase needs --cache T"),
+        (["--cache-format", "int8"], "--cache-format needs --cache T"),
         (["--prefill-layout", "wg-x"], "--prefill-layout needs --cache T"),
         (["--batch", "0"], "argument --batch: '0' is not a whole number from 1 up"),
         (["--dim", "E=4"], "--dim E: the checkpoint gives the sizes of all dimensions but B and L"),
