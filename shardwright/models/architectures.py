@@ -529,7 +529,7 @@ def _experts(config: Config, key: str, number: int, chosen: int, *, normed: bool
 
 
 def _gemma_with_windows(config: Config, architecture: str, period: int) -> Model:
-    """What Gemma 2 and 3 share: where the config does not say, every layer but the last of each period is windowed."""
+    """The pieces that Gemma 2 and 3 share: unless the config says, the last layer of each period has no window."""
     _refuse(config, "use_bidirectional_attention", "attention to later positions is")
     model = _llama_like(
         config,
@@ -558,7 +558,7 @@ def _with_qwens_window(config: Config, attention: Attention, layers: int) -> Att
 
 
 def _with_window(config: Config, attention: Attention, sliding: list[bool]) -> Attention:
-    """With the config's `sliding_window` in the layers that its `layer_types` name, else in those of `sliding`."""
+    """Attention with the config's `sliding_window` in the layers that its `layer_types` name, or in `sliding` ones."""
     window = _absent_or(config, "sliding_window", 4096)
     given: object = config.keys.get("layer_types")
     if given is not None:

@@ -234,7 +234,7 @@ class Model:
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by, where all of a head turns its magnitude included."""
+        """The factor of scores, where all of a head turns its magnitude included."""
         longer = 1.0 if self.rotary is None or self.magnified else self.rotary.magnitude**2
         return self.attention.scale * longer
 

@@ -69,7 +69,7 @@ def returned(types: ValueTypes, w_down: str) -> list[str]:
 
 
 def _weight(experts: Experts) -> str:
-    """What the result of a chosen expert counts."""
+    """The weight of a chosen expert's result."""
     return "greatest / sum[A](greatest)" if experts.normed else "greatest"
 
 

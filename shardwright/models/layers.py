@@ -76,7 +76,7 @@ class Layer:
         return [*lines, *self.normed(f"following: {residual}", "total", "feedforward_norm", norm), "    next following"]
 
     def scaled(self, branch: str) -> str:
-        """What is added to the residual stream."""
+        """The branch as it is added to the residual stream."""
         return branch if self.model.residual_scale == 1.0 else f"{branch} * {number(self.model.residual_scale)}"
 
     # ------------------------------------------------------------ norms and projections
@@ -223,8 +223,9 @@ class Layer:
 
 
 def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
-    """What layers have of their own, or share, before the loop over them: `windows`, the `frequencies` of a rotary
-    embedding that `rotary` does not know, and the `magnitude` of what turns. A program has so many positions."""
+    """Statements before the loop over layers, of what these have of their own or share: `windows`, the `frequencies` of
+    a rotary embedding that `rotary` does not know, and the `magnitude` of what turns. A program has so many positions.
+    """
     rotary, attention = model.rotary, model.attention
     lines: list[str] = []
     if attention.windows_differ:

@@ -192,7 +192,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LONGROPE,
         },
     ),
-    "stablelm": ("StableLm", {"num_key_value_heads": 8, "num_attention_heads": 8, "hidden_size": 64}),
+    "stablelm": ("StableLm", {"num_key_value_heads": 4, "hidden_size": 64}),
     "stablelm-parallel": (
         "StableLm",
         {
@@ -203,7 +203,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
     ),
-    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 8}),
+    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 20}),
     "starcoder2-unbiased": ("Starcoder2", {"num_key_value_heads": 8, "use_bias": False, "tie_word_embeddings": False}),
     "qwen3-moe": ("Qwen3Moe", {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe-normed": (
