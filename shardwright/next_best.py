@@ -183,9 +183,8 @@ class _NextBest:
         cost = self.chosen_cost(solver)
         for part in self.whole:
             if part.neighbours[variable]:
-                keep = [np.ones(len(values), np.bool_) for values in part.values]
-                keep[variable] = part.values[variable] != chosen[variable]
-                left = part.restricted(keep, self.most + self.tolerance + cost - bound)
+                others = part.values[variable] != chosen[variable]
+                left = part.restricted({variable: others}, self.most + self.tolerance + cost - bound)
                 return self.most if left is None else min(self.most, bound - part.bound() + _settled(left) - cost)
         return self.most  # it has been decided: everything else costs more
 

@@ -17,6 +17,7 @@ from shardwright.ir.program import Func, Program
 from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
+    from shardwright.backends.hlo.kernels import Kernel
     from shardwright.backends.timeline.record import Course, Timeline
     from shardwright.cost.constants import Constants
     from shardwright.cost.program_cost import Cost
@@ -178,6 +179,7 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
     from shardwright.backends.hlo.statements import statement_names
     from shardwright.backends.jax.emit import emit
     from shardwright.backends.targets.compilers import MODULE, compile_module
+    from shardwright.backends.targets.estimates import estimated_s
     from shardwright.backends.targets.names import parse_target
     from shardwright.backends.timeline.scheduled import scheduled_course
     from shardwright.cost.topology import topology_of
@@ -189,9 +191,13 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
     (made,) = compile_module(target, text, program.mesh, [func.name])
     if made.error is not None:
         raise made.error
-    topology = topology_of(target.chip, program.mesh)
-    clock, names = target.rates.clock_hz, statement_names(text)
-    return scheduled_course(parse(made.text), topology, constants or target.chip.constants, clock, MODULE, names)
+    chip, rates = target.chip, target.rates
+
+    def seconds(kernel: Kernel) -> float:
+        return kernel.cycles / rates.clock_hz if kernel.cycles is not None else estimated_s(kernel, chip, rates) or 0.0
+
+    topology, names = topology_of(chip, program.mesh), statement_names(text)
+    return scheduled_course(parse(made.text), topology, constants or chip.constants, seconds, MODULE, names)
 
 
 def _cost(program: Program, func: Func, chip: str, constants: Constants | None = None) -> Cost:

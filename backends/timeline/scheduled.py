@@ -1,6 +1,6 @@
 """A target's own schedule as a course: a compiled module executed in the order of its text.
 
-Kernels take the cycles that the compiler says of them; collectives take what the cost model says of their axes and
+Kernels take the cycles that the compiler says of them, those of the module's own the work that they state; collectives take what the cost model says of their axes and
 bytes, since compilers say nothing of links. One that is parted into start and end goes on beside what stands between;
 any other has the chip to itself. Of a loop every trip is executed, until there are so many events that trips which take
 as long as the one before are told together.
@@ -8,7 +8,7 @@ as long as the one before are told together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -33,18 +33,15 @@ def scheduled_course(
     module: HloModule,
     topology: Topology,
     constants: Constants,
-    clock_hz: float,
+    kernel_s: Callable[[Kernel], float],
     file: str = "",
     names: Mapping[int, str] | None = None,
 ) -> Course:
-    """The course of one call of a module that a compiler has scheduled, whose kernels have cycles. `names` are the
+    """The course of one call of a module that a compiler has scheduled; `kernel_s` are a kernel's seconds. `names` are the
     values that the lines of an emitted `file` define: kernels are called after those that they compute."""
     run = _Run(
         module,
-        {
-            kernel.name: _Kernel(_called(kernel, file, names or {}), kernel.cycles / clock_hz)
-            for kernel in kernels_of(module)
-        },
+        {kernel.name: _Kernel(_called(kernel, file, names or {}), kernel_s(kernel)) for kernel in kernels_of(module)},
         {each.name: _priced(each, topology, constants) for each in collectives_of(module)},
     )
     run.execute(module.computations[module.entry])

@@ -77,7 +77,7 @@ def seconds(kind: CollectiveKind, nbytes: int) -> float:
 
 
 def course(text: str) -> Course:
-    return scheduled_course(parse(text), TOPOLOGY, DATASHEET, CLOCK)
+    return scheduled_course(parse(text), TOPOLOGY, DATASHEET, lambda kernel: (kernel.cycles or 0) / CLOCK)
 
 
 def test_what_is_parted_goes_on_beside_what_stands_between() -> None:
