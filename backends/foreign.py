@@ -60,7 +60,7 @@ PREFIX = "shardwright_kernel_"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class UserKernel:
     """A function of a user's own: the axes of its operands and results by letter, and those that chips may split."""
 
     name: str
@@ -70,7 +70,7 @@ class Kernel:
     splits: tuple[str, ...]
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, UserKernel] = {}
 """Those that `kernel` has declared in this process, by name."""
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,7 +97,7 @@ def kernel(axes: str, *, splits: str = "", name: str = "") -> Callable[[F], F]:
     def declare(function: F) -> F:
         own = name or getattr(function, "__name__", "")
         _examine(own, arrow, operands, results, split, axes)
-        KERNELS[own] = Kernel(own, function, operands, results, split)
+        KERNELS[own] = UserKernel(own, function, operands, results, split)
 
         def call(*args: Any) -> Any:
             return function(*args)

@@ -29,8 +29,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from global_arrays import FORMATS, global_function
 from opening import opened
 
-from shardwright.compiling import explicit, load
-from shardwright.explaining import FunctionReport, explain, explain_program
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.explaining.explain import FunctionReport, explain, explain_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program, Value

@@ -5,9 +5,9 @@ python bench/calibrate_offloading.py
 
 from __future__ import annotations
 
+from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.calibration import as_text, calibrate, median_error
-from shardwright.cost.offloading.runtimes import load_runtime
-from shardwright.prediction.offload_rows import calibration_rows
+from shardwright.reproduction.offload_rows import calibration_rows
 
 
 def main() -> None:

@@ -15,12 +15,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip, load_chip
-from shardwright.cost.objective import Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 ALLOWED = 1e-3
 
@@ -95,7 +95,7 @@ def chip_of(rng: random.Random) -> Chip:
     )  # fmt: skip
 
 
-def solved(text: str, chip: Chip, seconds: float = 20.0) -> Found | None:
+def solved(text: str, chip: Chip, seconds: float = 20.0) -> SearchResult | None:
     try:
         return search(load(Source("filling", text)), Objective.on(chip), seconds)
     except DiagnosticError:

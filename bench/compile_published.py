@@ -13,22 +13,23 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardwright.prediction import palm_frontiers, phases, programs
-from shardwright.prediction.figures import FIGURES
-from shardwright.prediction.programs import Deployment, Phase, Wanted, heading, read_shipped, write_shipped
-from shardwright.prediction.reproduction import reproduce
+from shardwright.prediction import phases, programs
+from shardwright.prediction.programs import Deployment, Phase, WantedProgram, heading, read_shipped, write_shipped
+from shardwright.reproduction import palm_frontiers
+from shardwright.reproduction.figures import FIGURES
+from shardwright.reproduction.reproduction import reproduce
 
 EXAMPLES = Path(__file__).parents[1] / "examples/published"
 """A few of them to read."""
 
 
 @contextmanager
-def recorded() -> Generator[dict[str, Wanted], None, None]:
+def recorded() -> Generator[dict[str, WantedProgram], None, None]:
     """The programs that are priced meanwhile, by the names of their files."""
-    asked: dict[str, Wanted] = {}
+    asked: dict[str, WantedProgram] = {}
     known = programs.candidates
 
-    def recording(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
+    def recording(deployment: Deployment, phase: Phase, batch: int) -> Iterator[WantedProgram]:
         for wanted in known(deployment, phase, batch):
             asked[f"{wanted.name}.shard"] = wanted
             yield wanted
@@ -40,7 +41,7 @@ def recorded() -> Generator[dict[str, Wanted], None, None]:
         programs.candidates = known
 
 
-def asked_for() -> dict[str, Wanted]:
+def asked_for() -> dict[str, WantedProgram]:
     """The programs that all tables and figures ask for, by the names of their files."""
     for known in (palm_frontiers.sweep, palm_frontiers.short_prefills, phases.phase_kernels):
         known.cache_clear()  # what was priced before would not be asked for
@@ -51,7 +52,7 @@ def asked_for() -> dict[str, Wanted]:
     return asked
 
 
-def made(wanted: Wanted) -> str:
+def made(wanted: WantedProgram) -> str:
     """The program as the compiler makes it, with what it was made of in its first line."""
     return heading(wanted.text, wanted.passes) + programs.compile_text(wanted.text, wanted.passes)
 

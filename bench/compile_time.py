@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardwright.backends.jax.emit import emit
-from shardwright.compiling import explicit, load
+from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import Source
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,9 +19,9 @@ from llama_config import Sizes
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config

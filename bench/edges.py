@@ -20,8 +20,8 @@ from oracles.example_programs import in_format
 from oracles.random_programs.texts import surface_program
 from versus_xla import compile_ours
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.passes.pipelines import explicit
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shardwright.ir.diagnostics import Source
 from shardwright.workbench import jobs
-from shardwright.workbench.examine import Settings, examine
+from shardwright.workbench.examine import ExamineSettings, examine
 
 Made = TypeVar("Made")
 
@@ -28,7 +28,7 @@ def timed(job: Callable[..., Made], *args: object) -> tuple[Made, float]:
 
 def looked_at(name: str, text: str) -> None:
     edited = Source(name, text.replace("B=512", "B=1024").replace("B=64", "B=128"))
-    settings = Settings(chip=CHIP, own_chips=False)
+    settings = ExamineSettings(chip=CHIP, own_chips=False)
     faults, at_once = timed(jobs.faults, edited, settings)
     assert not faults
     found, layouts = timed(examine, edited, settings)
@@ -39,12 +39,12 @@ def looked_at(name: str, text: str) -> None:
 
 def main() -> None:
     first = Source("first", jobs.example(jobs.example_names()[0]))
-    jobs.picture(examine(first, Settings(chip=CHIP)), first.name, first.text)
+    jobs.picture(examine(first, ExamineSettings(chip=CHIP)), first.name, first.text)
     print(f"{'milliseconds of processor time':<42} {'faults':>9} {'layouts':>9} {'picture':>9}")
     for name in jobs.example_names():
         looked_at(name, jobs.example(name))
     for model, layout in (("llama-3-8b", "ws2d"), ("llama-3-8b", "open"), ("llama-3-70b", "ws2d")):
-        text = jobs.begun(jobs.Beginning(model, layout, "x=4 y=4", 64, 128, 2048))
+        text = jobs.begun(jobs.StartingModel(model, layout, "x=4 y=4", 64, 128, 2048))
         looked_at(f"{model}, {layout}", text)
 
 

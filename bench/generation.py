@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llama_config import ONE_GPU, PARTITIONED, TINY, Sizes
 
-from shardwright.backends.random_inputs import Inputs, random_inputs
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import Inputs, random_inputs
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import PRESETS, AttentionOver
 from shardwright.passes.pipelines import explicit

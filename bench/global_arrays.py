@@ -18,7 +18,7 @@ from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement
 from shardwright.ir.types import DType
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.decompose import Decompose
 
 jnp: Any = jax.numpy
 MODULE = SimpleNamespace(jax=jax, jnp=jnp, lax=lax)

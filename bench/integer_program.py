@@ -17,8 +17,8 @@ import time
 import numpy as np
 from transformer_problems import transformer
 
-from shardwright.cost import highs as processes
-from shardwright.cost.integer_program.mathopt import Solving
+from shardwright.cost.integer_program import highs as processes
+from shardwright.cost.integer_program.mathopt import SolverRun
 from shardwright.cost.integer_program.problem import Edge, Problem
 from shardwright.cost.integer_program.solve import solve
 
@@ -86,7 +86,7 @@ def _alone(problem: Problem, seconds: float) -> str:
         return "not tried | | "
     processes.GRACE = OVER
     began = time.monotonic()
-    with Solving(problem, seconds) as highs:  # which is left the time that it takes beyond its limit
+    with SolverRun(problem, seconds) as highs:  # which is left the time that it takes beyond its limit
         solved = highs.result(seconds + OVER)
     took = time.monotonic() - began
     if solved is None or solved.choice is None:

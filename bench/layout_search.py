@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shardwright.compiling import explicit, load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import Objective
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import Source
-from shardwright.passes.choosing import search
+from shardwright.passes.compiling.choosing import search
 
 PALM = Path(__file__).parent.parent / "examples" / "search" / "palm.shard"
 STORED = {

@@ -15,12 +15,12 @@ import random
 import statistics
 from dataclasses import dataclass, replace
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip, Torus, load_chip
-from shardwright.cost.objective import SOLVERS, Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import SOLVERS, Objective
+from shardwright.cost.hardware.chips import Chip, Torus, load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 FAMILIES = {
     "feedforward": """
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    results: dict[str, list[tuple[Found | None, ...]]] = {}
+    results: dict[str, list[tuple[SearchResult | None, ...]]] = {}
     for number in range(args.problems):
         problem = drawn(random.Random(args.seed * 1000 + number), number, args.time_limit)
         found = tuple(solved(problem, problem.chip, solver, args.time_limit) for solver in SOLVERS)
@@ -114,7 +114,7 @@ def drawn(rng: random.Random, number: int, limit: float) -> Problem:
     return Problem(family, source, chip, tight)
 
 
-def solved(problem: Problem, chip: Chip, solver: str, limit: float) -> Found | None:
+def solved(problem: Problem, chip: Chip, solver: str, limit: float) -> SearchResult | None:
     """What was found; None where nothing was, or nothing fits."""
     try:
         return search(load(problem.source), replace(Objective.on(chip), solver=solver), limit)
@@ -124,22 +124,22 @@ def solved(problem: Problem, chip: Chip, solver: str, limit: float) -> Found | N
         return None
 
 
-def text(found: Found | None) -> str:
+def text(found: SearchResult | None) -> str:
     if found is None:
         return "nothing".ljust(30)
     return f"{1e6 * found.objective_s:12.4g} us {found.status:8} {found.seconds:6.2f} s"
 
 
-def proved(found: tuple[Found | None, ...]) -> int:
+def proved(found: tuple[SearchResult | None, ...]) -> int:
     return sum(each is not None and each.status == "optimal" for each in found)
 
 
-def seconds(found: tuple[Found | None, ...]) -> str:
+def seconds(found: tuple[SearchResult | None, ...]) -> str:
     taken = [each.seconds for each in found if each is not None]
     return f"{statistics.median(taken):.2f}" if taken else ""
 
 
-def disagree(found: tuple[Found | None, ...]) -> bool:
+def disagree(found: tuple[SearchResult | None, ...]) -> bool:
     times = [each.objective_s for each in found if each is not None and each.status == "optimal"]
     return len(times) > 1 and max(times) > min(times) * 1.001
 

@@ -70,9 +70,9 @@ def main() -> None:
 
     from shardwright.backends.jax.session import Session
     from shardwright.ir.diagnostics import Source
-    from shardwright.ir.elaborate import elaborate
+    from shardwright.ir.elaboration.elaborate import elaborate
     from shardwright.ir.mesh import Mesh
-    from shardwright.ir.parser import parse
+    from shardwright.ir.text.parser import parse
     from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.importing import import_model
     from shardwright.passes.pipelines import EXPLICIT, explicit, parse_pipeline, run_with_weights

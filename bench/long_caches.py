@@ -14,9 +14,9 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip, load_chip
-from shardwright.cost.objective import Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, AllReduce, Attend, Movement, ReduceScatter
@@ -24,10 +24,10 @@ from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
-from shardwright.models.forward import Request, model_program
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
-from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.models.forward import ProgramRequest, model_program
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
 MODELS = {
@@ -47,7 +47,7 @@ MODELS = {
 
 def decode(model: str, mesh: Mesh, context: int, batch: int, *, whole: bool) -> Program:
     """The open program of a step; with `whole`, no axis may split the positions that are attended."""
-    request = Request("open", mesh, batch, 1, DType.BF16, cache=context, phases=("decode",))
+    request = ProgramRequest("open", mesh, batch, 1, DType.BF16, cache=context, phases=("decode",))
     text, _ = model_program(describe(Config(MODELS[model])), request)
     if whole:
         # Attention that also gives its log-sum-exp as a value attends all positions on each chip.
@@ -64,9 +64,9 @@ def meshes(n_chips: int) -> Iterator[Mesh]:
 
 def best(
     model: str, chip: Chip, n_chips: int, context: int, batch: int, seconds: float, *, whole: bool
-) -> tuple[Mesh, Found] | None:
+) -> tuple[Mesh, SearchResult] | None:
     """The fastest of all meshes that fits; None where none does."""
-    found: list[tuple[Mesh, Found]] = []
+    found: list[tuple[Mesh, SearchResult]] = []
     for mesh in meshes(n_chips):
         try:
             made = search(

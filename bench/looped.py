@@ -5,8 +5,8 @@
 Feedforward layers in the layouts of Pope et al. 2022, section 3.2, in f32 on eight virtual CPU devices. For each, plain
 and with `loop-collectives` one way round, two ways, and with shuffled weights: bytes that a device receives and
 collectives executed, counted in the HLO of the compiled module; the largest temporary memory of a device, as XLA's
-`memory_analysis` says; what `cost.memory` predicts for activations; and the median of interleaved step times. The
-CPU runs one operation after the other, so there is nothing to win in time: its ratio is the price of the loop.
+`memory_analysis` says; what `cost.programs.memory` predicts for activations; and the median of interleaved step times.
+The CPU runs one operation after the other, so there is nothing to win in time: its ratio is the price of the loop.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 from shardwright.backends.hlo.counts import Counts, count
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.cost.memory import memory_of
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
-from shardwright.passes.loop_collectives import LoopCollectives, shuffling
+from shardwright.ir.text.parser import parse
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, run_passes
-from shardwright.passes.place import Place
-from shardwright.passes.shuffling import shuffle
+from shardwright.passes.rings.loop_collectives import LoopCollectives, shuffling
+from shardwright.passes.rings.shuffling import shuffle
 
 jax = cast(Any, importlib.import_module("jax"))
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from shardwright.compiling import explicit, load
-from shardwright.explaining import FunctionReport, explain_program
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.explaining.explain import FunctionReport, explain_program
 from shardwright.ir.diagnostics import Source
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 

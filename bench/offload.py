@@ -33,10 +33,10 @@ import transformers
 from offload_on_gpu import compare
 from offloaded_run import Run, machine_here, offloaded
 
-from shardwright.cost.chips import Machine
+from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.types import DType
-from shardwright.offloading.request import Request
+from shardwright.serving.offloading.request import OffloadRequest
 
 VOCAB = 8000
 PLACES = {
@@ -58,7 +58,7 @@ def checkpoint(folder: Path, layers: int, hidden: int) -> None:
 
 def ours(folder: Path, prompts: list[list[int]], new: int, where: str, batch: int, machine: Machine) -> Run:
     policy = parse_policy(f"{batch},{-(-len(prompts) // batch)},{PLACES[where]}")
-    return offloaded(folder, prompts, new, Request(policy, dtype=DType.F32, device="cpu"), machine)
+    return offloaded(folder, prompts, new, OffloadRequest(policy, dtype=DType.F32, device="cpu"), machine)
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,17 @@ import torch
 import transformers
 from offloaded_run import Run, machine_here, offloaded
 
-from shardwright.cost.chips import Machine
-from shardwright.cost.offloading.runtimes import load_runtime
-from shardwright.cost.unrolling import Resource
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.hardware.runtimes import load_runtime
+from shardwright.cost.programs.unrolling import Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
 from shardwright.models.dummy_checkpoint import write_dummy
 from shardwright.models.importing import import_model
-from shardwright.offloading.request import Request
 from shardwright.prediction.offloading import best_plan, setting_of
+from shardwright.serving.offloading.request import OffloadRequest
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _ours(path: Path, case: Case, machine: Machine) -> Run:
         # What is planned must leave room for the runtime's buffers and for values that come and go.
         tight = replace(machine.chip, memory_bytes=share * machine.chip.memory_bytes)
         planned = best_plan(replace(setting, machine=replace(machine, chip=tight))).plan
-        request = Request(planned.policy, dtype=case.dtype, caps=caps, device=case.device)
+        request = OffloadRequest(planned.policy, dtype=case.dtype, caps=caps, device=case.device)
         try:
             run = offloaded(path, list(_prompts(case, planned.policy.block)), case.new, request, machine)
         except DiagnosticError as error:

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.backends.timeline.durations import token_of
-from shardwright.backends.torch.event_threads import Timed
-from shardwright.cost.chips import Machine, load_machine
-from shardwright.cost.offloading.runtimes import load_runtime
-from shardwright.cost.unrolling import Event, Resource
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
+from shardwright.backends.torch.event_threads import TimedEvent
+from shardwright.cost.hardware.chips import Machine, load_machine
+from shardwright.cost.hardware.runtimes import load_runtime
+from shardwright.cost.programs.unrolling import Event, Resource
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.offloading.measuring import measure
-from shardwright.offloading.report import Report
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
 from shardwright.prediction.offload_timeline import run_prediction
 from shardwright.prediction.offloading import setting_of
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.measuring import measure
+from shardwright.serving.offloading.report import Report
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 ROWS = {
     "compute": (Resource.DEVICE,),
@@ -44,7 +44,7 @@ class Run:
 
     tokens: list[tuple[int, ...]]
     report: Report
-    timed: list[Timed]
+    timed: list[TimedEvent]
     predicted: float
     processor_s: float
 
@@ -82,13 +82,15 @@ def machine_here(file: str | None, device: str, dtype: DType, folder: Path) -> M
         return load_machine(made.name)
 
 
-def offloaded(folder: Path, prompts: list[list[int]], new: int, request: Request, machine: Machine | None) -> Run:
+def offloaded(
+    folder: Path, prompts: list[list[int]], new: int, request: OffloadRequest, machine: Machine | None
+) -> Run:
     """The prompts, all of one length, continued; with `machine` predicted too."""
     model = import_model(read_config(folder).keys, "ws2d", Mesh(()), 1, 1).model
-    blocks: list[list[Timed]] = []
+    blocks: list[list[TimedEvent]] = []
     lock = threading.Lock()
 
-    def observe(timed: Timed) -> None:
+    def observe(timed: TimedEvent) -> None:
         with lock:
             seen[timed.event.number] += 1
             while len(blocks) < seen[timed.event.number]:
@@ -97,7 +99,7 @@ def offloaded(folder: Path, prompts: list[list[int]], new: int, request: Request
 
     seen: defaultdict[int, int] = defaultdict(int)
     made = make_prompts(prompts, model.vocab, None)
-    with OffloadedModel(folder, request, made, Settings(max_new_tokens=new), observe=observe) as offloading:
+    with OffloadedModel(folder, request, made, GenerationSettings(max_new_tokens=new), observe=observe) as offloading:
         began = time.process_time()
         done = sorted(offloading.completions(), key=lambda completion: completion.prompt.index)
         processor_s = time.process_time() - began

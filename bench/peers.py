@@ -16,9 +16,9 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.chips import Torus
-from shardwright.prediction.reproduction import compare
-from shardwright.prediction.rows import Row, published
+from shardwright.cost.hardware.chips import Torus
+from shardwright.reproduction.reproduction import compare
+from shardwright.reproduction.rows import PublishedRow, published
 
 PACKAGES = ("llm-analysis==0.2.2", "genz-llm==0.0.16")
 
@@ -32,7 +32,7 @@ def python_of(folder: Path) -> Path:
     return python
 
 
-def told(row: Row) -> dict[str, Any]:
+def told(row: PublishedRow) -> dict[str, Any]:
     """What a peer is told of a row."""
     model, chip = row.model.model, row.chip
     torus = chip.interconnect

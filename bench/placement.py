@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import shardwright
-from shardwright.cost.divisible_placement import place_layouts
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -12,7 +12,7 @@ import random
 import time
 from itertools import pairwise, product
 
-from shardwright.cost.resharding import plan
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Dim, DType, Shape, State, TensorType
 

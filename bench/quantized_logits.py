@@ -25,18 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import numpy as np
 from models.checkpoints import ARCHITECTURES, CHECKPOINTS, make_checkpoint
 
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.weight_source import read_whole
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.transformers_logits import transformers_logits
 from shardwright.passes.pipelines import run_with_weights
-from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
 BATCH, LENGTH = 4, 16
 MESH = Mesh.of(x=2, y=2, z=2)

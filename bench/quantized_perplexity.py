@@ -28,12 +28,12 @@ import numpy as np
 
 from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.block_run import BlockRun
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.block_run import BlockRun
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,9 +149,9 @@ class Forced(OffloadedModel):
 def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
     """Logits [texts, tokens, V] of the offloaded model before each token from `prompt` on."""
     policy = replace(parse_policy(POLICY), quantized_weights=kind.weights, quantized_cache=kind.cache)
-    request = Request(policy, dtype=DType.F32, sparse=kind.sparse)
+    request = OffloadRequest(policy, dtype=DType.F32, sparse=kind.sparse)
     prompts = make_prompts(texts[:, :prompt].tolist(), VOCAB, None)
-    model = Forced(folder, request, prompts, Settings(max_new_tokens=texts.shape[1] - prompt))
+    model = Forced(folder, request, prompts, GenerationSettings(max_new_tokens=texts.shape[1] - prompt))
     with model:
         return model.logits(texts, prompt)
 

@@ -35,7 +35,7 @@ from oracles.layout_execution import execute
 from oracles.layout_pairs import all_meshes, cramped, mesh_of, roomy, type_of
 from oracles.layout_search import SUM, Layout, cheapest
 
-from shardwright.cost.resharding import Plan, plan, plan_in_any_order
+from shardwright.cost.resharding.planner import ReshardingPlan, plan, plan_in_any_order
 from shardwright.ir.ops import Permute
 
 Case = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -56,7 +56,7 @@ def keeps_partial(before: Layout, after: Layout, sizes: Sequence[int]) -> bool:
     return any(a == b == SUM and size > 1 for a, b, size in zip(before, after, sizes, strict=True))
 
 
-def gains_from_room(made: Plan, sizes: Sequence[int]) -> bool:
+def gains_from_room(made: ReshardingPlan, sizes: Sequence[int]) -> bool:
     """Whether the same pair on a roomy shape meets the bound."""
     rows = [[kind.state(axis) for axis in "xyzw"[: len(sizes)]] for kind in (made.source, made.target)]
     names = made.source.names

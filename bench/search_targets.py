@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from shardwright.compiling import load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
@@ -27,10 +27,10 @@ from shardwright.models.architectures import describe
 from shardwright.models.built_in import built_in
 from shardwright.models.config import read_config
 from shardwright.models.description import Model
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import PRESETS
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
 CONFIGS = {
@@ -68,7 +68,9 @@ def model_of(name: str) -> Model:
 
 def program_of(model: Model, layout: str, phase: str, mesh: dict[str, int], attention: str | None) -> Program:
     length = 1 if phase == "decode" else LENGTH
-    request = Request(layout, Mesh(tuple(mesh.items())), BATCH, length, DType.BF16, attention, CACHE, phases=(phase,))
+    request = ProgramRequest(
+        layout, Mesh(tuple(mesh.items())), BATCH, length, DType.BF16, attention, CACHE, phases=(phase,)
+    )
     return load(Source(layout, model_program(model, request)[0]))
 
 
@@ -88,7 +90,7 @@ def best_preset(model: Model, phase: str, mesh: dict[str, int], objective: Objec
     return best
 
 
-def searched(program: Program, objective: Objective, seconds: float) -> tuple[Found | None, float, str]:
+def searched(program: Program, objective: Objective, seconds: float) -> tuple[SearchResult | None, float, str]:
     before = time.process_time()
     try:
         found, said = search(program, objective, seconds), ""

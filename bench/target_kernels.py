@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardwright.compiling import explicit, load
-from shardwright.explaining import explain_program
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.explaining.explain import explain_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -23,7 +23,7 @@ from typing import Any
 
 from targets import Row, rows_of, table
 
-from shardwright.compiling import load
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType

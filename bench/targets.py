@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardwright.compiling import explicit, load
-from shardwright.explaining import FunctionReport, explain_program
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.explaining.explain import FunctionReport, explain_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 

@@ -37,9 +37,9 @@ from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.placing import placed_shape, sharding_of
-from shardwright.backends.random_inputs import Inputs, random_inputs
-from shardwright.compiling import explicit
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import Inputs, random_inputs
+from shardwright.compiling.compile_program import explicit
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.program import Program
 from shardwright.ir.types import OpenType, ValueType
 

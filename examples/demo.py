@@ -15,15 +15,15 @@ import numpy as np
 
 import shardwright
 from shardwright.backends.graph.annotations import of_costs
-from shardwright.cost.chips import load_chip
-from shardwright.cost.program_cost import cost_of
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.one_line import format_expr
-from shardwright.ir.syntax import CallExpr
+from shardwright.ir.text.one_line import format_expr
+from shardwright.ir.text.syntax import CallExpr
 from shardwright.ir.types import DType
 from shardwright.models.built_in import built_in
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import ProgramRequest, model_program
 
 EXAMPLE = Path(__file__).parent / "10_palm_parallel_block.shard"
 MESH = {"x": 2, "y": 2, "z": 2}
@@ -83,7 +83,7 @@ def main() -> int:
 def find_layouts(out: Path) -> None:
     """A step of decode of Llama-3-70B with nothing said about layouts: what is found, what it takes, its picture."""
     batch, positions, chip = 64, 4096, "h100"
-    request = Request("open", Mesh((("x", 8),)), batch, 1, DType.BF16, cache=positions, phases=("decode",))
+    request = ProgramRequest("open", Mesh((("x", 8),)), batch, 1, DType.BF16, cache=positions, phases=("decode",))
     text, _ = model_program(built_in("llama-3-70b").model, request)
     print(f"Llama-3-70B on 8 H100s: a step of decode of {batch} sequences, {positions:,} positions each")
     began = time.perf_counter()

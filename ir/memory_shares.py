@@ -8,7 +8,7 @@ from shardwright.ir.types import Placement, Shape, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TierRows:
     """Rows `start` to `stop` of a dimension, in one memory."""
 
     tier: Tier
@@ -20,18 +20,18 @@ class Rows:
         return self.stop - self.start
 
 
-def rows_of(placement: Placement, size: int) -> tuple[Rows, ...]:
+def rows_of(placement: Placement, size: int) -> tuple[TierRows, ...]:
     """The rows in each memory, device first, then host, then disk: each share is kept to within a row."""
     shares = dict.fromkeys(Tier, 0.0)
     for tier, percent in placement.shares:
         shares[tier] += percent
-    made: list[Rows] = []
+    made: list[TierRows] = []
     start, total = 0, 0.0
     for tier in Tier:
         total += shares[tier]
         stop = min(size, round(size * total / 100))
         if stop > start:
-            made.append(Rows(tier, start, stop))
+            made.append(TierRows(tier, start, stop))
         start = max(start, stop)
     return tuple(made)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, fault, nearest
-from shardwright.ir.syntax import Static
+from shardwright.ir.text.syntax import Static
 from shardwright.ir.types import ON_DEVICE, Dim, DType, Placement, Reduction, Shape, State
 
 SUM = Reduction.SUM
@@ -95,7 +95,7 @@ class Context:
 
 
 def misuse(code: str, message: str, *notes: str | Note) -> DiagnosticError:
-    """A fault whose place the caller of the operation fills in (`ir.elaborate` knows the statement)."""
+    """A fault whose place the caller of the operation fills in (`ir.elaboration.elaborate` knows the statement)."""
     return fault(code, message, NOWHERE, *notes)
 
 

@@ -168,8 +168,8 @@ class Program:
     """Draws a program as HTML, for notebooks. The package sets it: what draws stands above this one."""
 
     def __repr__(self) -> str:
-        from shardwright.ir.format import format_module
-        from shardwright.ir.unparse import unparse
+        from shardwright.ir.text.format import format_module
+        from shardwright.ir.text.unparse import unparse
 
         return format_module(unparse(self))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from shardwright.ir.program import Program
-from shardwright.ir.verifier import Level
+from shardwright.ir.verification.verifier import Level
 from shardwright.ir.weight_source import WeightSource
 
 

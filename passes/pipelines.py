@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, fault, nearest
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
-from shardwright.ir.verifier import Level, has_holes, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, has_holes, verify
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass, Proof
-from shardwright.passes.choose_digit_order import ChooseDigitOrder
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
-from shardwright.passes.edge_blocks import EdgeBlocks
-from shardwright.passes.insert_moves import InsertMoves
-from shardwright.passes.place import Place
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.edge_blocks import EdgeBlocks
+from shardwright.passes.compiling.insert_moves import InsertMoves
+from shardwright.passes.compiling.place import Place
 
 MOVEMENTS: tuple[Pass, ...] = (
     ChooseDigitOrder(tied=True),
@@ -61,7 +61,7 @@ EXPLICIT = explicit_passes(Place())
 
 
 @dataclass(frozen=True)
-class Trace:
+class PassRecord:
     """The record of one pass: the programs after and before it, the seconds that it took, and the proof of its layouts
     where it chose any."""
 
@@ -72,7 +72,9 @@ class Trace:
     proof: Proof | None = None
 
 
-def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trace], None] | None = None) -> Program:
+def run_passes(
+    program: Program, passes: Sequence[Pass], observe: Callable[[PassRecord], None] | None = None
+) -> Program:
     """The program after the passes. Verifies before the first and after each; `observe` sees every step.
 
     Raises a `DiagnosticError` where the input is at fault, a `CompilerFault` where a pass is.
@@ -95,11 +97,11 @@ def run_passes(program: Program, passes: Sequence[Pass], observe: Callable[[Trac
         if isinstance(applied, Place) or (program != before and applied.name not in _AFTER_PLACE):
             placed = isinstance(applied, Place)
         if observe is not None:
-            observe(Trace(applied, program, seconds, before, proof))
+            observe(PassRecord(applied, program, seconds, before, proof))
     return program
 
 
-def proof_of(traces: Sequence[Trace]) -> Proof | None:
+def proof_of(traces: Sequence[PassRecord]) -> Proof | None:
     """How far the layouts that passes chose are from the least bytes at most; None where none were chosen."""
     return next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
 
@@ -109,7 +111,7 @@ def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSou
 
     Nothing is read from `source` yet: what the passes do to weights is done to each part when it is asked for.
     """
-    traces: list[Trace] = []
+    traces: list[PassRecord] = []
     made = run_passes(program, passes, traces.append)
     for trace in traces:
         source = trace.applied.weights(trace.before, source)
@@ -175,7 +177,7 @@ def _lack(applied: Pass, before: Program, error: DiagnosticError, *, placed: boo
 
 def explicit(
     program: Program,
-    observe: Callable[[Trace], None] | None = None,
+    observe: Callable[[PassRecord], None] | None = None,
     *,
     edges: Edges = "global",
     then: Sequence[Pass] = (),
@@ -196,13 +198,13 @@ def explicit(
 
 
 def _memories(program: Program, place: Place) -> tuple[Pass, ...]:
-    from shardwright.passes.choose_memories import ChooseMemories, open_memories
+    from shardwright.passes.compiling.choose_memories import ChooseMemories, open_memories
 
     return (ChooseMemories(place.chip, place.calls),) if open_memories(program) else ()
 
 
 def _offload() -> Pass:
-    from shardwright.passes.offload import Offload
+    from shardwright.passes.memory.offload import Offload
 
     return Offload()
 

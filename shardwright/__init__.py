@@ -7,58 +7,65 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from shardwright.advising import Verdict, advise
     from shardwright.asserting.assertion import assert_collectives
     from shardwright.backends.foreign import kernel
     from shardwright.backends.graph import draw
-    from shardwright.backends.random_inputs import random_inputs
-    from shardwright.backends.reference import evaluate
-    from shardwright.backends.simulator import simulate
+    from shardwright.backends.simulation.random_inputs import random_inputs
+    from shardwright.backends.simulation.reference import evaluate
+    from shardwright.backends.simulation.simulator import simulate
     from shardwright.backends.targets.names import targets
     from shardwright.calibrating import Calibration, calibrate
-    from shardwright.checking import check
     from shardwright.commands import fit, fmt, import_checkpoint, opt, predict, search, sweep
-    from shardwright.compiling import Compiled, compile_program, explicit, load, print_program, run
-    from shardwright.cost.traffic import Traffic, bytes_received
-    from shardwright.explaining import explain
+    from shardwright.compiling.checking import check
+    from shardwright.compiling.compile_program import Compiled, compile_program, explicit, load, print_program, run
+    from shardwright.compiling.resharding import reshard
+    from shardwright.cost.movements.traffic import Traffic, bytes_received
+    from shardwright.explaining.advising import Verdict, advise
+    from shardwright.explaining.explain import explain
     from shardwright.exporting.export import Exported, export
-    from shardwright.generation.engine import Completion
-    from shardwright.generation.generate import generate
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source
     from shardwright.ir.program import Program
-    from shardwright.offloading.offload import offload
     from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
-    from shardwright.prediction.reproduction import reproduce
-    from shardwright.resharding import reshard
+    from shardwright.reproduction.reproduction import reproduce
+    from shardwright.serving.generation.engine import Completion
+    from shardwright.serving.generation.generate import generate
+    from shardwright.serving.offloading.offload import offload
     from shardwright.tracing.trace import Trace, trace
     from shardwright.workbench.explorer import explore
 
 # The public names that each module has. It is loaded on first use, so that `import shardwright` costs nothing.
 _NAMES = {
-    "shardwright.advising": ("Verdict", "advise"),
+    "shardwright.explaining.advising": ("Verdict", "advise"),
     "shardwright.asserting.assertion": ("assert_collectives",),
     "shardwright.backends.foreign": ("kernel",),
     "shardwright.backends.graph": ("draw",),
-    "shardwright.backends.random_inputs": ("random_inputs",),
-    "shardwright.backends.reference": ("evaluate",),
-    "shardwright.backends.simulator": ("simulate",),
+    "shardwright.backends.simulation.random_inputs": ("random_inputs",),
+    "shardwright.backends.simulation.reference": ("evaluate",),
+    "shardwright.backends.simulation.simulator": ("simulate",),
     "shardwright.backends.targets.names": ("targets",),
     "shardwright.calibrating": ("Calibration", "calibrate"),
-    "shardwright.checking": ("check",),
+    "shardwright.compiling.checking": ("check",),
     "shardwright.commands": ("fit", "fmt", "import_checkpoint", "opt", "predict", "search", "sweep"),
-    "shardwright.compiling": ("Compiled", "compile_program", "explicit", "load", "print_program", "run"),
-    "shardwright.cost.traffic": ("Traffic", "bytes_received"),
-    "shardwright.explaining": ("explain",),
+    "shardwright.compiling.compile_program": (
+        "Compiled",
+        "compile_program",
+        "explicit",
+        "load",
+        "print_program",
+        "run",
+    ),
+    "shardwright.cost.movements.traffic": ("Traffic", "bytes_received"),
+    "shardwright.explaining.explain": ("explain",),
     "shardwright.exporting.export": ("Exported", "export"),
-    "shardwright.generation.engine": ("Completion",),
-    "shardwright.generation.generate": ("generate",),
+    "shardwright.serving.generation.engine": ("Completion",),
+    "shardwright.serving.generation.generate": ("generate",),
     "shardwright.ir.diagnostics": ("Diagnostic", "DiagnosticError", "Source"),
-    "shardwright.offloading.offload": ("offload",),
+    "shardwright.serving.offloading.offload": ("offload",),
     "shardwright.optimizing": ("Optimized", "optimize"),
     "shardwright.planning": ("plan",),
-    "shardwright.prediction.reproduction": ("reproduce",),
-    "shardwright.resharding": ("reshard",),
+    "shardwright.reproduction.reproduction": ("reproduce",),
+    "shardwright.compiling.resharding": ("reshard",),
     "shardwright.tracing.trace": ("Trace", "trace"),
     "shardwright.workbench.explorer": ("explore",),
 }

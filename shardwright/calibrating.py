@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardwright.cost.calibration import Fit
-from shardwright.cost.calibration import calibrate as fitted
-from shardwright.cost.chips import chip_text, load_chip
+from shardwright.cost.hardware.calibration import Fit
+from shardwright.cost.hardware.calibration import calibrate as fitted
+from shardwright.cost.hardware.chips import chip_text, load_chip
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.types import DType
-from shardwright.offloading.measuring import measure as measure_offloading
 from shardwright.prediction.chip_file import with_constants
 from shardwright.prediction.machine import measure
-from shardwright.prediction.reproduction import calibration_rows, credible, rows_of
-from shardwright.prediction.rows import Row, file_source
+from shardwright.reproduction.reproduction import calibration_rows, credible, rows_of
+from shardwright.reproduction.rows import PublishedRow, file_source
+from shardwright.serving.offloading.measuring import measure as measure_offloading
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def calibrate(
     """The six constants of a chip: fitted to `rows`, a table of `reproduce` or a file in its columns, those of `chip`
     alone where one is named; without rows measured on the devices that JAX has here.
 
-    With `offloading` device, host and disk are measured as the offloading runtime uses them, in PyTorch, on `device`,
-    for weights and activations in `dtype`, with the disk of `spill_dir`. Raises a `DiagnosticError` where rows are at
-    fault.
+    With `serving.offloading` device, host and disk are measured as the offloading runtime uses them, in PyTorch, on
+    `device`, for weights and activations in `dtype`, with the disk of `spill_dir`. Raises a `DiagnosticError` where
+    rows are at fault.
     """
     if rows is not None:
         return _of_rows(rows, chip)
@@ -74,7 +74,7 @@ def _of_rows(name: str, chip_name: str | None) -> Calibration:
     return Calibration(text, values, _summary(chip.name, len(rows), fit))
 
 
-def _rows(name: str, chip: str | None) -> list[Row]:
+def _rows(name: str, chip: str | None) -> list[PublishedRow]:
     """The rows to fit: of a published table those that its constants are fitted on, of a file all; of one chip."""
     if chip is not None:
         with located(Source("--chip", "")):

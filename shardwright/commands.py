@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from shardwright.cost_tables import Costs
     from shardwright.ir.program import Program
-    from shardwright.models.importing import Imported
+    from shardwright.models.importing import ImportedModel
     from shardwright.models.layouts import AttentionOver
     from shardwright.pareto.sweeping import Swept
-    from shardwright.passes.found import Found
-    from shardwright.prediction.fitting import Fitting
+    from shardwright.passes.compiling.found import SearchResult
+    from shardwright.prediction.fitting import FitResult
     from shardwright.prediction.programs import Weights
 
 
 def fmt(text: str, name: str = "<text>") -> str:
     """A program's text the canonical way. Raises a `DiagnosticError` where it does not parse."""
     from shardwright.ir.diagnostics import Source
-    from shardwright.ir.format import format_module
-    from shardwright.ir.parser import parse
+    from shardwright.ir.text.format import format_module
+    from shardwright.ir.text.parser import parse
 
     return format_module(parse(Source(name, text)))
 
@@ -52,7 +52,7 @@ def import_checkpoint(
     experts: Literal["replicated", "all-to-all"] = "replicated",
     expert_capacity: float | None = None,
     cache_format: Literal["int8"] | None = None,
-) -> Imported:
+) -> ImportedModel:
     """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
     and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a
     `DiagnosticError` where the config is at fault or the layout does not fit the mesh."""
@@ -85,10 +85,10 @@ def import_checkpoint(
 def predict(program: Program, chip: str, *, calls: Mapping[str, float] | None = None, datasheet: bool = False) -> Costs:
     """The command `cost`: what each function takes on a chip, by name or by chip file, layouts chosen for it where they
     are open. Raises a `DiagnosticError` where demands cannot be met or the chip is not known."""
-    from shardwright.compiling import explicit
-    from shardwright.cost.chips import load_chip
-    from shardwright.cost.constants import DATASHEET
-    from shardwright.cost.program_cost import cost_of
+    from shardwright.compiling.compile_program import explicit
+    from shardwright.cost.hardware.chips import load_chip
+    from shardwright.cost.hardware.constants import DATASHEET
+    from shardwright.cost.programs.program_cost import cost_of
     from shardwright.cost_tables import Costs
 
     found = load_chip(chip)
@@ -104,12 +104,12 @@ def search(
     calls: Mapping[str, float] | None = None,
     seconds: float = 60.0,
     solver: str = "auto",
-) -> Found:
+) -> SearchResult:
     """The layouts of least predicted time on a chip, under its memory, with a lower bound for all others. Raises a
     `DiagnosticError` where demands cannot be met or nothing fits."""
-    from shardwright.cost.chips import load_chip
-    from shardwright.cost.objective import Objective
-    from shardwright.passes.choosing import search as chosen
+    from shardwright.cost.choosing.objective import Objective
+    from shardwright.cost.hardware.chips import load_chip
+    from shardwright.passes.compiling.choosing import search as chosen
 
     found = load_chip(chip)
     return chosen(program, Objective(found, found.constants, dict(calls or {}), solver), seconds)
@@ -125,13 +125,12 @@ def fit(
     layout: str | None = None,
     attention: AttentionOver = "head",
     weights: Weights = "bf16",
-) -> Fitting:
+) -> FitResult:
     """The fewest chips on which decode of a model fits, or those given, and the largest batch and longest context
     there. Raises a `DiagnosticError` where no number of chips is enough."""
-    from shardwright.cost.chips import load_chip
+    from shardwright.cost.hardware.chips import load_chip
     from shardwright.prediction.fitting import fitting
-    from shardwright.prediction.models import model_of
-    from shardwright.prediction.rows import preset_of
+    from shardwright.prediction.models import model_of, preset_of
 
     found = load_chip(chip)
     return fitting(model_of(model), found, layout or preset_of(found), attention, weights, batch, context, chips)
@@ -153,7 +152,7 @@ def sweep(
 ) -> Swept:
     """The command `pareto`: a model priced under every combination, `chips` from the least to the most; what was priced
     before is not priced again. Raises a `DiagnosticError` where nothing has a price."""
-    from shardwright.cost.chips import load_chip
+    from shardwright.cost.hardware.chips import load_chip
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.sweeping import sweep_points
     from shardwright.prediction.models import model_of

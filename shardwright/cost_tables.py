@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardwright.cost.movements import duration_text
-from shardwright.cost.program_cost import Cost
-from shardwright.ir.text_table import bytes_text, text_table
+from shardwright.cost.movements.movement import duration_text
+from shardwright.cost.programs.program_cost import Cost
+from shardwright.ir.text.table import bytes_text, text_table
 
 if TYPE_CHECKING:
-    from shardwright.compiled_costs import CompiledCosts
-    from shardwright.cost.program_cost import KernelCost
+    from shardwright.cost.programs.program_cost import KernelCost
+    from shardwright.explaining.compiled_costs import CompiledCosts
 
 
 class Costs(tuple[Cost, ...]):

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.module_files import load_module
-from shardwright.compiling import Compiled, compile_program, print_program, tolerance
-from shardwright.explaining import explain_text
+from shardwright.compiling.compile_program import Compiled, compile_program, print_program, tolerance
+from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.tracing.trace import Trace, trace
 

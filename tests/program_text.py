@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit
-from shardwright.passes.place import Place
 
 
 def program(text: str) -> Program:

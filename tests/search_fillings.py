@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import load
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 

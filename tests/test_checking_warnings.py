@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.checking import check_in_full
-from shardwright.compiling import load
+from shardwright.compiling.checking import check_in_full
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import Diagnostic, Severity, Source
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.shard"))

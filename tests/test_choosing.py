@@ -12,14 +12,14 @@ from search_fillings import every_filling, homes, products
 
 from shardwright import check, explicit, load
 from shardwright.cli.front import main
-from shardwright.compiling import compile_program, print_program
-from shardwright.cost.chips import REFERENCE, load_chip
-from shardwright.cost.objective import Objective
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import compile_program, print_program
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import REFERENCE, load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import search
-from shardwright.passes.found import ENOUGH, TimeProof
-from shardwright.passes.place import Place
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import ENOUGH, TimeProof
+from shardwright.passes.compiling.place import Place
 
 LAYER = """
 mesh x=4

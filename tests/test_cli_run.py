@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.backends.random_inputs import random_inputs
+from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.cli.run import compare
-from shardwright.compiling import tolerance
+from shardwright.compiling.compile_program import tolerance
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 
 FEEDFORWARD = """\
 mesh x=2 y=2

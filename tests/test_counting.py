@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from oracles.random_programs.texts import surface_program
 
-from shardwright.compiling import load
-from shardwright.cost.chips import REFERENCE, Chip, load_chip
-from shardwright.cost.objective import Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import REFERENCE, Chip, load_chip
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Marking, Program
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 CHIPS = [REFERENCE, load_chip("h100"), load_chip("tpu-v4")]
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.shard"))
 
 
-def equal(found: Found) -> bool:
+def equal(found: SearchResult) -> bool:
     return found.model_s == pytest.approx(found.objective_s, rel=1e-9)
 
 

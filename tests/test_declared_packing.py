@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
+from shardwright.compiling.declared_packing import declared_packing, parts_of, stored_dtypes
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.format import format_module
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.text.unparse import unparse
 from shardwright.ir.types import DType
-from shardwright.ir.unparse import unparse
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import check_map, weight_map
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packing import packing
 from shardwright.passes.pipelines import run_passes
+from shardwright.passes.transformations.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.transformations.packing import packing
 
 
 def read(text: str) -> Program:

@@ -6,15 +6,15 @@ from oracles.extents import Case, random_case
 from oracles.torch_blocks import computed
 
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.backends.validation import validate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.backends.validation.validate import validate
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.text.parser import parse
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.passes.pipelines import explicit
 
 SIMULATED, PER_TEST = 120, 20

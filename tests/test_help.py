@@ -13,7 +13,7 @@ import pytest
 from shardwright.cli.front import COMMANDS
 from shardwright.cli.help import EXAMPLES
 from shardwright.cli.options import Parser
-from shardwright.cost.chips import chip_names, machine_names
+from shardwright.cost.hardware.chips import chip_names, machine_names
 from shardwright.models.built_in import built_in_names
 from shardwright.models.layouts import PRESETS
 

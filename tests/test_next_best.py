@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from shardwright.compiling import load
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import Source
-from shardwright.next_best import explain
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import run_passes
-from shardwright.passes.place import Place
+from shardwright.searching.next_best import explain
 
 LAYER = """
 mesh {mesh}

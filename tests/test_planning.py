@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiling import load, print_program
-from shardwright.cost.chips import Chip, load_chip
-from shardwright.cost.layout_problem import PlacementOptions, Within
-from shardwright.cost.placement import Solver
-from shardwright.cost.program_cost import cost_of
-from shardwright.cost.program_layouts import layout_problem
+from shardwright.compiling.compile_program import load, print_program
+from shardwright.cost.choosing.layout_problem import PlacementOptions, Within
+from shardwright.cost.choosing.placement import Solver
+from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import run_passes
 from shardwright.planning import (
-    Demand,
-    Plan,
+    ServingDemand,
+    ServingPlan,
     plan,
     plan_meshes,
     serving_program,
@@ -49,11 +49,11 @@ def small(name: str = "h100", gigabytes: float = 0.6) -> Chip:
 
 
 @pytest.fixture(scope="module")
-def made(model: str) -> Plan:
+def made(model: str) -> ServingPlan:
     return plan(model, small(), 2, 256, 64, batch=64, seconds=3)
 
 
-def test_times_and_memory_are_those_of_the_program(made: Plan) -> None:
+def test_times_and_memory_are_those_of_the_program(made: ServingPlan) -> None:
     program = load(Source("plan", print_program(made.best.found.program)))
     best, chip = made.best, made.best.demand.chip
     priced = {func.name: cost_of(program, func, chip) for func in program.funcs}
@@ -67,7 +67,7 @@ def test_times_and_memory_are_those_of_the_program(made: Plan) -> None:
     assert best.tokens_per_s == pytest.approx(best.batch * 64 / seconds)
 
 
-def test_more_rows_than_fit(made: Plan, model: str) -> None:
+def test_more_rows_than_fit(made: ServingPlan, model: str) -> None:
     assert made.binding == "batch"
     assert made.next_best is None or made.next_best.tokens_per_s <= made.best.tokens_per_s
     with pytest.raises(DiagnosticError, match="does not fit on 2 h100 with 4096 sequences of 320 positions"):
@@ -81,7 +81,7 @@ def test_time_per_token_is_met_and_binds(model: str) -> None:
     assert held.binding == "tpot"
 
 
-def test_time_to_first_token_is_met(made: Plan, model: str) -> None:
+def test_time_to_first_token_is_met(made: ServingPlan, model: str) -> None:
     most = made.best.ttft_s / 3
     held = plan(model, small(), 2, 256, 64, batch=64, ttft=most, seconds=3)
     assert held.best.ttft_s <= most
@@ -123,14 +123,14 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
 
 
-def test_a_chip_by_name(made: Plan, model: str) -> None:
+def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
     with pytest.raises(DiagnosticError, match="h1000"):
         plan(model, "h1000", 2, 256, 64)
     assert plan(model, "h100", 2, 256, 64, batch=64, seconds=2).best.demand.chip.name == "h100"
     assert repr(made).splitlines()[2].startswith("tokens per second  ")
 
 
-def test_int8_weights(made: Plan, model: str) -> None:
+def test_int8_weights(made: ServingPlan, model: str) -> None:
     lighter = plan(model, small(), 2, 256, 64, weights="int8", batch=64, seconds=3)
     assert sum(t.local_bytes(lighter.best.mesh) for _, t in lighter.best.kept("weights")) < 0.7 * sum(
         t.local_bytes(made.best.mesh) for _, t in made.best.kept("weights")
@@ -159,9 +159,9 @@ def test_the_page_and_its_program(
 ) -> None:
     """As text and as JSON, of one search: the two commands ask for the same."""
     asked: list[tuple[Any, ...]] = []
-    plans: list[Plan] = []
+    plans: list[ServingPlan] = []
 
-    def once(*args: Any, **options: Any) -> Plan:
+    def once(*args: Any, **options: Any) -> ServingPlan:
         asked.append((args, options))
         plans[:] = plans or [plan(*args, **options)]
         return plans[0]
@@ -211,7 +211,7 @@ def test_what_is_refused(argv: tuple[str, ...], said: str, shardwright: Callable
 
 def test_problems_of_two_loops_over_one_cache_are_whole_at_once(model: str) -> None:
     """`adopt` and `prefill` both slice prefill's cache: what one of them allows is there for the other too."""
-    demand = Demand(model_of(model), load_chip("h100"), 8, 64, 16)
+    demand = ServingDemand(model_of(model), load_chip("h100"), 8, 64, 16)
     program = run_passes(serving_program(demand, Mesh.of(x=8), 16, 4), (Decompose(), Cleanup()))
     problem = layout_problem(program, PlacementOptions(), Within())
     solver = Solver(problem)

@@ -15,12 +15,12 @@ from oracles.documents import blocks, operation_of, rewritten
 
 from shardwright.cli.front import COMMANDS
 from shardwright.cli.options import Parser
-from shardwright.ir.builders import BUILDERS
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.builders import BUILDERS
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.ops.elementwise_table import FORMS
-from shardwright.ir.parser import parse
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.text.parser import parse
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.passes.every_pass import PASSES
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline
 

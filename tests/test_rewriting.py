@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from program_text import program as surface
 
-from shardwright.compiling import compile_program, load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import Objective
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import compile_program, load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
-from shardwright.ir.verifier import Level, verify
-from shardwright.passes.choosing import search
-from shardwright.rewriting import Searched, fusings, search_rewrites
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.passes.compiling.choosing import search
+from shardwright.searching.rewriting import RewriteSearchResult, fusings, search_rewrites
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CHIP = load_chip("tpu-v4")
@@ -38,7 +38,7 @@ func block(x: BE_xy) -> BE_xy {
 """
 
 
-def searched(text: str, *rewrites: str, memory: float | None = None) -> Searched:
+def searched(text: str, *rewrites: str, memory: float | None = None) -> RewriteSearchResult:
     chip = CHIP if memory is None else replace(CHIP, memory_bytes=memory)
 
     def loaded(mesh: Mapping[str, int]) -> Program:

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from search_fillings import products
 
-from shardwright.compiling import compile_program, load, print_program
-from shardwright.cost.chips import Chip, load_chip
-from shardwright.cost.objective import Objective
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import compile_program, load, print_program
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import AllGather
 from shardwright.ir.program import Let
-from shardwright.mesh_shapes import mesh_shapes
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.searching.mesh_shapes import mesh_shapes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -33,7 +33,7 @@ def chip(memory: float | None = None) -> Chip:
     return made if memory is None else replace(made, memory_bytes=memory)
 
 
-def found(text: str, limit: float | None = None) -> Found:
+def found(text: str, limit: float | None = None) -> SearchResult:
     return search(load(Source("program", text)), Objective.on(chip(limit)))
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from search_fillings import Filling, every_filling, homes, layout, least, limits_that_bind, products
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip, Torus, load_chip
-from shardwright.cost.objective import SOLVERS, Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import SOLVERS, Objective
+from shardwright.cost.hardware.chips import Chip, Torus, load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 
 @lru_cache
@@ -184,7 +184,7 @@ def compared(program: tuple[str, str, Choices], slower: float) -> tuple[str, lis
     return text, fillings, sorted(set(chosen))
 
 
-def assert_least(text: str, fillings: list[Filling], limit: int, slower: float, solver: str = "auto") -> Found:
+def assert_least(text: str, fillings: list[Filling], limit: int, slower: float, solver: str = "auto") -> SearchResult:
     """What is found fits, and is the least of the fillings that do, and its bound no more than that."""
     within = 1e-6
     made = search(load(Source("program", text)), replace(Objective.on(chip(slower, float(limit))), solver=solver))

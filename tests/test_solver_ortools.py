@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli.front import main
-from shardwright.compiling import load
-from shardwright.cost.layout_program import solver as layout_solver
-from shardwright.cost.limited_placement import on_axes
-from shardwright.cost.objective import SOLVERS
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.layout_program import solver as layout_solver
+from shardwright.cost.choosing.limited_placement import on_axes
+from shardwright.cost.choosing.objective import SOLVERS
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.place import Choice, Place
 from shardwright.passes.pipelines import run_passes
-from shardwright.passes.place import Choice, Place
 
 Capture = pytest.CaptureFixture[str]
 PATHS = sorted((Path(__file__).parent.parent / "examples").glob("*.shard"))[:10]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiling import load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import SOLVERS, Objective
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.objective import SOLVERS, Objective
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 PALM = str(Path(__file__).parent.parent / "examples" / "search" / "palm.shard")
 FEW_SECONDS = 5.0
@@ -61,6 +61,6 @@ def test_nothing_fits(solver: str) -> None:
         tight(4e5, solver)
 
 
-def tight(memory: float, solver: str) -> Found:
+def tight(memory: float, solver: str) -> SearchResult:
     chip = replace(load_chip("tpu-v4"), memory_bytes=memory)
     return search(load(Source("tight", TIGHT)), replace(Objective.on(chip), solver=solver), 300.0)

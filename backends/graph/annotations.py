@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwright.cost.program_cost import Cost
+    from shardwright.cost.programs.program_cost import Cost
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ Annotations = Mapping[str, Annotation]
 
 def of_costs(costs: Iterable[Cost]) -> dict[str, Annotation]:
     """The predicted time of each kernel and its share of its function's, at the value that it makes."""
-    from shardwright.cost.movements import duration_text
+    from shardwright.cost.movements.movement import duration_text
 
     made: dict[str, Annotation] = {}
     for cost in costs:

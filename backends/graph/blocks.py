@@ -32,7 +32,7 @@ _GREY = "#52606d"
 
 
 @dataclass(frozen=True)
-class Frame:
+class ValueFrame:
     """The parts that chips hold at a moment, of which `addends` make the whole, and what is said above them. Of a value
     as it lies that has its `type`; of a moment within a movement there is none."""
 
@@ -42,7 +42,7 @@ class Frame:
     addends: int
 
 
-def frames_of(program: Program, name: str, func: str | None = None) -> list[Frame]:
+def frames_of(program: Program, name: str, func: str | None = None) -> list[ValueFrame]:
     """A weight, a state value, a parameter or any value of an explicit program; of what a movement makes also what it
     was before, and for collectives the steps between. Raises a `DiagnosticError` where no function has the value, or
     where the picture would be too large."""
@@ -62,14 +62,14 @@ def frames_of(program: Program, name: str, func: str | None = None) -> list[Fram
     raise fault("undeclared", f"the {where} has no value {name}", NOWHERE, "`opt FILE --passes surface` lists them")
 
 
-def _lying(title: str, kind: TensorType, program: Program, func: Func) -> Frame:
+def _lying(title: str, kind: TensorType, program: Program, func: Func) -> ValueFrame:
     mesh, orders = program.mesh, orders_in(program, func)
     regions = {tuple(chip.values()): stretches_of(kind, chip, mesh, orders) for chip in mesh.chips()}
     held = {chip: (Part(region, region),) for chip, region in regions.items()}
-    return Frame(title, kind, held, mesh.product(kind.partial_axes))
+    return ValueFrame(title, kind, held, mesh.product(kind.partial_axes))
 
 
-def _movement(program: Program, func: Func, statement: Statement, last: Frame) -> list[Frame]:
+def _movement(program: Program, func: Func, statement: Statement, last: ValueFrame) -> list[ValueFrame]:
     """The value that a movement moves, the one that it makes, and the steps of a collective between them; nothing for
     what is none."""
     if not isinstance(statement, Let) or not isinstance(statement.operation, Movement):
@@ -92,7 +92,7 @@ def _movement(program: Program, func: Func, statement: Statement, last: Frame) -
     steps = steps_of(statement.operation, regions(kind), regions(last.type), mesh, MOST_FRAMES) if kind.dims else None
     if not steps:
         return [first, last]
-    between = [Frame(title, None, held, first.addends) for title, held in steps[1:-1]]
+    between = [ValueFrame(title, None, held, first.addends) for title, held in steps[1:-1]]
     # Parts are coloured alike from first to last, by who has them at first or, where they are summed, in the end.
     return [replace(first, held=steps[0][1]), *between, replace(last, held=steps[-1][1], addends=first.addends)]
 
@@ -108,7 +108,7 @@ def _check_size(mesh: Mesh) -> None:
         )
 
 
-def draw_blocks(program: Program, frames: Sequence[Frame], fmt: str) -> bytes:
+def draw_blocks(program: Program, frames: Sequence[ValueFrame], fmt: str) -> bytes:
     """The picture in PNG, SVG or PDF. Raises ModuleNotFoundError without matplotlib."""
     from importlib import import_module
 
@@ -156,7 +156,7 @@ class _Axes:
 
 def _draw_frame(
     canvas: Any,
-    frame: Frame,
+    frame: ValueFrame,
     axes: _Axes,
     dims: tuple[int | None, int | None],
     mesh: Mesh,
@@ -207,7 +207,7 @@ def _draw_frame(
         canvas.text(left, top + cell * axes.height + 0.15, note, fontsize=7, color=_GREY)
 
 
-def _windows(frames: Sequence[Frame]) -> dict[Chip, Region]:
+def _windows(frames: Sequence[ValueFrame]) -> dict[Chip, Region]:
     """The region that the cell of each chip shows: the whole value or, within a movement, the stretch of each dimension
     that the chip ever has something of."""
     made: dict[Chip, Region] = {}

@@ -17,10 +17,10 @@ from shardwright.ir.program import Func, Program
 from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
-    from shardwright.backends.hlo.kernels import Kernel
+    from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.backends.timeline.record import Course, Timeline
-    from shardwright.cost.constants import Constants
-    from shardwright.cost.program_cost import Cost
+    from shardwright.cost.hardware.constants import Constants
+    from shardwright.cost.programs.program_cost import Cost
 
 __all__ = ["FORMATS", "OF_TIMELINES", "Drawing", "draw", "draw_timeline"]
 
@@ -182,7 +182,7 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
     from shardwright.backends.targets.estimates import estimated_s
     from shardwright.backends.targets.names import parse_target
     from shardwright.backends.timeline.scheduled import scheduled_course
-    from shardwright.cost.topology import topology_of
+    from shardwright.cost.hardware.topology import topology_of
 
     target = parse_target(name)
     if target.chip is None or target.rates is None:
@@ -193,7 +193,7 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
         raise made.error
     chip, rates = target.chip, target.rates
 
-    def seconds(kernel: Kernel) -> float:
+    def seconds(kernel: CompiledKernel) -> float:
         return kernel.cycles / rates.clock_hz if kernel.cycles is not None else estimated_s(kernel, chip, rates) or 0.0
 
     topology, names = topology_of(chip, program.mesh), statement_names(text)
@@ -201,8 +201,8 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
 
 
 def _cost(program: Program, func: Func, chip: str, constants: Constants | None = None) -> Cost:
-    from shardwright.cost.chips import load_chip
-    from shardwright.cost.program_cost import cost_of
+    from shardwright.cost.hardware.chips import load_chip
+    from shardwright.cost.programs.program_cost import cost_of
 
     found = load_chip(chip)
     return cost_of(program, func, found, constants or found.constants)

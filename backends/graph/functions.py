@@ -46,7 +46,7 @@ from shardwright.backends.graph.palette import (
     Look,
     look_of,
 )
-from shardwright.cost.resharding import received_bytes
+from shardwright.cost.resharding.planner import received_bytes
 from shardwright.ir.diagnostics import Source, Span
 from shardwright.ir.operation import Operand
 from shardwright.ir.ops import Alias, Movement

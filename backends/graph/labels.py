@@ -6,11 +6,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from shardwright.backends.graph.palette import FAINT, INK, PARTIAL
-from shardwright.ir.one_line import call_head, format_expr
 from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Add, Alias, Contract, Div, Fetch, Full, Movement, Mul, Neg, Start, Sub
 from shardwright.ir.program import Free, Let, Loop, Marking, SetState, Statement, Value
-from shardwright.ir.syntax import CallExpr
+from shardwright.ir.text.one_line import call_head, format_expr
+from shardwright.ir.text.syntax import CallExpr
+from shardwright.ir.text.unparse import expression_syntax
 from shardwright.ir.types import (
     ON_DEVICE,
     AnyPartial,
@@ -22,7 +23,6 @@ from shardwright.ir.types import (
     is_compact_dim,
     is_short_axis,
 )
-from shardwright.ir.unparse import expression_syntax
 
 WIDEST = 44
 """Characters of an operation's label beyond which it is cut; the tooltip has all of it."""

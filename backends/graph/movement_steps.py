@@ -3,7 +3,7 @@
 In a ring each chip passes on to the next along an axis. A gather takes an axis's size less one of such steps, after
 each of which a chip holds one more part; so does a reduce-scatter, in which the sum of a part goes around and has one
 more addend at each chip; in an all-to-all what is sent for others leaves step by step. An all-reduce is a
-reduce-scatter of as many parts as there are chips, and a gather. Chips receive what `cost.movements` counts.
+reduce-scatter of as many parts as there are chips, and a gather. Chips receive what `cost.movements.movement` counts.
 """
 
 from __future__ import annotations

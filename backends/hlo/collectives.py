@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
 from shardwright.backends.hlo.mesh_axes import axes_of_groups, axes_of_pairs
-from shardwright.backends.hlo.module import Array, Computation, Frame, HloModule, Instruction, arrays_in, parts_of
+from shardwright.backends.hlo.module import Array, Computation, HloModule, Instruction, SourceFrame, arrays_in, parts_of
 from shardwright.backends.hlo.slicing import is_sliced
 from shardwright.backends.hlo.trips import trips_of
 
@@ -39,7 +39,7 @@ _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
 
 
 @dataclass(frozen=True)
-class Collective:
+class CompiledCollective:
     """A collective of a module: what it is, whom it joins, what a device receives for it once, and how often it runs.
 
     `pairs` are a permute's messages, `groups` those of all others. `results` are its arrays on a device, `operands`
@@ -55,7 +55,7 @@ class Collective:
     bytes_once: int
     trips: int | None
     op_name: str
-    stack: tuple[Frame, ...]
+    stack: tuple[SourceFrame, ...]
     then_sliced: bool = False
     """An all-reduce of which each device keeps its part only, a reduce-scatter in all but name."""
     needed_once: int | None = None
@@ -83,12 +83,12 @@ class Collective:
         return axes_of_pairs(self.pairs, mesh) if self.op == "permute" else axes_of_groups(self.groups, mesh)
 
 
-def collectives_of(module: HloModule) -> list[Collective]:
+def collectives_of(module: HloModule) -> list[CompiledCollective]:
     """The collectives that a module executes and that move something, in the order of the text of each computation.
 
     Raises `HloError` where one has no groups.
     """
-    found: list[Collective] = []
+    found: list[CompiledCollective] = []
     for computation, trips, scattered in executed(module):
         for instruction in computation.instructions.values():
             op = WORDS.get(instruction.opcode.removesuffix("-start"))
@@ -146,7 +146,7 @@ def _collective(
     op: str,
     trips: int | None,
     scattered: Instruction | None,
-) -> Collective:
+) -> CompiledCollective:
     operands, results = _operands(computation, instruction), _results(computation, instruction)
     groups: Groups = ()
     pairs: tuple[tuple[int, int], ...] = ()
@@ -170,7 +170,9 @@ def _collective(
     shown = scattered or instruction
     stack = tuple(module.stack(shown) or module.stack(instruction))
     name = shown.op_name or instruction.op_name
-    return Collective(instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced)
+    return CompiledCollective(
+        instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced
+    )
 
 
 def _operands(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.backends.hlo.collectives import Collective, collectives_of
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
 from shardwright.backends.hlo.module import HloError, parse
 
 
@@ -12,7 +12,7 @@ from shardwright.backends.hlo.module import HloError, parse
 class Counts:
     """The collectives of a module, with their sums."""
 
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CompiledCollective, ...]
 
     @property
     def number(self) -> int:

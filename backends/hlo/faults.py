@@ -29,7 +29,7 @@ from shardwright.backends.hlo.checking.values import (
     told_kind,
 )
 from shardwright.backends.hlo.groups import Groups
-from shardwright.backends.hlo.module import Computation, Frame, HloError, HloModule, Instruction, parts_of
+from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
 from shardwright.backends.hlo.states import (
     State,
     Table,
@@ -53,7 +53,7 @@ class Fault:
 
     instruction: str
     reason: str
-    stack: tuple[Frame, ...]
+    stack: tuple[SourceFrame, ...]
 
 
 @dataclass

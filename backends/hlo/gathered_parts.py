@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
-from shardwright.backends.hlo.collectives import Collective
+from shardwright.backends.hlo.collectives import CompiledCollective
 from shardwright.backends.hlo.groups import Groups, groups_of
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 from shardwright.backends.hlo.trips import Evaluation
@@ -156,7 +156,7 @@ class _Chain:
         return device
 
 
-def with_needed_bytes(module: HloModule, collectives: Sequence[Collective]) -> list[Collective]:
+def with_needed_bytes(module: HloModule, collectives: Sequence[CompiledCollective]) -> list[CompiledCollective]:
     """The module's collectives, the gathers among them with the bytes that they need to bring where these are less than
     what they bring. Where several make one movement the first has what all need, and the others nothing."""
     received = {collective.name: collective.bytes_once for collective in collectives}

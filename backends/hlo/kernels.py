@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from shardwright.backends.hlo.module import Computation, Frame, HloModule, Instruction, arrays_in
+from shardwright.backends.hlo.module import Computation, HloModule, Instruction, SourceFrame, arrays_in
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -30,7 +30,7 @@ _REDUCTIONS = ("reduce", "reduce-window")
 
 
 @dataclass(frozen=True)
-class Product:
+class CompiledProduct:
     """`count` products of [m, k] and [k, n], with operands of so many bits an element, the wider of the two. `widened`
     are the elements of the other where it is narrower."""
 
@@ -43,7 +43,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ArrayTraffic:
     """An array that a kernel reads or writes: bytes, padded to the tiles that it lies in, elements, their bits, and
     whether it lies in memory on the chip (TPUs' VMEM and CMEM)."""
 
@@ -63,7 +63,7 @@ class StatedWork:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length. One of the module's own
     has no cycles, but `stated` work.
 
@@ -75,11 +75,11 @@ class Kernel:
     trips: int | None
     cycles: int | None
     alone: bool
-    products: tuple[Product, ...]
-    reads: tuple[Traffic, ...]
-    writes: tuple[Traffic, ...]
+    products: tuple[CompiledProduct, ...]
+    reads: tuple[ArrayTraffic, ...]
+    writes: tuple[ArrayTraffic, ...]
     instructions: Mapping[str, int]
-    stacks: tuple[tuple[Frame, ...], ...]
+    stacks: tuple[tuple[SourceFrame, ...], ...]
     stated: StatedWork | None = None
 
     @property
@@ -93,12 +93,12 @@ class Kernel:
         return max(self.instructions.get(opcode, 0) for opcode in _REDUCTIONS)
 
 
-def kernels_of(module: HloModule) -> list[Kernel]:
+def kernels_of(module: HloModule) -> list[CompiledKernel]:
     """The kernels with cycles or stated work, as TPUs' modules have them, in the order of each computation's text."""
     return list(_kernels(module, module.entry, 1))
 
 
-def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel]:
+def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[CompiledKernel]:
     computation = module.computations[name]
     for instruction in computation.instructions.values():
         cycles = _CYCLES.search(instruction.attributes)
@@ -119,7 +119,7 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Kernel
 
 def _kernel(
     module: HloModule, computation: Computation, root: Instruction, trips: int | None, cycles: int | None
-) -> Kernel:
+) -> CompiledKernel:
     inside = list(_inside(module, computation, root))
     multiplied = [(around, each) for around, each in inside if each.opcode == "convolution"]
     counted: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def _kernel(
         if each.opcode not in _NOTHING and each.opcode != "convolution":
             counted[each.opcode] += _worked_on(around, each)
     stacks = [module.stack(each) for _, each in (*multiplied, *inside)]
-    return Kernel(
+    return CompiledKernel(
         root.name,
         trips,
         cycles,
@@ -167,7 +167,7 @@ def _worked_on(around: Computation, instruction: Instruction) -> int:
 # ---------------------------------------------------------------- what is read and written
 
 
-def _reads(module: HloModule, computation: Computation, root: Instruction) -> Iterator[Traffic]:
+def _reads(module: HloModule, computation: Computation, root: Instruction) -> Iterator[ArrayTraffic]:
     for number, name in enumerate(root.operands):
         source = computation.instructions.get(name)
         if source is not None and source.opcode != "constant":
@@ -190,20 +190,20 @@ def _part_read(module: HloModule, root: Instruction, number: int) -> int | None:
     return max((part for part in parts if part is not None), default=0) if None not in parts else None
 
 
-def _writes(inside: list[tuple[Computation, Instruction]], root: Instruction) -> Iterator[Traffic]:
+def _writes(inside: list[tuple[Computation, Instruction]], root: Instruction) -> Iterator[ArrayTraffic]:
     """The results; of an array that it writes rows into, the rows."""
     rows = [_elements(around, each.operands[1]) for around, each in inside if each.opcode == "dynamic-update-slice"]
     for whole in traffic_of(root.type):
         yield _share(whole, rows[-1] if rows else None)
 
 
-def _share(whole: Traffic, elements: int | None) -> Traffic:
+def _share(whole: ArrayTraffic, elements: int | None) -> ArrayTraffic:
     if elements is None or elements >= whole.elements:
         return whole
     return replace(whole, nbytes=round(whole.nbytes * elements / whole.elements), elements=elements)
 
 
-def traffic_of(type_text: str) -> Iterator[Traffic]:
+def traffic_of(type_text: str) -> Iterator[ArrayTraffic]:
     """The arrays in the text of a type, `bf16[64,96]{1,0:T(8,128)(2,1)S(1)}`: the minor dimensions, which are named
     first, are padded to the tile."""
     for array, laid in zip(arrays_in(type_text), _LAID.finditer(type_text), strict=True):
@@ -211,13 +211,13 @@ def traffic_of(type_text: str) -> Iterator[Traffic]:
         extents = [array.extents[dim] for dim in order]
         tile = [int(n) for n in (laid[2] or "").split(",") if n][::-1]
         extents[: len(tile)] = [-(-extent // side) * side for extent, side in zip(extents, tile, strict=False)]
-        yield Traffic(prod(extents) * array.bits // 8, array.elements, array.bits, laid[3] is not None)
+        yield ArrayTraffic(prod(extents) * array.bits // 8, array.elements, array.bits, laid[3] is not None)
 
 
 # ---------------------------------------------------------------- products
 
 
-def _product(around: Computation, convolution: Instruction) -> Product:
+def _product(around: Computation, convolution: Instruction) -> CompiledProduct:
     """The TPU's compiler writes products as convolutions. A spatial dimension is one of the batch where the left
     operand is dilated along it, one of k where the result has it no more, of n or m where one operand alone has it."""
     left, right = (around.instructions[name].arrays[0] for name in convolution.operands)
@@ -240,4 +240,4 @@ def _product(around: Computation, convolution: Instruction) -> Product:
         else:
             m *= in_made[label]
     widened = sum(array.elements for array in (left, right) if array.bits < max(left.bits, right.bits))
-    return Product(count, m, n, k, max(left.bits, right.bits), widened)
+    return CompiledProduct(count, m, n, k, max(left.bits, right.bits), widened)

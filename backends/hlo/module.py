@@ -49,7 +49,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SourceFrame:
     """A place in a program's source: a file, a line in it, and the function that the line belongs to."""
 
     file: str
@@ -126,16 +126,16 @@ class HloModule:
     computations: Mapping[str, Computation]
     entry: str
     devices: int
-    frames: Mapping[int, tuple[Frame, int]] = field(default_factory=dict[int, tuple[Frame, int]])
+    frames: Mapping[int, tuple[SourceFrame, int]] = field(default_factory=dict[int, tuple[SourceFrame, int]])
     """By number, a frame and the number of the one that called it, 0 for none."""
 
-    def stack(self, instruction: Instruction) -> list[Frame]:
+    def stack(self, instruction: Instruction) -> list[SourceFrame]:
         """The user's frames that an instruction comes from, the innermost first; none where the text does not say."""
         numbered = _FRAME.search(instruction.attributes)
         if numbered is None:
             source = _SOURCE.search(instruction.attributes)
-            return [Frame(source[1], int(source[2] or 0))] if source else []
-        stack: list[Frame] = []
+            return [SourceFrame(source[1], int(source[2] or 0))] if source else []
+        stack: list[SourceFrame] = []
         number = int(numbered[1])
         while number in self.frames and len(stack) < _LONGEST_STACK:
             frame, number = self.frames[number]
@@ -227,15 +227,15 @@ def _balanced(text: str, start: int) -> int:
     raise HloError(f"a bracket is not closed: {text[:80]}")
 
 
-def _frames(text: str) -> dict[int, tuple[Frame, int]]:
+def _frames(text: str) -> dict[int, tuple[SourceFrame, int]]:
     """The tables at the head of the text. A frame's parent is written as its number plus one."""
     tables = {match[1]: match[2].splitlines() for match in _TABLE.finditer(text)}
     names = {table: _quoted(tables.get(table, [])) for table in ("FileNames", "FunctionNames")}
-    places: dict[int, Frame] = {}
+    places: dict[int, SourceFrame] = {}
     for number, fields in _numbered(tables.get("FileLocations", [])):
         file = names["FileNames"].get(fields.get("file_name_id", 0), "")
         function = names["FunctionNames"].get(fields.get("function_name_id", 0), "")
-        places[number] = Frame(file, fields.get("line", 0), function)
+        places[number] = SourceFrame(file, fields.get("line", 0), function)
     return {
         number: (places[fields["file_location_id"]], fields.get("parent_frame_id", 1) - 1)
         for number, fields in _numbered(tables.get("StackFrames", []))

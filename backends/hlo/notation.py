@@ -36,7 +36,7 @@ _PART = re.compile(r"(.+):\(([1-9]\d*)\)([1-9]\d*)")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CollectiveEntry:
     """A collective along axes of a mesh, in their order, with the bytes that a chip receives when it runs once. `trips`
     is None where it is not known how often it runs."""
 
@@ -56,16 +56,16 @@ class Entry:
         return self.bytes_once * (self.trips or 1)
 
 
-def entries_text(entries: Counter[Entry]) -> list[str]:
+def entries_text(entries: Counter[CollectiveEntry]) -> list[str]:
     """A line for each entry, in an order that depends on nothing else."""
     lines = sorted(entries, key=lambda entry: (entry.op, entry.axes, entry.bytes_once, entry.trips or 0))
     return [f"{entries[entry]}x {entry}" if entries[entry] > 1 else str(entry) for entry in lines] or [NONE]
 
 
-def parse_entries(source: Source, mesh: Mapping[str, int], lines: range | None = None) -> Counter[Entry]:
+def parse_entries(source: Source, mesh: Mapping[str, int], lines: range | None = None) -> Counter[CollectiveEntry]:
     """The entries of a text, or of some of its lines, counted from 1. Raises `bad-collectives`, `unknown-collective`,
     `unknown-axis` or `axis-twice` with the place."""
-    entries: Counter[Entry] = Counter()
+    entries: Counter[CollectiveEntry] = Counter()
     for number in range(1, len(source.lines) + 1) if lines is None else lines:
         for piece in _PIECE.finditer(source.line(number)):
             if piece[1] != NONE:
@@ -74,7 +74,7 @@ def parse_entries(source: Source, mesh: Mapping[str, int], lines: range | None =
     return entries
 
 
-def _entry(text: str, mesh: Mapping[str, int], line: int, column: int) -> tuple[Entry, int]:
+def _entry(text: str, mesh: Mapping[str, int], line: int, column: int) -> tuple[CollectiveEntry, int]:
     """An entry, and how many there are; `text` begins in this column of the line."""
     at = 0
     fields: dict[str, str | None] = {}
@@ -95,7 +95,7 @@ def _entry(text: str, mesh: Mapping[str, int], line: int, column: int) -> tuple[
         hints = (near,) if near else (f"there are {', '.join(_OPS)}",)
         raise fault("unknown-collective", f"there is no collective {op}", places["op"], *hints)
     axes = _axes(fields["axes"] or "", mesh, places["axes"])
-    entry = Entry(op, axes, int(fields["bytes"] or 0), None if trips == "?" else int(trips))
+    entry = CollectiveEntry(op, axes, int(fields["bytes"] or 0), None if trips == "?" else int(trips))
     return entry, int(fields["count"] or 1)
 
 

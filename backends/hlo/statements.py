@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from shardwright.backends.hlo.collectives import Collective, collectives_of
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
 from shardwright.backends.hlo.groups import connected
-from shardwright.backends.hlo.module import Frame, HloModule
+from shardwright.backends.hlo.module import HloModule, SourceFrame
 from shardwright.backends.jax.source_text import RESERVED
 
 _MOST_PADDING = 1.5
@@ -30,7 +30,7 @@ class Statement:
     """A collective as an emitted module asks for it: the value that the statement names, and the collective."""
 
     name: str
-    collective: Collective
+    collective: CompiledCollective
 
 
 def statement_names(source: str) -> dict[int, str]:
@@ -64,7 +64,7 @@ def _own_name(python: str) -> str:
     return bare if bare != python and bare in RESERVED else python
 
 
-def statement_of(stack: Sequence[Frame], file: str, names: Mapping[int, str]) -> tuple[str, int] | None:
+def statement_of(stack: Sequence[SourceFrame], file: str, names: Mapping[int, str]) -> tuple[str, int] | None:
     """The statement of an emitted module that a stack of frames passes through, with its line."""
     for frame in stack:
         if frame.file == file and frame.line in names:
@@ -82,7 +82,11 @@ def written_statements(written: HloModule, file: str, names: Mapping[int, str]) 
 
 
 def matched(
-    compiled: Sequence[Collective], statements: Sequence[Statement], file: str, names: Mapping[int, str], devices: int
+    compiled: Sequence[CompiledCollective],
+    statements: Sequence[Statement],
+    file: str,
+    names: Mapping[int, str],
+    devices: int,
 ) -> list[list[Statement]]:
     """For each compiled collective the statements that asked for it; a statement is one collective's alone.
 
@@ -128,32 +132,32 @@ def _take(taken: list[Statement], left: list[Statement], candidates: list[Statem
         left.remove(candidates[0])
 
 
-def _joins_same(statement: Statement, compiled: Collective, devices: int) -> bool:
+def _joins_same(statement: Statement, compiled: CompiledCollective, devices: int) -> bool:
     asked = statement.collective
     if asked.trips != compiled.trips:
         return False
     return _joined(asked, devices) == _joined(compiled, devices)
 
 
-def _joined(collective: Collective, devices: int) -> frozenset[frozenset[int]]:
+def _joined(collective: CompiledCollective, devices: int) -> frozenset[frozenset[int]]:
     groups = collective.groups or connected(collective.pairs, devices)
     return frozenset(map(frozenset, groups))
 
 
-def _whole(collective: Collective, at: int) -> int:
+def _whole(collective: CompiledCollective, at: int) -> int:
     """Elements of the larger side of one of its arrays: what a gather makes, what a reduce-scatter starts from."""
     sides = [side[at].elements for side in (collective.operands, collective.results) if at < len(side)]
     return max(sides, default=0)
 
 
-def _sizes(collective: Collective) -> list[int]:
+def _sizes(collective: CompiledCollective) -> list[int]:
     """Elements of each of its arrays. An all-to-all of several has one for each device, and is not merged."""
     if collective.op == "all_to_all":
         return [sum(array.elements for array in collective.results)]
     return [_whole(collective, at) for at in range(max(len(collective.operands), len(collective.results)))]
 
 
-def _open_sizes(compiled: Collective, found: Sequence[Statement]) -> list[int]:
+def _open_sizes(compiled: CompiledCollective, found: Sequence[Statement]) -> list[int]:
     """The sizes of its arrays that no statement accounts for."""
     sizes = _sizes(compiled)
     for statement in found:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.source_text import axes_text
+from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digit_orders import gathered_or_cut, strided_dims
 from shardwright.ir.program import Func, Program, Value
@@ -20,7 +20,7 @@ from shardwright.ir.types import TensorType, Tier
 
 
 @dataclass(frozen=True)
-class Edge:
+class EdgeArray:
     """How an array is placed: of shape `shape`, each dimension of which is split over the axes in `axes`.
 
     `addends` are the extents of the leading dimensions of a partial value, one for each partial axis; `factors` those
@@ -68,7 +68,7 @@ class Edge:
 _WHOLE = "or keep each value whole in one memory: opt FILE --passes 'choose-memories{whole=true}'"
 
 
-def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
+def edge_of(name: str, kind: TensorType, digits: Digits) -> EdgeArray:
     """The placement of a value that enters or leaves a function. Raises `unsupported` for disk and mixed placements."""
     if kind.placement.tier not in (Tier.DEVICE, Tier.HOST):
         raise fault(
@@ -93,7 +93,7 @@ def edge_of(name: str, kind: TensorType, digits: Digits) -> Edge:
         factors.append(tuple(n for _, n in layout))
         split.extend(() if axis is None else (axis,) for axis, _ in layout)
         local.extend(n if axis is None else 1 for axis, n in layout)
-    return Edge(kind, addends, tuple(factors), tuple(split), tuple(local), kind.local_shape(digits.mesh))
+    return EdgeArray(kind, addends, tuple(factors), tuple(split), tuple(local), kind.local_shape(digits.mesh))
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,18 @@ class ProgramEdges:
                 blocks[name] = dims
         return replace(digits, blocks=blocks)
 
-    def params(self, func: Func) -> list[tuple[str, Edge]]:
+    def params(self, func: Func) -> list[tuple[str, EdgeArray]]:
         """A function's parameters by name."""
         digits = self.digits(func)
         return [(v.name, edge_of(v.name, concrete(v.name, v.type), digits)) for v in func.params]
 
-    def results(self, func: Func) -> list[tuple[str, Edge]]:
+    def results(self, func: Func) -> list[tuple[str, EdgeArray]]:
         """The returned values of a function by name."""
         digits = self.digits(func)
         named = zip(func.returns, func.results, strict=True)
         return [(name, edge_of(name, concrete(name, kind), digits)) for name, kind in named]
 
-    def stored(self, value: Value) -> Edge:
+    def stored(self, value: Value) -> EdgeArray:
         """A weight or state value; its dimensions have one size in all functions."""
         digits = self._digits[self.program.funcs[0].name]
         return edge_of(value.name, concrete(value.name, value.type), digits)

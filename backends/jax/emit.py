@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwright.backends.jax.edges import Edge, ProgramEdges
+from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.backends.jax.functions import FunctionBody, View
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.module_head import (
@@ -19,7 +19,7 @@ from shardwright.backends.jax.module_head import (
 )
 from shardwright.backends.jax.source_text import (
     Forms,
-    Names,
+    PythonNames,
     assigned,
     bare_or_tuple,
     broken,
@@ -91,7 +91,7 @@ class _Module:
         program = self.program
         check_identifier(func.name)
         digits = self.edges.digits(func)
-        names = Names((*names_of(func), *(value.name for value in (*program.weights, *program.state)), func.name))
+        names = PythonNames((*names_of(func), *(value.name for value in (*program.weights, *program.state)), func.name))
         lowering = Lowering(digits, self.helpers.add, self.forms)
         body = FunctionBody(program, func, lowering, names)
         used = names_of(func)
@@ -158,11 +158,11 @@ class _Module:
         )
 
 
-def opened(code: str, edge: Edge) -> str:
+def opened(code: str, edge: EdgeArray) -> str:
     """A chip's part of a placed array as the array that its type gives the chip."""
     return f"{code}.reshape({', '.join(map(str, edge.chip_shape)) or '()'})" if edge.is_reshaped else code
 
 
-def closed(code: str, edge: Edge) -> str:
+def closed(code: str, edge: EdgeArray) -> str:
     """The reverse of `opened`: with a dimension for each digit, and for each axis with addends."""
     return f"{code}.reshape({', '.join(map(str, edge.local))})" if edge.is_reshaped else code

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from shardwright.backends.jax.expressions import lower
 from shardwright.backends.jax.indexing import SliceOf, lower_update
-from shardwright.backends.jax.source_text import Names, assigned, bare_or_tuple, broken, commented, number_text
+from shardwright.backends.jax.source_text import PythonNames, assigned, bare_or_tuple, broken, commented, number_text
 from shardwright.backends.jax.terms import Lowering, Term
-from shardwright.cost.kernels import Kernel, fused
+from shardwright.cost.kernels.body import Kernel, fused
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.elaborate import placed
+from shardwright.ir.elaboration.elaborate import placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, OpenType, TensorType, ValueType
@@ -45,7 +45,8 @@ def names_ahead(body: Sequence[Statement]) -> set[str]:
 
 
 def finished_products(program: Program, func: Func) -> set[str]:
-    """The values that are computed elementwise of a product, in its kernel (`cost.fusion`), and read by another one."""
+    """The values that are computed elementwise of a product, in its kernel (`cost.kernels.fusion`), and read by another
+    one."""
     found: set[str] = set()
 
     def visit(body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> None:
@@ -77,7 +78,7 @@ class View:
 class FunctionBody:
     """Emits the statements of one function."""
 
-    def __init__(self, program: Program, func: Func, lowering: Lowering, names: Names) -> None:
+    def __init__(self, program: Program, func: Func, lowering: Lowering, names: PythonNames) -> None:
         self.program = program
         self.func = func
         self.lowering = lowering

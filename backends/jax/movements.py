@@ -7,11 +7,11 @@ from itertools import chain
 
 import numpy as np
 
-from shardwright.backends.digit_factors import Digits, Factor, leads
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering
-from shardwright.backends.jax.tiled_forms import Exchange, Front, gather_form, scatter_form
-from shardwright.cost.exchange import Table, exchange_of
+from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
+from shardwright.backends.simulation.digit_factors import Digits, Factor, leads
+from shardwright.cost.movements.exchange import Table, exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Movement
@@ -225,7 +225,7 @@ class _Plan:
         if at is not None and leads(self.rows[at], "leaves"):
             if (tile := lowering.forms.tile) is not None:
                 form = scatter_form(self.local, at, self.mesh.product(axes), tile)
-                if isinstance(form, Exchange):
+                if isinstance(form, AddendExchange):
                     return self._exchanged(code, axes, "jnp.sum")
                 if form is not None:
                     lowering.use_helper("scattered_in_front")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.jax.edges import Edge
+from shardwright.backends.jax.edges import EdgeArray
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.index_boxes import Index, box_shape, ranges
 from shardwright.ir.types import Reduction
@@ -22,10 +22,10 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Placement:
+class MeshArrays:
     """The edges of the arrays by name, on a mesh of devices (`jax.sharding.Mesh`)."""
 
-    edges: dict[str, Edge]
+    edges: dict[str, EdgeArray]
     mesh: Any
 
     def load(self, source: WeightSource, progress: Progress | None = None) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class Placement:
             and array.sharding.is_equivalent_to(sharding_of(edge, self.mesh), array.ndim)
         )
 
-    def _bytes(self, edge: Edge) -> int:
+    def _bytes(self, edge: EdgeArray) -> int:
         sharding = sharding_of(edge, self.mesh)
         return len(sharding.addressable_devices) * _part_bytes(edge)
 
-    def _parts(self, source: WeightSource, name: str, edge: Edge) -> Iterator[Any]:
+    def _parts(self, source: WeightSource, name: str, edge: EdgeArray) -> Iterator[Any]:
         """One array for each device of this process."""
         jax = cast(Any, importlib.import_module("jax"))
         held: dict[tuple[tuple[int, int], ...], list[Any]] = {}  # slices are no keys before Python 3.12
@@ -87,27 +87,27 @@ class Placement:
                 # Waited for, so that the host's array is free before the next part is read.
                 yield jax.device_put(array, place).block_until_ready()
 
-    def _joined(self, edge: Edge, parts: Sequence[Any]) -> Any:
+    def _joined(self, edge: EdgeArray, parts: Sequence[Any]) -> Any:
         jax = cast(Any, importlib.import_module("jax"))
         return jax.make_array_from_single_device_arrays(edge.shape, sharding_of(edge, self.mesh), list(parts))
 
 
-def sharding_of(edge: Edge, mesh: Any) -> Any:
+def sharding_of(edge: EdgeArray, mesh: Any) -> Any:
     """The `NamedSharding` of the edge's `shape`."""
     sharding = cast(Any, importlib.import_module("jax.sharding"))
     words = [axes if len(axes) > 1 else axes[0] if axes else None for axes in edge.axes]
     return sharding.NamedSharding(mesh, sharding.PartitionSpec(*words), **_memory(edge))
 
 
-def _memory(edge: Edge) -> dict[str, str]:
+def _memory(edge: EdgeArray) -> dict[str, str]:
     return {"memory_kind": "pinned_host"} if edge.on_host else {}
 
 
-def _part_bytes(edge: Edge) -> int:
+def _part_bytes(edge: EdgeArray) -> int:
     return int(np.prod(edge.chip_shape)) * numpy_dtype(edge.kind.dtype).itemsize
 
 
-def read_part(source: WeightSource, name: str, edge: Edge, box: Index) -> npt.NDArray[Any]:
+def read_part(source: WeightSource, name: str, edge: EdgeArray, box: Index) -> npt.NDArray[Any]:
     """The box of the edge's `shape`, in the number format of its type.
 
     A dimension of which chips hold several blocks is read block by block. Of a partial sum the first addend is the
@@ -133,7 +133,7 @@ def read_part(source: WeightSource, name: str, edge: Edge, box: Index) -> npt.ND
     return made.reshape(box_shape(box))
 
 
-def placed_shape(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def placed_shape(edge: EdgeArray, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A global array as the edge's `shape` has it: partial values and digits as in `read_part`."""
     array = array.reshape([extent for extents in edge.factors for extent in extents])
     if not edge.addends:
@@ -145,7 +145,7 @@ def placed_shape(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return made
 
 
-def global_array(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def global_array(edge: EdgeArray, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The global array of one of the edge's `shape`, addends summed in float32, integers as they wrap."""
     leading = tuple(range(len(edge.addends)))
     if not leading:
@@ -156,7 +156,7 @@ def global_array(edge: Edge, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.sum(leading, dtype).astype(array.dtype).reshape(edge.global_shape)
 
 
-def _is_sum(edge: Edge) -> bool:
+def _is_sum(edge: EdgeArray) -> bool:
     return edge.kind.partial is not None and edge.kind.partial.kind is Reduction.SUM
 
 
@@ -170,7 +170,7 @@ def _with_targets(runs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
     return made
 
 
-def check_shape(name: str, edge: Edge, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, edge: EdgeArray, shape: tuple[int, ...]) -> None:
     """Raises ValueError for another shape than the type's."""
     if shape != edge.global_shape:
         raise ValueError(f"{name}: an array of shape {shape} for {edge.kind}, whose shape is {edge.global_shape}")

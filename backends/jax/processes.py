@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator
 from typing import Any, cast
 
-from shardwright.backends.processes import Caller, Listener, Processes, leave, own_stdout, processes_of
+from shardwright.backends.processes.peers import Caller, Listener, Processes, leave, own_stdout, processes_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 
 __all__ = ["Processes", "joined", "processes_of"]

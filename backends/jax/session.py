@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from shardwright.backends.foreign import check_calls
 from shardwright.backends.jax.devices import arrange_devices
-from shardwright.backends.jax.edges import Edge, ProgramEdges
+from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.jax.placing import Placement, Progress, check_shape, global_array, placed_shape, sharding_of
+from shardwright.backends.jax.placing import MeshArrays, Progress, check_shape, global_array, placed_shape, sharding_of
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.program import Program, Value
 from shardwright.ir.weight_source import ArraySource, WeightSource
@@ -57,8 +57,8 @@ class Session:
         self._state: dict[str, Any] = {}
         self.reset(state)
 
-    def _placement(self, values: Sequence[Value]) -> Placement:
-        return Placement({value.name: self._edges.stored(value) for value in values}, self.mesh)
+    def _placement(self, values: Sequence[Value]) -> MeshArrays:
+        return MeshArrays({value.name: self._edges.stored(value) for value in values}, self.mesh)
 
     def _loaded(
         self, values: Sequence[Value], given: Arrays | WeightSource, progress: Progress | None = None
@@ -68,7 +68,7 @@ class Session:
             return placement.load(given, progress)
         here = {name: array for name, array in given.items() if name in placement.edges}
         there = {name: array for name, array in here.items() if is_jax(array) and placement.lies_here(name, array)}
-        rest = Placement({name: edge for name, edge in placement.edges.items() if name not in there}, self.mesh)
+        rest = MeshArrays({name: edge for name, edge in placement.edges.items() if name not in there}, self.mesh)
         loaded = rest.load(ArraySource({name: here[name] for name in rest.edges}), progress)
         return {name: there[name] if name in there else loaded[name] for name in placement.edges}
 
@@ -107,7 +107,7 @@ class Session:
         built = getattr(self._module, f"build_{name}")(self.mesh)
         return _Function(built, tuple(self._edges.params(func)), results)
 
-    def _argument(self, name: str, edge: Edge, given: Any) -> Any:
+    def _argument(self, name: str, edge: EdgeArray, given: Any) -> Any:
         jax = cast(Any, importlib.import_module("jax"))
         dtype = numpy_dtype(edge.kind.dtype)
         if is_jax(given) and given.sharding.device_set == set(self.mesh.devices.flat) and given.shape == edge.shape:
@@ -138,8 +138,8 @@ class _Function:
     """A built function, its parameters by name and its results with how they are placed."""
 
     built: Any
-    params: tuple[tuple[str, Edge], ...]
-    results: tuple[Edge, ...]
+    params: tuple[tuple[str, EdgeArray], ...]
+    results: tuple[EdgeArray, ...]
 
 
 def is_jax(array: object) -> bool:

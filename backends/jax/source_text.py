@@ -70,7 +70,7 @@ def check_dimension(name: str) -> str:
     return name
 
 
-class Names:
+class PythonNames:
     """Python names for the names of a program, the same for the same program, and fresh ones beside them."""
 
     def __init__(self, names: Iterable[str]) -> None:

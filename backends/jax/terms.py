@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.digit_factors import Digits
 from shardwright.backends.jax.source_text import (
     JAX_DTYPES,
     Forms,
@@ -15,6 +14,7 @@ from shardwright.backends.jax.source_text import (
     number_text,
     transposed,
 )
+from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import DType, TensorType

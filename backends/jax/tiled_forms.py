@@ -26,11 +26,11 @@ class Front:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AddendExchange:
     """Each chip gets everyone's addends of its own part, and sums them: for what is smaller than tiles."""
 
 
-def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int]) -> Front | Exchange | None:
+def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int]) -> Front | AddendExchange | None:
     """How an array of this shape is scattered over chips along a dimension; None: as it is, less dimensions of one."""
     rows, lanes = tile
     n, part = shape[at], shape[at] // chips
@@ -40,7 +40,7 @@ def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int
     if is_last and part % (2 * lanes) == 0 and rows <= E:
         return None
     if part * E < 2 * rows * lanes:
-        return Exchange()
+        return AddendExchange()
     if not is_last and E // minor % rows == 0:
         return Front((n, E // minor, minor), (0, 1, 2))
     if minor % lanes == 0 and part % rows == 0 and part * minor % (2 * rows * lanes) == 0:
@@ -51,7 +51,7 @@ def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int
         return Front((n, E), (0, 1))
     if is_last and rows <= E and ceil(E / rows) * ceil(part / lanes) % 2 == 0:
         return Front((chips, E, part), (0, 1, 2), blocks=True)
-    return Exchange()
+    return AddendExchange()
 
 
 def gather_form(shape: Sequence[int], dtype: DType, tile: tuple[int, int]) -> tuple[int, int] | None:

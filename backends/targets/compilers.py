@@ -37,7 +37,7 @@ _TWO_CORES = ("tpu-v4", "tpu-v5p")
 
 
 @dataclass(frozen=True)
-class Memory:
+class CompiledMemory:
     """Bytes on one chip: arguments, temporaries, and those results that do not take over an argument's place."""
 
     argument_bytes: int
@@ -59,7 +59,7 @@ class CompiledFunction:
     name: str
     text: str
     written: str
-    memory: Memory | None
+    memory: CompiledMemory | None
     compile_s: float | None
     error: DiagnosticError | None = None
     results: tuple[str, ...] | None = None
@@ -146,7 +146,7 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
     figures: dict[str, int] | None = row["memory"]
     memory = None
     if figures is not None:
-        memory = Memory(figures["argument"], figures["temporary"], figures["output"] - figures["alias"])
+        memory = CompiledMemory(figures["argument"], figures["temporary"], figures["output"] - figures["alias"])
     error = None
     if memory is not None and target.chip is not None and target.platform.name == "cuda":
         has = gpu_memory_bytes(target.chip.name)

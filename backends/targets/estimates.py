@@ -1,8 +1,8 @@
 """The time of a compiled kernel by the cost model's rules of shape, at the rates that the target's compiler assumes.
 
 The compiler's estimate of a kernel stands in its module. This one is made of nothing but the shapes of the kernel: a
-product padded to the chip's tiles (`cost.demand`), arrays padded to the tiles that they lie in, instructions of the
-vector units. Where the two differ, a rule of shape lacks, or the compiler does something of its own. The
+product padded to the chip's tiles (`cost.kernels.demand`), arrays padded to the tiles that they lie in, instructions of
+the vector units. Where the two differ, a rule of shape lacks, or the compiler does something of its own. The
 rules, and what each was read off, are in docs/concepts/cost.md; the rates in `tpus.toml`.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shardwright.backends.hlo.kernels import Kernel
-from shardwright.cost.chips import Chip
-from shardwright.cost.demand import WIDENING, compute_s
-from shardwright.cost.work import Matmul
+from shardwright.backends.hlo.kernels import CompiledKernel
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.kernels.demand import WIDENING, compute_s
+from shardwright.cost.kernels.work import Matmul
 from shardwright.ir.types import DType
 
 _FORMATS: Final = {8: DType.INT8, 16: DType.BF16}
@@ -31,7 +31,7 @@ _WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Rates:
+class CompilerRates:
     """The rates that a TPU's compiler assumes of a chip, by its estimates of kernels.
 
     `compute` and `memory` are shares of the chip's rates; memory on the chip is `on_chip` times as fast for products,
@@ -51,7 +51,7 @@ class Rates:
     alone: float
 
 
-def estimated_s(kernel: Kernel, chip: Chip, rates: Rates) -> float | None:
+def estimated_s(kernel: CompiledKernel, chip: Chip, rates: CompilerRates) -> float | None:
     """Seconds of one trip; None for a kernel that only lays bytes otherwise, which no statement asks for, and for
     products in formats that the chip has no rate for.
 
@@ -77,7 +77,7 @@ def estimated_s(kernel: Kernel, chip: Chip, rates: Rates) -> float | None:
     return max(units, memory) + alone + rates.kernel_cycles / rates.clock_hz
 
 
-def _memory_s(kernel: Kernel, chip: Chip, rates: Rates) -> float:
+def _memory_s(kernel: CompiledKernel, chip: Chip, rates: CompilerRates) -> float:
     """Results are made as words of 32 bits, and so are the elements that a reduction reads: a kernel that writes
     narrower ones, or fewer, passes over the words once more."""
     fast = rates.on_chip if kernel.products else rates.on_chip_vectors

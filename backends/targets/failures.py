@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from math import prod
 
-from shardwright.cost.toml_files import parse_size
+from shardwright.cost.hardware.toml_files import parse_size
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 _LACKING = (

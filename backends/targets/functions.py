@@ -10,7 +10,7 @@ from math import prod
 from time import perf_counter
 from typing import Any, cast
 
-from shardwright.backends.targets.compilers import CompiledFunction, Memory
+from shardwright.backends.targets.compilers import CompiledFunction, CompiledMemory
 from shardwright.backends.targets.failures import failure_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault
 
@@ -110,7 +110,7 @@ def compile_here(function: LoweredFunction) -> tuple[str, CompiledFunction]:
     memory = compiled.memory_analysis()
     if memory is not None:
         output = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        memory = Memory(memory.argument_size_in_bytes, memory.temp_size_in_bytes, output)
+        memory = CompiledMemory(memory.argument_size_in_bytes, memory.temp_size_in_bytes, output)
     results = result_shardings(compiled.runtime_executable())
     func = CompiledFunction(function.name, compiled.as_text(), "", memory, taken, results=results)
     return next(iter(devices)).platform, func

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.backends.jax.source_text import Forms
-from shardwright.backends.targets.estimates import Rates
+from shardwright.backends.targets.estimates import CompilerRates
 from shardwright.backends.targets.gpus import gpu_names
-from shardwright.cost.chips import Chip, Switched, Torus, load_chip
-from shardwright.cost.topology import SwitchedTopology, TorusTopology, topology_of
+from shardwright.cost.hardware.chips import Chip, Switched, Torus, load_chip
+from shardwright.cost.hardware.topology import SwitchedTopology, TorusTopology, topology_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault, nearest
 
 _SHAPE = re.compile(r"[1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){0,3}")
@@ -65,10 +65,10 @@ class Target:
     shape: tuple[int, ...] = ()
 
     @property
-    def rates(self) -> Rates | None:
+    def rates(self) -> CompilerRates | None:
         """The rates that its compiler assumes where it estimates kernels; None where it estimates none."""
         rates = _tpus()["rates"].get(self.name.partition(":")[0])
-        return Rates(**rates) if rates else None
+        return CompilerRates(**rates) if rates else None
 
     @property
     def forms(self) -> Forms:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from shardwright.backends.timeline.record import Course, Entry, Timeline, course_of, read_timeline, write_timeline
+from shardwright.backends.timeline.record import (
+    Course,
+    RecordedEvent,
+    Timeline,
+    course_of,
+    read_timeline,
+    write_timeline,
+)
 from shardwright.backends.timeline.recorder import Recorder, Recording
 
 __all__ = [
     "Course",
-    "Entry",
+    "RecordedEvent",
     "Recorder",
     "Recording",
     "Timeline",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from shardwright.cost.offloading.simulation import Span
-from shardwright.cost.unrolling import Action, Event, Resource
+from shardwright.cost.offloading.simulation import EventSpan
+from shardwright.cost.programs.unrolling import Action, Event, Resource
 
 Seconds = Callable[[Event], float]
 
@@ -22,7 +22,7 @@ def by_rates(rates: Mapping[Resource, float], computed: Seconds) -> Seconds:
     return seconds
 
 
-def by_measurement(events: Sequence[Event], spans: Sequence[Span]) -> Seconds:
+def by_measurement(events: Sequence[Event], spans: Sequence[EventSpan]) -> Seconds:
     """Copies at the mean bytes a second of their resource; computations at the mean of those of the same statements, at
     prefill or at later tokens."""
     moved: defaultdict[Resource, float] = defaultdict(float)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.backends.timeline.record import Course, Entry, Timeline
+from shardwright.backends.timeline.record import Course, RecordedEvent, Timeline
 from shardwright.cost.offloading.simulation import Bound
-from shardwright.cost.program_cost import Cost, KernelCost, course_of_call
-from shardwright.cost.schedule import Happening
+from shardwright.cost.programs.program_cost import Cost, KernelCost, course_of_call
+from shardwright.cost.programs.schedule import KernelTiming
 from shardwright.ir.program import Func, Program
 
 
@@ -23,15 +23,15 @@ def predicted_timeline(program: Program, func: Func, cost: Cost) -> Timeline:
     return Timeline(title, Course(entries, {}, tuple(_bounds(entries, seen, cost))))
 
 
-def _entry(number: int, happening: Happening, cost: Cost) -> Entry:
+def _entry(number: int, happening: KernelTiming, cost: Cost) -> RecordedEvent:
     if happening.number < 0:
         trips = f"{happening.trips} trips like the last"
-        return Entry(number, "device", trips, happening.start, happening.end)
+        return RecordedEvent(number, "device", trips, happening.start, happening.end)
     kernel = cost.kernels[happening.number]
     work = kernel.work
     nbytes = work.collective.received if work.collective is not None else 0
     name = f"{work.operation} {work.name}"
-    return Entry(number, _resource(kernel), name, happening.start, happening.end, nbytes)
+    return RecordedEvent(number, _resource(kernel), name, happening.start, happening.end, nbytes)
 
 
 def _resource(kernel: KernelCost) -> str:
@@ -43,7 +43,7 @@ def _resource(kernel: KernelCost) -> str:
     return "device"
 
 
-def _bounds(entries: tuple[Entry, ...], seen: list[Happening], cost: Cost) -> Iterator[Bound]:
+def _bounds(entries: tuple[RecordedEvent, ...], seen: list[KernelTiming], cost: Cost) -> Iterator[Bound]:
     """The bounds of each moment: what is not in flight bounds its own time; between these, a transfer is waited for."""
     now = 0.0
     for entry, happening in zip(entries, seen, strict=True):

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from shardwright.cost.offloading.simulation import Bound, Span, bounds, step_bounds
+from shardwright.cost.offloading.simulation import Bound, EventSpan, bounds, step_bounds
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 
 if TYPE_CHECKING:
-    from shardwright.cost.unrolling import Event
+    from shardwright.cost.programs.unrolling import Event
 
 FORMAT = "shardwright-timeline"
 
@@ -39,7 +39,7 @@ Memory = Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordedEvent:
     """An event with its span. `number` is its place in the course."""
 
     number: int
@@ -58,7 +58,7 @@ class Course:
     `given` is what each moment waits for, where that is known from elsewhere: of one of several processes it may be
     another."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RecordedEvent, ...]
     memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
     given: tuple[Bound, ...] | None = None
 
@@ -80,7 +80,7 @@ class Course:
         """The resource that each moment waits for."""
         if self.given is not None:
             return self.given
-        return tuple(bounds(self.entries, [Span(entry.start, entry.end) for entry in self.entries]))
+        return tuple(bounds(self.entries, [EventSpan(entry.start, entry.end) for entry in self.entries]))
 
     @cached_property
     def steps(self) -> tuple[Bound, ...]:
@@ -125,15 +125,15 @@ class Timeline:
         return tuple((name, course) for name, course in named if course is not None)
 
 
-def course_of(events: Sequence[Event], spans: Sequence[Span], memory: Memory | None = None) -> Course:
+def course_of(events: Sequence[Event], spans: Sequence[EventSpan], memory: Memory | None = None) -> Course:
     """The course of a program's events that had these spans, in their order. A step is a trip of its loops."""
     steps: dict[tuple[tuple[str, int], ...], int] = {}
-    made: list[Entry] = []
+    made: list[RecordedEvent] = []
     for event, (start, end) in zip(events, spans, strict=True):
         step = steps.setdefault(event.trips, len(steps)) if event.action == "compute" else None
         trips = "".join(f" {dim}={index}" for dim, index in event.trips)
         name = f"{event.action} {event.name}{trips}"
-        made.append(Entry(event.number, str(event.resource), name, start, end, event.nbytes, event.after, step))
+        made.append(RecordedEvent(event.number, str(event.resource), name, start, end, event.nbytes, event.after, step))
     return Course(tuple(made), memory or {})
 
 
@@ -227,7 +227,7 @@ def _bound(value: object, course: str) -> Bound:
     return Bound(start, end, parts[2])
 
 
-def _entry(at: int, value: object, count: int, course: str) -> Entry:
+def _entry(at: int, value: object, count: int, course: str) -> RecordedEvent:
     where, table = f"{course} event {at}", _object(value)
     missing = [key for key in ("resource", "name", "start", "end") if key not in table]
     if missing:
@@ -243,7 +243,9 @@ def _entry(at: int, value: object, count: int, course: str) -> Entry:
         raise _wrong(f"{where} has the step {step!r}, which is not a whole number below {count}")
     moved = int(_number(table.get("bytes", 0), f"bytes of {where}"))
     resource, name = str(table["resource"]), str(table["name"])
-    return Entry(at, resource, name, start, end, moved, tuple(cast("Sequence[int]", after)), cast("int | None", step))
+    return RecordedEvent(
+        at, resource, name, start, end, moved, tuple(cast("Sequence[int]", after)), cast("int | None", step)
+    )
 
 
 def _is_place(value: object, below: int) -> bool:

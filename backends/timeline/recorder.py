@@ -11,9 +11,9 @@ from typing import Any
 
 from shardwright.backends.timeline.durations import Seconds, by_measurement
 from shardwright.backends.timeline.record import Course, Memory, Timeline, course_of
-from shardwright.backends.torch.event_threads import Timed
-from shardwright.cost.offloading.simulation import Span, simulate
-from shardwright.cost.unrolling import Action, Event, Resource
+from shardwright.backends.torch.event_threads import TimedEvent
+from shardwright.cost.offloading.simulation import EventSpan, simulate
+from shardwright.cost.programs.unrolling import Action, Event, Resource
 
 MOST_EVENTS = 400_000
 """That are kept; a diagonal schedule of all prompts is one block, and may have more."""
@@ -26,7 +26,7 @@ class Recording:
     Events that a run which was cut short has not done are left out, and the others numbered anew.
     """
 
-    timed: tuple[Timed, ...] = ()
+    timed: tuple[TimedEvent, ...] = ()
     memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
     origin: float = 0.0
 
@@ -41,8 +41,8 @@ class Recording:
         )  # fmt: skip
 
     @property
-    def spans(self) -> list[Span]:
-        return [Span(each.begin, each.end) for each in self.timed]
+    def spans(self) -> list[EventSpan]:
+        return [EventSpan(each.begin, each.end) for each in self.timed]
 
     def timeline(
         self, title: str, capacity: Mapping[str, float] | None = None, seconds: Seconds | None = None
@@ -66,11 +66,11 @@ class Recording:
 
     @staticmethod
     def of_json(table: Mapping[str, Any]) -> Recording:
-        timed: list[Timed] = []
+        timed: list[TimedEvent] = []
         for number, resource, action, name, trips, after, nbytes, begin, end in table["events"]:
             where = tuple((str(dim), int(index)) for dim, index in trips)
             event = Event(number, Resource(resource), Action(action), name, (), where, tuple(after), nbytes)
-            timed.append(Timed(event, begin, end))
+            timed.append(TimedEvent(event, begin, end))
         memory = {tier: tuple((time, nbytes) for time, nbytes in points) for tier, points in table["memory"].items()}
         return Recording(tuple(timed), memory, table["origin"])
 
@@ -109,12 +109,12 @@ class Recorder:
         self.used = used
         self.most = most
         self._lock = Lock()
-        self._timed: dict[int, Timed] = {}
+        self._timed: dict[int, TimedEvent] = {}
         self._memory: dict[str, list[tuple[float, float]]] = {}
         self._origin = float("inf")
         self._whole = False
 
-    def __call__(self, timed: Timed) -> None:
+    def __call__(self, timed: TimedEvent) -> None:
         with self._lock:
             # Each block numbers its events from 0, and begins when the one before has ended.
             self._whole = self._whole or timed.event.number in self._timed or len(self._timed) == self.most

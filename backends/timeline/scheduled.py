@@ -1,9 +1,9 @@
 """A target's own schedule as a course: a compiled module executed in the order of its text.
 
-Kernels take the cycles that the compiler says of them, those of the module's own the work that they state; collectives take what the cost model says of their axes and
-bytes, since compilers say nothing of links. One that is parted into start and end goes on beside what stands between;
-any other has the chip to itself. Of a loop every trip is executed, until there are so many events that trips which take
-as long as the one before are told together.
+Kernels take the cycles that the compiler says of them, those of the module's own the work that they state; collectives
+take what the cost model says of their axes and bytes, since compilers say nothing of links. One that is parted into
+start and end goes on beside what stands between; any other has the chip to itself. Of a loop every trip is executed,
+until there are so many events that trips which take as long as the one before are told together.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from shardwright.backends.hlo.collectives import Collective, collectives_of
-from shardwright.backends.hlo.kernels import Kernel, kernels_of
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
+from shardwright.backends.hlo.kernels import CompiledKernel, kernels_of
 from shardwright.backends.hlo.module import Computation, HloModule
 from shardwright.backends.hlo.overlap import in_flight, inner_collectives
 from shardwright.backends.hlo.statements import statement_of
 from shardwright.backends.hlo.trips import trips_of
-from shardwright.backends.timeline.record import Course, Entry
-from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.constants import Constants, Demand, times_of
+from shardwright.backends.timeline.record import Course, RecordedEvent
+from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
+from shardwright.cost.hardware.topology import Topology
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.offloading.simulation import Bound
-from shardwright.cost.topology import Topology
 
 _MOST = 20_000
 """Events from which trips that are alike are told together."""
@@ -33,12 +33,12 @@ def scheduled_course(
     module: HloModule,
     topology: Topology,
     constants: Constants,
-    kernel_s: Callable[[Kernel], float],
+    kernel_s: Callable[[CompiledKernel], float],
     file: str = "",
     names: Mapping[int, str] | None = None,
 ) -> Course:
-    """The course of one call of a module that a compiler has scheduled; `kernel_s` are a kernel's seconds. `names` are the
-    values that the lines of an emitted `file` define: kernels are called after those that they compute."""
+    """The course of one call of a module that a compiler has scheduled; `kernel_s` are a kernel's seconds. `names` are
+    the values that the lines of an emitted `file` define: kernels are called after those that they compute."""
     run = _Run(
         module,
         {kernel.name: _Kernel(_called(kernel, file, names or {}), kernel_s(kernel)) for kernel in kernels_of(module)},
@@ -53,7 +53,7 @@ class _Kernel(NamedTuple):
     seconds: float
 
 
-def _called(kernel: Kernel, file: str, names: Mapping[int, str]) -> str:
+def _called(kernel: CompiledKernel, file: str, names: Mapping[int, str]) -> str:
     found = [place[0] for stack in kernel.stacks if (place := statement_of(stack, file, names)) is not None]
     return f"{', '.join(dict.fromkeys(found))} ({kernel.name})" if found else kernel.name
 
@@ -65,7 +65,7 @@ class _Priced(NamedTuple):
     nbytes: int
 
 
-def _priced(collective: Collective, topology: Topology, constants: Constants) -> _Priced:
+def _priced(collective: CompiledCollective, topology: Topology, constants: Constants) -> _Priced:
     """A collective as the cost model takes it, which counts what a device has already with what it receives."""
     mesh = dict(topology.mesh)
     axes = collective.axes(mesh) or tuple(axis for axis, size in mesh.items() if size > 1)
@@ -74,7 +74,7 @@ def _priced(collective: Collective, topology: Topology, constants: Constants) ->
     if kind is not CollectiveKind.PERMUTE and chips > 1:
         whole = whole * chips // ((chips - 1) * (2 if kind is CollectiveKind.ALL_REDUCE else 1))
     latency, transfer = latency_and_transfer(kind, axes, whole, topology)
-    seconds = times_of(Demand(transfer_s=transfer, latency_s=latency, kernels=0), constants).total
+    seconds = times_of(KernelDemand(transfer_s=transfer, latency_s=latency, kernels=0), constants).total
     return _Priced(f"{collective.op} {collective.name}", f"links {''.join(axes)}", seconds, collective.bytes_once)
 
 
@@ -85,14 +85,14 @@ class _Run:
     module: HloModule
     kernels: Mapping[str, _Kernel]
     collectives: Mapping[str, _Priced]
-    entries: list[Entry] = field(default_factory=list[Entry])
+    entries: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     bounds: list[Bound] = field(default_factory=list[Bound])
     now: float = 0.0
     free: dict[str, float] = field(default_factory=dict[str, float])
 
     def execute(self, computation: Computation) -> None:
         flying = in_flight(self.module, computation)
-        landing: dict[str, list[Entry]] = {}
+        landing: dict[str, list[RecordedEvent]] = {}
         for instruction in computation.instructions.values():
             self.wait(landing.get(instruction.name, ()))
             names, end = flying.get(instruction.name, (inner_collectives(self.module, instruction), ""))
@@ -122,22 +122,22 @@ class _Run:
                 self.take(f"{left} trips like the last", left * (self.now - began))
                 return
 
-    def wait(self, sent: Sequence[Entry]) -> None:
+    def wait(self, sent: Sequence[RecordedEvent]) -> None:
         """The device goes on when these transfers have ended."""
         for entry in sent:
             if entry.end > self.now:
                 self.bounds.append(Bound(self.now, entry.end, entry.resource))
                 self.now = entry.end
 
-    def transfer(self, priced: _Priced) -> Entry:
+    def transfer(self, priced: _Priced) -> RecordedEvent:
         start = max(self.now, self.free.get(priced.links, 0.0))
         self.free[priced.links] = end = start + priced.seconds
-        made = Entry(len(self.entries), priced.links, priced.name, start, end, priced.nbytes)
+        made = RecordedEvent(len(self.entries), priced.links, priced.name, start, end, priced.nbytes)
         self.entries.append(made)
         return made
 
     def take(self, name: str, seconds: float) -> None:
         end = self.now + seconds
-        self.entries.append(Entry(len(self.entries), "device", name, self.now, end))
+        self.entries.append(RecordedEvent(len(self.entries), "device", name, self.now, end))
         self.bounds.append(Bound(self.now, end, "device"))
         self.now = end

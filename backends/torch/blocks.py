@@ -15,7 +15,7 @@ from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_pla
 from shardwright.backends.torch.movements import move
 from shardwright.backends.torch.row_updates import begins_of, put_rows
 from shardwright.backends.torch.shards import held_of
-from shardwright.backends.torch.tensors import Argument, Named
+from shardwright.backends.torch.tensors import Argument, NamedTensor
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import DiagnosticError, fault, placed
 from shardwright.ir.operation import Number, Operand
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.chip import RankShard
     from shardwright.backends.torch.movements import Collectives
 
 
@@ -43,7 +43,7 @@ class Values:
 Step = Callable[[Values], None]
 
 
-class Block:
+class CompiledBlock:
     """Statements, and the `outputs` that are needed after them. `shapes` are of the values that are there before,
     `states` those of them that are written in place, `sizes` of the dimensions that loops go over. State that is
     `fragile` is set while what was read of it is still used: None for all. With `sparse` attention of one query looks
@@ -61,7 +61,7 @@ class Block:
         fragile: Set[str] | None = None,
         sparse: float = 1.0,
         owned: Set[str] = frozenset(),
-        held: Mapping[str, Held] | None = None,
+        held: Mapping[str, RankShard] | None = None,
         to: Collectives | None = None,
     ) -> None:
         self._fragile = fragile
@@ -249,7 +249,7 @@ class Block:
             if name in seen
         }
         held |= {c.value.name: each for c in loop.carries if (each := held_of(c.value.type)) is not None}
-        body = Block(
+        body = CompiledBlock(
             loop.body, inner, self._states, loop.following, self._sizes, self._device, None, self._sparse, owned,
             held, self._to,
         )  # fmt: skip
@@ -322,7 +322,7 @@ class Block:
             if not isinstance(operation, Movement):
                 return [each.tensor for each in compute(operation, given, shapes, device, held_after)]
             (value,) = given
-            assert isinstance(value, Named)
+            assert isinstance(value, NamedTensor)
             if to is None or held_after is None or value.held is None or not self._exchanges(operation):
                 return [value.tensor.clone()]
             return [move(to, operation.moves, value.tensor, value.held, held_after[0])]
@@ -335,7 +335,7 @@ class Block:
                     given.append(operand)
                     continue
                 name, held = next(rest)
-                given.append(Named(values.tensors[name], operand.names, operand.dtype, held))
+                given.append(NamedTensor(values.tensors[name], operand.names, operand.dtype, held))
             try:
                 tensors = made(given)
             except DiagnosticError:
@@ -366,10 +366,10 @@ def without(shape: Shape, dim: str) -> Shape:
     return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
 
 
-def block_of(program: Program, func: Func, device: torch.device) -> Block:
+def block_of(program: Program, func: Func, device: torch.device) -> CompiledBlock:
     """A whole function that reads neither weights nor state."""
     shapes = {value.name: value.shape for value in func.params}
-    return Block(func.body, shapes, (), func.returns, program.sizes(func), device)
+    return CompiledBlock(func.body, shapes, (), func.returns, program.sizes(func), device)
 
 
 def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mapping[str, Shape]) -> set[int]:

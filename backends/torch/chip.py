@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardwright.backends.digit_factors import Digits
+from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.digits import global_indices
 from shardwright.ir.types import Dim, Shape, TensorType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chip:
+class Rank:
     """The `number`-th chip, the last axis of the mesh going round fastest, and the digits in force in a function."""
 
     digits: Digits
@@ -43,10 +43,10 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Held:
+class RankShard:
     """The shard that a chip holds of a value of this type."""
 
-    chip: Chip
+    chip: Rank
     kind: TensorType
     _indices: dict[str, npt.NDArray[np.int64]] = field(
         default_factory=dict[str, "npt.NDArray[np.int64]"], compare=False
@@ -87,11 +87,11 @@ class Held:
             raise fault("not-divisible", f"{dim}={self.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}")
         return n, math.prod(mesh[axis] for axis in by if axis not in self.kind.split(dim))
 
-    def without(self, dims: Iterable[str]) -> Held:
+    def without(self, dims: Iterable[str]) -> RankShard:
         """The shard of a slice along each of these dimensions, none of which is split."""
         kind = self.kind
         for dim in dims:
             if kind.split(dim):
                 raise fault("split-loop", f"a loop over {dim} takes slices of {self.kind}, which is split along it")
             kind = kind.without_dim(dim)
-        return Held(self.chip, kind)
+        return RankShard(self.chip, kind)

@@ -22,8 +22,8 @@ from shardwright.backends.jax.source_text import (
     tuple_text,
 )
 from shardwright.backends.torch.kernels import keeps_format, kernel_of
-from shardwright.backends.torch.kernels.call import Call
-from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
+from shardwright.backends.torch.kernels.call import TensorCall
+from shardwright.backends.torch.tensors import Argument, NamedTensor, held_as, rounded
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, placed
 from shardwright.ir.memory_shares import rows_of
@@ -367,7 +367,7 @@ class _Function:
                 self.here(views[operand]).names,
             )
             extents = [self.sizes[name] for name in names]
-            args.append(Named(cast("Tensor", code), names, self.dtypes[operand], None, extents))
+            args.append(NamedTensor(cast("Tensor", code), names, self.dtypes[operand], None, extents))
 
         def named(value: Code, *wishes: str) -> Any:
             made = [self.fresh(wish) for wish in wishes]
@@ -375,7 +375,7 @@ class _Function:
             return Code(made[0]) if len(made) == 1 else tuple(map(Code, made))
 
         torch = Code("torch")
-        call = Call(args, [value.shape for value in results], Code("run.device"), None, torch, Code(), named)
+        call = TensorCall(args, [value.shape for value in results], Code("run.device"), None, torch, Code(), named)
         made = kernel_of(operation)(operation, call)
         exact = keeps_format(operation, args, results[0].shape.dtype)
         for value, each in zip(results, made if isinstance(made, tuple) else (made,), strict=True):

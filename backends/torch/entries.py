@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRows:
     """New rows of a value along `dim`, from `positions` on: `new` with the names of its dimensions, of which one may
     run along `dim` under another name."""
 
@@ -33,7 +33,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """The value of a name: a `tensor`, on the device or under way from it; or, without one, `part` of a home. A tensor
     with a home was fetched from there, into `buffer` or to be computed with where it lies; it differs in `rows` from
     what is at home. With `raw` the tensor has still to be made, of bytes as they are kept."""
@@ -43,7 +43,7 @@ class Entry:
     home: Home | None = None
     part: Part = ()
     buffer: Buffer | None = None
-    rows: Written | None = None
+    rows: WrittenRows | None = None
     raw: Tensor | None = None
 
 
@@ -85,21 +85,21 @@ def within(part: Part, at: Mapping[int, int]) -> Part:
     return tuple(made)
 
 
-def fits(home: Home, part: Part, rows: Written) -> bool:
+def fits(home: Home, part: Part, rows: WrittenRows) -> bool:
     """True if rows are rows of the home."""
     if home.layout.rows != (rows.dim,) or len(home.covered(part)) != 1:
         return False
     return rows.positions.level or (len(home.middle) == 1 and len(rows.positions.begins) == home.middle[0])
 
 
-def is_slice(home: Home, part: Part, rows: Written) -> bool:
+def is_slice(home: Home, part: Part, rows: WrittenRows) -> bool:
     """True if what is written is one of the slices that the home keeps."""
     return rows.dim in home.layout.lead and rows.positions.level and rows.dim not in rows.names and (
         len(rows.names) == sum(not isinstance(index, int) for index in part) - 1
     )  # fmt: skip
 
 
-def put(cache: Tensor, names: Sequence[str], rows: Written) -> None:
+def put(cache: Tensor, names: Sequence[str], rows: WrittenRows) -> None:
     rest = [name for name in names if name != rows.dim]
     order = [names.index(name) for name in (rows.dim, *rest)]
     new = rows.arranged(rest)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.buffers import Buffers
-from shardwright.backends.torch.entries import Entry, Written, put, within
+from shardwright.backends.torch.entries import TensorEntry, WrittenRows, put, within
 from shardwright.backends.torch.homes import Home, Part
 from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.row_updates import Positions, begins_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.segments import Kind, Read, Segment, home_of
-from shardwright.cost.unrolling import Unrolling
+from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
+from shardwright.cost.programs.unrolling import Unrolling
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
@@ -42,19 +42,19 @@ class Environment(Unrolling):
         self.tiers = tiers
         self.homes = homes
         self.buffers = buffers
-        self._values: dict[str, Entry] = {}
+        self._values: dict[str, TensorEntry] = {}
         self._common = Common()
         self._dies: dict[Position, Set[str]] = {}
-        self._latest: dict[str, tuple[Part, Written]] = {}
+        self._latest: dict[str, tuple[Part, WrittenRows]] = {}
         """The rows that were set last, as they were, of state that is not kept as it is computed with."""
 
     def enter(self, args: Mapping[str, Tensor]) -> None:
         """A call begins."""
         self._values = {
-            name: Entry(None, home.names, home, (_ALL,) * len(home.names)) for name, home in self.homes.items()
+            name: TensorEntry(None, home.names, home, (_ALL,) * len(home.names)) for name, home in self.homes.items()
         }
         kinds = {value.name: value.shape.names for value in self.func.params}
-        self._values |= {name: Entry(tensor, kinds[name]) for name, tensor in args.items()}
+        self._values |= {name: TensorEntry(tensor, kinds[name]) for name, tensor in args.items()}
         self._common = Common()
         self._latest.clear()
 
@@ -68,14 +68,14 @@ class Environment(Unrolling):
         if entry is not None and entry.buffer is not None:
             self.buffers.give_back(entry.buffer)
 
-    def _bind(self, name: str, entry: Entry, *, shared: bool = False) -> None:
+    def _bind(self, name: str, entry: TensorEntry, *, shared: bool = False) -> None:
         """Gives a name to a value; where it is `shared`, another name has it already."""
         if shared and entry.buffer is not None:
             self.buffers.share(entry.buffer)
         self._drop(name)
         self._values[name] = entry
 
-    def _seen(self, read: Read, operation: object = None) -> Entry | None:
+    def _seen(self, read: SegmentRead, operation: object = None) -> TensorEntry | None:
         """A value as a statement sees it; None where it is that of a trip that does not come."""
         trips: Mapping[str, int] = self.trips
         moves = operation.movement if isinstance(operation, Start) else operation
@@ -93,7 +93,7 @@ class Environment(Unrolling):
             return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)
         return replace(entry, part=within(entry.part, at), names=names)
 
-    def _tensor(self, read: Read) -> Tensor:
+    def _tensor(self, read: SegmentRead) -> Tensor:
         """A value on the device."""
         if not read.slices:
             entry = self._values[read.name]
@@ -115,13 +115,13 @@ class Environment(Unrolling):
             found = self._whole(entry)
         return found
 
-    def _zeros(self, read: Read) -> Tensor:
+    def _zeros(self, read: SegmentRead) -> Tensor:
         import torch
 
         shape = read.kind.shape
         return torch.zeros([d.size for d in shape.dims], dtype=held_as(shape.dtype), device=self.tiers.device)
 
-    def hand_on(self, names: Sequence[tuple[Read, str]], ended: Set[str]) -> None:
+    def hand_on(self, names: Sequence[tuple[SegmentRead, str]], ended: Set[str]) -> None:
         super().hand_on(names, ended)
         kept = [self._handed(read) for read, _ in names]
         for entry in kept:
@@ -135,14 +135,14 @@ class Environment(Unrolling):
             if entry is not None:
                 self._values[new] = entry
 
-    def _handed(self, read: Read) -> Entry | None:
+    def _handed(self, read: SegmentRead) -> TensorEntry | None:
         """A value as a loop carries it: a copy of one that lives on the device, since there it may be set anew."""
         entry = self._seen(read)
         if entry is None or entry.home is None or entry.tensor is not None:
             return entry
         if home_of(read.kind) != ON_DEVICE or read.kind.in_flight:
             return entry
-        return Entry(self._tensor(read).clone(), entry.names)
+        return TensorEntry(self._tensor(read).clone(), entry.names)
 
     def ending_at(self, segment: Segment) -> Set[str]:
         if segment.place not in self._dies:
@@ -153,20 +153,20 @@ class Environment(Unrolling):
         import torch
 
         if loop.index is not None:
-            self._bind(loop.index, Entry(torch.full((), index, device=self.tiers.device)))
+            self._bind(loop.index, TensorEntry(torch.full((), index, device=self.tiers.device)))
 
     def leave(self, segment: Segment) -> None:
         for name in segment.last:
             self._drop(name)
-        if segment.kind is Kind.LOOP and segment.loop.index is not None:
+        if segment.kind is SegmentKind.LOOP and segment.loop.index is not None:
             self._drop(segment.loop.index)
 
     def landed(self, segment: Segment) -> None:
         for statement in segment.lets:
             result = statement.result
-            entry = self._values.pop(str(statement.operands[0]), None) or Entry()
+            entry = self._values.pop(str(statement.operands[0]), None) or TensorEntry()
             if entry.tensor is None and entry.home is None:
-                entry = Entry(self._zeros(Read(result.name, result.type, ())))
+                entry = TensorEntry(self._zeros(SegmentRead(result.name, result.type, ())))
             self._bind(result.name, replace(entry, names=result.shape.names))
 
     # ------------------------------------------------------------ names of parts and of new rows
@@ -199,25 +199,25 @@ class Environment(Unrolling):
 
     def _rows(
         self, operation: Update, new: Tensor, names: tuple[str, ...], statement: Let, segment: Segment
-    ) -> Written:
+    ) -> WrittenRows:
         position = statement.operands[2]
         if isinstance(position, Number):
-            return Written(new, names, operation.dim, Positions((int(position.value),)))
+            return WrittenRows(new, names, operation.dim, Positions((int(position.value),)))
         read = segment.reads[str(position)]
         key = ("begins", self._tensor(read).data_ptr())
         if key not in self._common:
             tensor = self._tensor(read)
             self._common[key] = tensor, begins_of(tensor, read.kind.names)
-        return Written(new, names, operation.dim, self._common[key][1])
+        return WrittenRows(new, names, operation.dim, self._common[key][1])
 
     def stored(self, name: str) -> Tensor:
         """All of a value that has a home, after a call."""
         home = self.homes[name]
         part: Part = (_ALL,) * len(home.names)
         found = home.view(part)
-        return found if found is not None else self._whole(Entry(None, home.names, home, part))
+        return found if found is not None else self._whole(TensorEntry(None, home.names, home, part))
 
-    def _whole(self, entry: Entry) -> Tensor:
+    def _whole(self, entry: TensorEntry) -> Tensor:
         """A part of a home, with new rows in it maybe, brought here to be written elsewhere."""
         import torch
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from shardwright.backends.torch.homes import Job
 from shardwright.backends.torch.streams import Mark, Streams
-from shardwright.cost.unrolling import Event, Resource
+from shardwright.cost.programs.unrolling import Event, Resource
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedEvent:
     """An event with its beginning and end in seconds, predicted or measured."""
 
     event: Event
@@ -34,7 +34,9 @@ class CancelledError(Exception):
 class EventThreads:
     """The threads of one call, whose first event has the number `first`; times count from when it `began`."""
 
-    def __init__(self, streams: Streams, first: int, began: float, observe: Callable[[Timed], None] | None) -> None:
+    def __init__(
+        self, streams: Streams, first: int, began: float, observe: Callable[[TimedEvent], None] | None
+    ) -> None:
         self.streams = streams
         self.failure: BaseException | None = None
         self._observe = observe
@@ -62,7 +64,7 @@ class EventThreads:
             self._changed.notify_all()
         if self._observe is not None:
             if mark is None:
-                self._observe(Timed(event, begin, end))
+                self._observe(TimedEvent(event, begin, end))
             else:
                 self._timed.append(event)
 
@@ -126,4 +128,4 @@ class EventThreads:
         for event in self._timed:
             span = self.streams.seconds(self._done[event.number])
             if span is not None and self._observe is not None:
-                self._observe(Timed(event, *span))
+                self._observe(TimedEvent(event, *span))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.quantization import Coding
+from shardwright.backends.torch.quantization import RowCoding
 from shardwright.backends.torch.row_updates import Positions, put_rows
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.offloading.group_quantization import GroupQuantization
-from shardwright.ir.memory_shares import Rows, rows_of
+from shardwright.ir.memory_shares import TierRows, rows_of
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Loop, Program, Value
 from shardwright.ir.types import ON_DEVICE, Tier
@@ -36,7 +36,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Layout:
+class SliceLayout:
     """How slices of a value lie: `lead` are the dimensions by which it is sliced, `rows` those whose indices together
     number the rows, `middle` and `coded` what a row has, of which `coded` are quantized together where something is."""
 
@@ -59,7 +59,7 @@ class Home:
         self,
         tiers: Tiers,
         value: Value,
-        layout: Layout,
+        layout: SliceLayout,
         quantized: GroupQuantization | None = None,
         grows: bool = False,
     ) -> None:
@@ -71,7 +71,7 @@ class Home:
         self.lead = tuple(self.sizes[name] for name in layout.lead)
         self.n_rows = math.prod(self.sizes[name] for name in layout.rows)
         self.middle = tuple(self.sizes[name] for name in layout.middle)
-        self.coding = Coding(math.prod(self.sizes[n] for n in layout.coded), held_as(value.shape.dtype), quantized)
+        self.coding = RowCoding(math.prod(self.sizes[n] for n in layout.coded), held_as(value.shape.dtype), quantized)
         self.rows = rows_of(value.type.placement or ON_DEVICE, self.n_rows)
         self.pieces = joined(self.rows, tiers.at_hand)
         self.grows = grows
@@ -207,12 +207,12 @@ class Home:
         index = tuple(part[self.names.index(name)] for name in rest)
         return whole[index] if any(isinstance(each, int) for each in index) else whole
 
-    def there(self, index: tuple[int, ...], tier: Tier) -> Rows:
+    def there(self, index: tuple[int, ...], tier: Tier) -> TierRows:
         """The rows on a tier that something has been written to."""
         rows = rows_on(self.pieces, tier)
         if not self.grows:
             return rows
-        return Rows(tier, rows.start, max(rows.start, min(rows.stop, self.filled[index])))
+        return TierRows(tier, rows.start, max(rows.start, min(rows.stop, self.filled[index])))
 
     def disk_reads(self, part: Part, into: Tensor | None, *, staged: bool) -> tuple[list[Job], int]:
         """Jobs that read the rows on disk into a buffer for the part, or, to be `staged`, for those rows alone; and
@@ -234,7 +234,7 @@ class Home:
         n = len(self.covered(part)) * rows_on(self.pieces, Tier.DISK).count
         return (n, *self.middle, self.coding.width)
 
-    def _jobs(self, index: tuple[int, ...], rows: Rows, target: Tensor) -> list[Job]:
+    def _jobs(self, index: tuple[int, ...], rows: TierRows, target: Tensor) -> list[Job]:
         return self.tiers.spill.jobs(self.what(index), target, self.regions[index])
 
     def copy(self, part: Part, raw: Tensor, staged: Tensor | None) -> int:
@@ -278,7 +278,7 @@ class Home:
             self.filled[index] = self.n_rows
         return moved
 
-    def _write(self, index: tuple[int, ...], rows: Rows, at: int, encoded: Tensor) -> int:
+    def _write(self, index: tuple[int, ...], rows: TierRows, at: int, encoded: Tensor) -> int:
         """Rows from the `at`-th in the piece on."""
         if not len(encoded):
             return 0
@@ -308,7 +308,7 @@ class Home:
         self.filled[index] = max(self.filled.get(index, 0), min(self.n_rows, max(positions.begins) + len(encoded)))
         return moved
 
-    def _write_apart(self, index: tuple[int, ...], rows: Rows, encoded: Tensor, positions: Positions) -> int:
+    def _write_apart(self, index: tuple[int, ...], rows: TierRows, encoded: Tensor, positions: Positions) -> int:
         """Rows of a batch each from a position of its own: `encoded` is [L, B, ...]."""
         if rows.tier is not Tier.DISK:
             piece = self.kept[index, rows.tier]
@@ -325,19 +325,21 @@ class Home:
         return moved
 
 
-def joined(pieces: tuple[Rows, ...], at_hand: Set[Tier]) -> tuple[Rows, ...]:
+def joined(pieces: tuple[TierRows, ...], at_hand: Set[Tier]) -> tuple[TierRows, ...]:
     """Where rows lie for a device that computes with what is in the memories `at_hand`: as the device's own."""
     stop = max((rows.stop for rows in pieces if rows.tier in at_hand), default=0)
     others = tuple(rows for rows in pieces if rows.tier not in at_hand)
-    return ((Rows(Tier.DEVICE, 0, stop),) if stop else ()) + others
+    return ((TierRows(Tier.DEVICE, 0, stop),) if stop else ()) + others
 
 
-def rows_on(pieces: tuple[Rows, ...], tier: Tier) -> Rows:
+def rows_on(pieces: tuple[TierRows, ...], tier: Tier) -> TierRows:
     """The rows on one tier, perhaps none."""
-    return next((rows for rows in pieces if rows.tier is tier), Rows(tier, 0, 0))
+    return next((rows for rows in pieces if rows.tier is tier), TierRows(tier, 0, 0))
 
 
-def state_layout(value: Value, loops: Sequence[str], updated: Sequence[str], *, quantized: bool) -> tuple[Layout, bool]:
+def state_layout(
+    value: Value, loops: Sequence[str], updated: Sequence[str], *, quantized: bool
+) -> tuple[SliceLayout, bool]:
     """How state lies: sliced by the `loops` around its uses, its rows the indices of the dimension that is shared out
     over memories, or that along which it is `updated`; and whether that is this one."""
     lead = tuple(name for name in value.shape.names if name in loops)
@@ -350,7 +352,7 @@ def state_layout(value: Value, loops: Sequence[str], updated: Sequence[str], *, 
     others = [name for name in rest if name != first]
     middle = others[:1] if grown == first or quantized else []
     rows = () if first is None else (first,)
-    return Layout(lead, rows, tuple(middle), tuple(others[len(middle) :])), grown is not None and grown == first
+    return SliceLayout(lead, rows, tuple(middle), tuple(others[len(middle) :])), grown is not None and grown == first
 
 
 def needed_bytes(homes: Mapping[str, Home]) -> dict[Tier, int]:

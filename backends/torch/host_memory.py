@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.disk import page_aligned
-from shardwright.backends.torch.memory import Memory
+from shardwright.backends.torch.memory import MemoryAccount
 from shardwright.ir.diagnostics import DiagnosticError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class HostMemory:
     """Gives out memory of the host. Where it is pinned, what is given back stays pinned for the next that it suffices
     for, until the cap leaves no room for something else."""
 
-    def __init__(self, memory: Memory, *, pinned: bool) -> None:
+    def __init__(self, memory: MemoryAccount, *, pinned: bool) -> None:
         self._memory = memory
         self._pinned = pinned
         self._taken: dict[int, Tensor] = {}

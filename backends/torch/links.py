@@ -21,7 +21,7 @@ _ON_THE_WAY = 64
 """Messages with tokens that are sent before the oldest must have arrived."""
 
 
-class Links:
+class PipelineLinks:
     """The links of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
 
     def __init__(self, world: World, tiers: Tiers) -> None:

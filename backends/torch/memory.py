@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.text_table import bytes_text
+from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import Tier
 
 _OPTIONS = {Tier.DEVICE: "--device-memory", Tier.HOST: "--host-memory", Tier.DISK: "--disk-memory"}
@@ -21,7 +21,7 @@ class OutOfMemoryError(DiagnosticError):
 
 
 @dataclass
-class Memory:
+class MemoryAccount:
     """The bytes that are taken of one memory. `policy` stands in what is said where it does not suffice."""
 
     tier: Tier

@@ -1,8 +1,8 @@
 """Movements between the chips of a mesh, each a process, through `torch.distributed`: one function for each.
 
-A chip's tensor is opened into its digits (`backends.digit_factors`): those that leave are brought to the front, one
-part for each chip that takes part, and exchanged for those that arrive, which are brought to their places. So any axes
-and digits move in one collective. Sums are accumulated in float32 and then rounded.
+A chip's tensor is opened into its digits (`backends.simulation.digit_factors`): those that leave are brought to the
+front, one part for each chip that takes part, and exchanged for those that arrive, which are brought to their places.
+So any axes and digits move in one collective. Sums are accumulated in float32 and then rounded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.digit_factors import Factor
-from shardwright.backends.torch.chip import Chip, Held
+from shardwright.backends.simulation.digit_factors import Factor
+from shardwright.backends.torch.chip import Rank, RankShard
 from shardwright.backends.torch.tensors import bytes_of, rounded
 from shardwright.backends.torch.world import World, torch_distributed
-from shardwright.cost.exchange import exchange_of
+from shardwright.cost.movements.exchange import exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.digits import ordered
@@ -25,14 +25,14 @@ from shardwright.ir.types import Reduction, TensorType
 if TYPE_CHECKING:
     from torch import Tensor
 
-Move = Callable[["Collectives", Any, "Tensor", Held, Held], "Tensor"]
+Move = Callable[["Collectives", Any, "Tensor", RankShard, RankShard], "Tensor"]
 """A function of the shards before and after, and of the tensor before."""
 
 
 class Collectives:
     """The messages between this process and the others: exchanges of equal parts between the chips along some axes."""
 
-    def __init__(self, world: World, chip: Chip) -> None:
+    def __init__(self, world: World, chip: Rank) -> None:
         """Process i is chip i."""
         self.world = world
         self.chip = chip
@@ -40,7 +40,7 @@ class Collectives:
     def _group(self, axes: Sequence[str], tensor: Tensor) -> object:
         """The group of the chips along these axes. All chips make those of all, in one order."""
         backend = self.world.backend(tensor.device)
-        chips = (Chip(self.chip.digits, number) for number in range(self.chip.digits.mesh.n_chips))
+        chips = (Rank(self.chip.digits, number) for number in range(self.chip.digits.mesh.n_chips))
         groups = {ranks: self.world.group(ranks, backend) for ranks in dict.fromkeys(c.along(axes) for c in chips)}
         return groups[self.chip.along(axes)]
 
@@ -119,7 +119,7 @@ def _swapped(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: RankShard, after: RankShard) -> Tensor:
     """The tensor that the chip holds after a movement between chips. Raises for what is none."""
     made = MOVEMENTS.get(type(operation))
     if made is None:
@@ -131,7 +131,7 @@ def move(collectives: Collectives, operation: Movement, tensor: Tensor, before: 
 # ---------------------------------------------------------------- digits
 
 
-def _factors(before: Held, after: Held) -> list[Factor]:
+def _factors(before: RankShard, after: RankShard) -> list[Factor]:
     return [factor for row in before.chip.digits.factors(before.kind, after.kind) for factor in row]
 
 
@@ -144,7 +144,7 @@ def _to_front(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str]) ->
     return opened.reshape(math.prod(inputs[i].size for i in leaving), *(inputs[i].size for i in staying))
 
 
-def _into_place(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str], after: Held) -> Tensor:
+def _into_place(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str], after: RankShard) -> Tensor:
     """The chip's tensor, of [digits that arrive, what stays]."""
     outputs = [factor for factor in factors if factor.fate != "leaves"]
     arriving = [i for axis in axes for i, f in enumerate(outputs) if f.axis == axis and f.fate == "arrives"]
@@ -154,7 +154,7 @@ def _into_place(tensor: Tensor, factors: Sequence[Factor], axes: Sequence[str], 
     return spread.permute([sources.index(i) for i in range(len(outputs))]).reshape(after.extents)
 
 
-def _own(held: Held, axes: Sequence[str]) -> int:
+def _own(held: RankShard, axes: Sequence[str]) -> int:
     """The chip's number among those along these axes."""
     number = 0
     for axis in axes:
@@ -165,7 +165,9 @@ def _own(held: Held, axes: Sequence[str]) -> int:
 # ---------------------------------------------------------------- collectives
 
 
-def _all_reduce(to: Collectives, operation: ops.AllReduce, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _all_reduce(
+    to: Collectives, operation: ops.AllReduce, tensor: Tensor, before: RankShard, after: RankShard
+) -> Tensor:
     if before.kind.is_pair:
         addends, lse = _weighed(to, tensor, operation.axes)
         return _finished(to.combined(addends, operation.axes, Reduction.SUM), lse, after)
@@ -173,13 +175,17 @@ def _all_reduce(to: Collectives, operation: ops.AllReduce, tensor: Tensor, befor
     return rounded(to.combined(_wide(tensor), operation.axes, kind), after.kind.dtype)
 
 
-def _all_gather(to: Collectives, operation: ops.AllGather, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _all_gather(
+    to: Collectives, operation: ops.AllGather, tensor: Tensor, before: RankShard, after: RankShard
+) -> Tensor:
     axes, factors = before.chip.digits.mesh.sorted(operation.axes), _factors(before, after)
     stays = tensor.reshape([factor.size for factor in factors if factor.fate == "stays"])
     return _into_place(to.gathered(stays, axes), factors, axes, after)
 
 
-def _reduce_scatter(to: Collectives, operation: ops.ReduceScatter, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _reduce_scatter(
+    to: Collectives, operation: ops.ReduceScatter, tensor: Tensor, before: RankShard, after: RankShard
+) -> Tensor:
     """Each chip gets everyone's addends of its own part, and adds them up."""
     import torch
 
@@ -194,12 +200,14 @@ def _reduce_scatter(to: Collectives, operation: ops.ReduceScatter, tensor: Tenso
     return rounded(whole.reshape(after.extents), after.kind.dtype)
 
 
-def _all_to_all(to: Collectives, operation: ops.AllToAll, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _all_to_all(
+    to: Collectives, operation: ops.AllToAll, tensor: Tensor, before: RankShard, after: RankShard
+) -> Tensor:
     axes, factors = before.chip.digits.mesh.sorted(operation.named_axes), _factors(before, after)
     return _into_place(to.exchanged(_to_front(tensor, factors, axes), axes), factors, axes, after)
 
 
-def _roll(to: Collectives, operation: ops.Roll, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _roll(to: Collectives, operation: ops.Roll, tensor: Tensor, before: RankShard, after: RankShard) -> Tensor:
     """Every chip gets the shard of the chip `shift` places before it, along the axes read as one number."""
     digits = before.chip.digits
     axes = ordered(digits.order(before.kind, operation.dim), operation.axes)
@@ -211,7 +219,7 @@ def _roll(to: Collectives, operation: ops.Roll, tensor: Tensor, before: Held, af
     ).reshape(after.extents)
 
 
-def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _permute(to: Collectives, operation: ops.Permute, tensor: Tensor, before: RankShard, after: RankShard) -> Tensor:
     """Units exchanged round by round; where chips end with the same, their shares are then gathered."""
     import torch
 
@@ -246,7 +254,7 @@ def _weighed(to: Collectives, pair: Tensor, axes: Sequence[str]) -> tuple[Tensor
     return pair.real * weights[own], lse[0].expand(pair.shape)
 
 
-def _finished(mean: Tensor, lse: Tensor, after: Held) -> Tensor:
+def _finished(mean: Tensor, lse: Tensor, after: RankShard) -> Tensor:
     import torch
 
     made = rounded(mean, after.kind.dtype)
@@ -268,12 +276,14 @@ def _wide(tensor: Tensor) -> Tensor:
 # ---------------------------------------------------------------- nothing is received
 
 
-def _slice(_to: Collectives, operation: ops.Slice, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _slice(_to: Collectives, operation: ops.Slice, tensor: Tensor, before: RankShard, after: RankShard) -> Tensor:
     axes = before.chip.digits.mesh.sorted(operation.named_axes)
     return _to_front(tensor, _factors(before, after), axes)[_own(before, axes)].reshape(after.extents)
 
 
-def _as_partial(_to: Collectives, operation: ops.AsPartial, tensor: Tensor, before: Held, after: Held) -> Tensor:
+def _as_partial(
+    _to: Collectives, operation: ops.AsPartial, tensor: Tensor, before: RankShard, after: RankShard
+) -> Tensor:
     """Zeros with the chip's part at its place; what was whole counts on the chip with coordinate 0 only."""
     mesh, factors = before.chip.digits.mesh, _factors(before, after)
     split = [axis for axis in mesh.sorted(operation.axes) if axis in before.kind.split_axes]

@@ -88,7 +88,7 @@ def dequantize(coded: Tensor, elements: int, dtype: torch.dtype, quantized: Grou
 
 
 @dataclass(frozen=True)
-class Coding:
+class RowCoding:
     """How rows of `elements` numbers are kept: as they are, or `quantized`."""
 
     elements: int

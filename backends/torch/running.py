@@ -1,9 +1,9 @@
 """Runs a function of a program as its text says: events unrolled from its statements, done by a thread for each
 resource.
 
-This thread walks the text (`cost.unrolling`), computes, and hands copies to the threads of their resources, which do
-them one after the other, each after the events that it waits for. What is fetched has a buffer from the statement that
-fetches it to the one that frees it. Nothing here knows of models, layers or caches.
+This thread walks the text (`cost.programs.unrolling`), computes, and hands copies to the threads of their resources,
+which do them one after the other, each after the events that it waits for. What is fetched has a buffer from the
+statement that fetches it to the one that frees it. Nothing here knows of models, layers or caches.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.blocks import Block, Values
+from shardwright.backends.torch.blocks import CompiledBlock, Values
 from shardwright.backends.torch.buffers import Buffer, Buffers
-from shardwright.backends.torch.entries import Entry, Transfer, fits, is_slice, put
+from shardwright.backends.torch.entries import TensorEntry, Transfer, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
-from shardwright.backends.torch.event_threads import CancelledError, EventThreads, Timed
+from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
 from shardwright.backends.torch.homes import Home, Job, Part, state_layout
 from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.segments import Kind, Read, Segment, home_of, in_order
-from shardwright.cost.unrolling import Action, Event, Resource
+from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of, in_order
+from shardwright.cost.programs.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Program, SetState
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from shardwright.backends.torch.movements import Collectives
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error
+class RunStopped(Exception):  # noqa: N818 - it is no error
     """The caller wants nothing more of the run."""
 
 
 @dataclass(frozen=True)
-class Options:
+class RunningOptions:
     """`sparse` is the share of cached positions that attention of one query looks at; `to` are the other chips of a
     mesh, where the program is one chip's (`shards`)."""
 
@@ -50,7 +50,7 @@ class Options:
     to: Collectives | None = None
 
 
-class Running(Environment):
+class RunningFunction(Environment):
     """A function that runs again and again over the same homes of weights and state.
 
     `observe` is told of each event as it ends; `on_set` of state that is `watched`, with its new value.
@@ -59,7 +59,7 @@ class Running(Environment):
     def __init__(
         self, program: Program, func: Func, tiers: Tiers, homes: Mapping[str, Home], buffers: Buffers, *,
         watched: Set[str] = frozenset(), on_set: Callable[[str, Tensor], None] | None = None,
-        observe: Callable[[Timed], None] | None = None, options: Options = Options(),
+        observe: Callable[[TimedEvent], None] | None = None, options: RunningOptions = RunningOptions(),
         moved: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
         quantized = {name for name in program.state_names if homes[name].coding.quantized is not None}
@@ -71,7 +71,7 @@ class Running(Environment):
         self.moved = {} if moved is None else moved
         self.stopped = False
         self._threads: EventThreads | None = None
-        self._blocks: dict[Position, Block] = {}
+        self._blocks: dict[Position, CompiledBlock] = {}
         self._outside: dict[Position, int] = {}
         self._then_set: dict[Position, set[str]] = {}
         self._transfers: list[Transfer] = []
@@ -81,17 +81,17 @@ class Running(Environment):
 
     def _compile(self, segments: Sequence[Segment]) -> None:
         for number, segment in enumerate(segments):
-            if segment.kind is Kind.COMPUTE:
+            if segment.kind is SegmentKind.COMPUTE:
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
                 fragile = self._set_later(segments, number)
-                self._blocks[segment.place] = Block(
+                self._blocks[segment.place] = CompiledBlock(
                     segment.statements, shapes, state, segment.needed, self.sizes, self.tiers.device, fragile,
                     self.options.sparse, set(segment.last), held_in(segment.reads), self.options.to,
                 )  # fmt: skip
-            elif segment.kind is Kind.UPDATE:
+            elif segment.kind is SegmentKind.UPDATE:
                 self._then_set[segment.place] = self._sets_the_same(segment, segments[number + 1 :])
-            elif segment.kind is Kind.LOOP:
+            elif segment.kind is SegmentKind.LOOP:
                 self._compile(segment.body)
 
     def _set_later(self, segments: Sequence[Segment], number: int) -> set[str]:
@@ -140,7 +140,9 @@ class Running(Environment):
         try:
             with torch.inference_mode(), streams.thread(Resource.DEVICE):
                 self.first = self.walk()
-                whole = [Read(name, kind, ()) for name, kind in zip(self.func.returns, self.func.results, strict=True)]
+                whole = [
+                    SegmentRead(name, kind, ()) for name, kind in zip(self.func.returns, self.func.results, strict=True)
+                ]
                 results = [self._tensor(read).clone() for read in whole]
         except CancelledError:
             results = []
@@ -161,7 +163,7 @@ class Running(Environment):
 
     def _here(self, event: Event, action: Job) -> None:
         if self.stopped:
-            raise Stopped
+            raise RunStopped
         assert self._threads is not None
         self._threads.here(event, action)
 
@@ -173,7 +175,7 @@ class Running(Environment):
 
     def emit(self, event: Event, segment: Segment) -> None:
         match event.action:
-            case Action.COMPUTE if segment.kind is Kind.UPDATE:
+            case Action.COMPUTE if segment.kind is SegmentKind.UPDATE:
                 self._here(event, partial(self._update, segment))
             case Action.COMPUTE:
                 self._here(event, partial(self._compute, segment))
@@ -187,7 +189,7 @@ class Running(Environment):
                 self._here(event, lambda: None)
             case Action.STORE:
                 self._store(event, segment)
-            case Action.WRITE if segment.kind is Kind.STORE:
+            case Action.WRITE if segment.kind is SegmentKind.STORE:
                 self._keep(event, segment)
             case Action.WRITE:
                 self._write(event, segment)
@@ -210,10 +212,10 @@ class Running(Environment):
             self._counted(segment, block, values)
         for name, tensor in zip(segment.needed, block.outputs(values), strict=True):
             buffer = self.buffers.of(tensor)
-            entry = Entry(tensor, block.shape(name).names, buffer=buffer)
+            entry = TensorEntry(tensor, block.shape(name).names, buffer=buffer)
             self._bind(name, entry, shared=True)
 
-    def _counted(self, segment: Segment, block: Block, values: Values) -> None:
+    def _counted(self, segment: Segment, block: CompiledBlock, values: Values) -> None:
         """Computes, and counts what lives at once, as it does the first time."""
         memory, what = self.tiers.memories[Tier.DEVICE], f"what {self.func.name} computes with"
         accounted = {
@@ -240,7 +242,7 @@ class Running(Environment):
 
         block.run(values, count, accounted)
 
-    def _accounted(self, entry: Entry) -> bool:
+    def _accounted(self, entry: TensorEntry) -> bool:
         return entry.buffer is not None or (entry.home is not None and entry.raw is None)
 
     # ------------------------------------------------------------ to the device
@@ -252,7 +254,7 @@ class Running(Environment):
             entry, result = self._seen(read, statement.operation), statement.result
             if entry is None:
                 self._values.pop(result.name, None)
-                self._values[result.name] = Entry(names=result.shape.names)
+                self._values[result.name] = TensorEntry(names=result.shape.names)
                 continue
             if entry.tensor is None:
                 self._bind(result.name, self._fetched(result.name, entry))
@@ -262,14 +264,14 @@ class Running(Environment):
                 buffer = self._buffer(Tier.DEVICE, result.name, tuple(entry.tensor.shape), entry.tensor.dtype)
                 raw = buffer.as_tensor(tuple(entry.tensor.shape), entry.tensor.dtype)
                 self._transfers.append(Transfer(entry.tensor, (), raw, held=self._hold(entry)))
-                self._bind(result.name, Entry(raw, result.shape.names, buffer=buffer))
+                self._bind(result.name, TensorEntry(raw, result.shape.names, buffer=buffer))
 
-    def _fetched(self, name: str, entry: Entry) -> Entry:
+    def _fetched(self, name: str, entry: TensorEntry) -> TensorEntry:
         home, part = entry.home, entry.part
         assert home is not None
         found = home.view(part)
         if found is not None:
-            return Entry(found, entry.names, home, part, self._hold(entry))
+            return TensorEntry(found, entry.names, home, part, self._hold(entry))
         kept = home.at_hand(part)
         if kept is not None:
             return replace(entry, raw=kept, buffer=self._hold(entry))
@@ -285,7 +287,7 @@ class Running(Environment):
             return replace(entry, raw=raw, buffer=buffer)
         return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
 
-    def _hold(self, entry: Entry) -> Buffer | None:
+    def _hold(self, entry: TensorEntry) -> Buffer | None:
         """Keeps the memory of an entry until it is given back."""
         if entry.buffer is not None:
             self.buffers.share(entry.buffer)
@@ -342,11 +344,11 @@ class Running(Environment):
     def _arrive(self, segment: Segment) -> None:
         """Makes of what has arrived the tensors that are computed with."""
         for statement in segment.lets:
-            name = str(statement.operands[0]) if segment.kind is Kind.WAIT else statement.result.name
+            name = str(statement.operands[0]) if segment.kind is SegmentKind.WAIT else statement.result.name
             entry = self._values.get(name)
             if entry is not None and entry.raw is not None and entry.home is not None and entry.tensor is None:
                 tensor = entry.home.computed(entry.raw, entry.part)
-                self._bind(name, Entry(tensor, entry.names, entry.home, entry.part, raw=tensor))
+                self._bind(name, TensorEntry(tensor, entry.names, entry.home, entry.part, raw=tensor))
 
     # ------------------------------------------------------------ from the device
 
@@ -368,7 +370,7 @@ class Running(Environment):
             entry.home.value.name in self._then_set[segment.place] and name in segment.last
         )  # fmt: skip
         if not private and not through:
-            entry = Entry(entry.tensor.clone(), entry.names, entry.home, entry.part)
+            entry = TensorEntry(entry.tensor.clone(), entry.names, entry.home, entry.part)
             shared = False
         else:
             shared = True
@@ -405,7 +407,7 @@ class Running(Environment):
 
         rows = entry.rows
         self._bind(
-            result.name, Entry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
+            result.name, TensorEntry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
         )
         self._hand(event, copy, partial(self._let_go, held))
 
@@ -420,7 +422,7 @@ class Running(Environment):
         part: Part = (slice(None),) * len(home.names)
         held = self._hold(entry)
         buffer = self.buffers.watch(Tier.DISK, home.release)
-        self._bind(result.name, Entry(None, home.names, home, part, buffer))
+        self._bind(result.name, TensorEntry(None, home.names, home, part, buffer))
 
         def write() -> None:
             self._count(event, home.write(part, tensor))

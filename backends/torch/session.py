@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright.backends.digit_factors import Digits
 from shardwright.backends.number_formats import numpy_dtype
+from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.buffers import Buffers
-from shardwright.backends.torch.chip import Chip, Held
+from shardwright.backends.torch.chip import Rank, RankShard
 from shardwright.backends.torch.homes import value_homes
 from shardwright.backends.torch.movements import Collectives
-from shardwright.backends.torch.running import Options, Running
+from shardwright.backends.torch.running import RunningFunction, RunningOptions
 from shardwright.backends.torch.shards import held_of, sharded
 from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.backends.torch.tiers import open_tiers
 from shardwright.backends.torch.world import World
-from shardwright.cost.segments import home_of
-from shardwright.ir.completion import complete
+from shardwright.cost.programs.segments import home_of
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.program import Program, Value
 from shardwright.ir.types import ON_DEVICE, DType, Reduction, Tier, ValueType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,7 +62,7 @@ def run_program(
         raise fault(
             "bad-processes", f"mesh {mesh} has {mesh.n_chips} chips, and there are {world.count} processes for them"
         )
-    chip = Chip(Digits.of(program, func), world.index)
+    chip = Rank(Digits.of(program, func), world.index)
     to = Collectives(world, chip)
     with (
         open_tiers(world.device(device), dict(caps or {}), "that of the types", spill) as tiers,
@@ -77,7 +77,7 @@ def run_program(
             home.allocate()
             home.clear()
             home.write((slice(None),) * len(home.names), _entered(home.value, np.asarray(given[name])).to(tiers.device))
-        running = Running(own, made, tiers, homes, Buffers(tiers), options=Options(to=to))
+        running = RunningFunction(own, made, tiers, homes, Buffers(tiers), options=RunningOptions(to=to))
         entered = {value.name: _entered(value, np.asarray(given[value.name])).to(tiers.device) for value in here}
         results = running.call(entered)
         left = tuple(_left(to, tensor, kind) for tensor, kind in zip(results, made.results, strict=True))
@@ -113,7 +113,7 @@ def _left(to: Collectives, own: Tensor, kind: ValueType) -> Array:
     made = np.zeros(tuple(dim.size for dim in held.kind.dims), _numbers(held.kind.dtype))
     partial = held.kind.partial
     for number in range(mesh.n_chips):
-        place = Held(Chip(held.chip.digits, number), held.kind)
+        place = RankShard(Rank(held.chip.digits, number), held.kind)
         part = _array(parts[number])
         at = np.ix_(*(place.indices(name) for name in held.kind.names)) if made.ndim else ()
         if partial is None or not any(chips[number][axis] for axis in partial.axes):

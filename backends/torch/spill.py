@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.backends.torch.disk import CHUNK, PAGE, InputFile, Readers
-from shardwright.backends.torch.memory import Memory
+from shardwright.backends.torch.memory import MemoryAccount
 from shardwright.backends.torch.tensors import bytes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
@@ -24,7 +24,7 @@ class SpillFile:
     Its regions begin at pages and are reserved when they are made, so that a full disk is found out then and not later.
     """
 
-    def __init__(self, folder: str | None, memory: Memory, readers: Readers) -> None:
+    def __init__(self, folder: str | None, memory: MemoryAccount, readers: Readers) -> None:
         self.folder = folder or tempfile.gettempdir()
         self.memory = memory
         self._readers = readers

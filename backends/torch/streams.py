@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cost.unrolling import Resource
+from shardwright.cost.programs.unrolling import Resource
 
 if TYPE_CHECKING:
     import torch

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.chip import RankShard
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedTensor:
     """A tensor with a name for each of its dimensions, in the number format `dtype`; on one chip of a mesh, what the
     chip has `held` of a value. A piece of source in its place has `extents`."""
 
     tensor: torch.Tensor
     names: tuple[str, ...]
     dtype: DType
-    held: Held | None = None
+    held: RankShard | None = None
     extents: Sequence[int] | None = None
 
     @property
@@ -35,7 +35,7 @@ class Named:
         return int(self.shape[self.names.index(name)])
 
 
-Argument = Named | Number
+Argument = NamedTensor | Number
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def rounded(tensor: Any, dtype: DType, torch: Any = None) -> Any:
     return tensor.to(held_as(dtype, torch))
 
 
-def aligned(value: Named, names: Sequence[str]) -> torch.Tensor:
+def aligned(value: NamedTensor, names: Sequence[str]) -> torch.Tensor:
     """The tensor with its dimensions in the order of `names`, extent 1 where the value lacks one."""
     order = [value.names.index(name) for name in names if name in value.names]
     tensor = value.tensor if order == list(range(len(order))) else value.tensor.permute(*order)

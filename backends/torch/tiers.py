@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.backends.torch.disk import BUFFER, Readers, page_aligned
 from shardwright.backends.torch.host_memory import HostMemory
-from shardwright.backends.torch.memory import Memory
+from shardwright.backends.torch.memory import MemoryAccount
 from shardwright.backends.torch.spill import SpillFile
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import Tier
@@ -30,7 +30,7 @@ class Tiers:
     """
 
     device: torch.device
-    memories: Mapping[Tier, Memory]
+    memories: Mapping[Tier, MemoryAccount]
     host: HostMemory
     readers: Readers
     spill: SpillFile
@@ -106,7 +106,7 @@ def open_tiers(
     place = torch.device(device)
     if str(place) == "cuda":
         place = torch.device("cuda", torch.cuda.current_device())
-    memories = {tier: Memory(tier, caps.get(tier), policy) for tier in Tier}
+    memories = {tier: MemoryAccount(tier, caps.get(tier), policy) for tier in Tier}
     with contextlib.ExitStack() as stack:
         if place.type == "cuda":
             stack.enter_context(_capped(place, memories[Tier.DEVICE].cap))

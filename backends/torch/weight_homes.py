@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.homes import Home, Job, Layout, loop_dims
+from shardwright.backends.torch.homes import Home, Job, SliceLayout, loop_dims
 from shardwright.backends.torch.tensors import from_numpy
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.index_boxes import Index, box_shape, boxes
-from shardwright.ir.memory_shares import Rows
+from shardwright.ir.memory_shares import TierRows
 from shardwright.ir.program import Program, Value
 from shardwright.ir.types import Tier
 from shardwright.ir.weight_source import FileRange, FileSource, WeightSource
@@ -38,7 +38,7 @@ class RowOrder:
 
 def weight_layout(
     value: Value, lead: Sequence[str], order: RowOrder | None, quantized: GroupQuantization | None
-) -> tuple[Layout, bool, GroupQuantization | None]:
+) -> tuple[SliceLayout, bool, GroupQuantization | None]:
     """How a weight lies; whether that is as its files have it; and whether it is quantized, which matrices are, with
     groups along the dimensions after the first."""
     names = tuple(name for name in value.shape.names if name not in lead)
@@ -50,7 +50,7 @@ def weight_layout(
     as_stored = chosen is order and (along is None or (along,) == dims[:1])
     if along is not None and (along,) != dims[:1] and not quantized:
         dims, leading = (along, *(name for name in dims if name != along)), 1
-    return Layout(tuple(lead), dims[:leading], (), dims[leading:]), as_stored, quantized
+    return SliceLayout(tuple(lead), dims[:leading], (), dims[leading:]), as_stored, quantized
 
 
 class WeightHome(Home):
@@ -95,7 +95,7 @@ class WeightHome(Home):
         """The bytes on device and host, loaded before a run."""
         return len(list(self.indices)) * (self.bytes_on(Tier.DEVICE) + self.bytes_on(Tier.HOST))
 
-    def _boxes(self, index: tuple[int, ...], rows: Rows) -> Iterator[tuple[int, Index]]:
+    def _boxes(self, index: tuple[int, ...], rows: TierRows) -> Iterator[tuple[int, Index]]:
         """The rows as boxes of the weight, in its own order of dimensions, each with how many rows it has."""
         for taken in boxes([self.sizes[name] for name in self.layout.rows], rows.start, rows.stop):
             box = {name: slice(0, size) for name, size in self.sizes.items()}
@@ -103,7 +103,7 @@ class WeightHome(Home):
             box |= {name: slice(at, at + 1) for name, at in zip(self.layout.lead, index, strict=True)}
             yield math.prod(box_shape(taken)), tuple(box[name] for name in self.names)
 
-    def _read(self, index: tuple[int, ...], rows: Rows) -> Tensor:
+    def _read(self, index: tuple[int, ...], rows: TierRows) -> Tensor:
         """Rows [count, elements] from the checkpoint."""
         import torch
 
@@ -116,7 +116,7 @@ class WeightHome(Home):
             made.append(from_numpy(array).reshape(count, -1).to(self.coding.dtype))
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    def _file_ranges(self, index: tuple[int, ...], rows: Rows) -> list[FileRange] | None:
+    def _file_ranges(self, index: tuple[int, ...], rows: TierRows) -> list[FileRange] | None:
         """Where the rows lie in files, which are opened; None where they must be put together."""
         if not isinstance(self.source, FileSource) or not self.as_stored or self.coding.quantized:
             return None
@@ -145,13 +145,13 @@ class WeightHome(Home):
             )
         ]
 
-    def _blocks(self, rows: Rows) -> Iterator[Rows]:
+    def _blocks(self, rows: TierRows) -> Iterator[TierRows]:
         """Some rows at a time. What they go through on their way to where they lie is counted nowhere, so it is little
         beside the weight; but where the file has another order, each block reads more of it than it takes."""
         row_bytes = 4 * max(1, self.coding.elements)
         step = max(1, min(64 << 20, max(1 << 20, self.n_rows * row_bytes // 16)) // row_bytes)
         for start in range(rows.start, rows.stop, step):
-            yield Rows(rows.tier, start, min(rows.stop, start + step))
+            yield TierRows(rows.tier, start, min(rows.stop, start + step))
 
     def load(self, progress: Callable[[int], None]) -> None:
         """Reads what lies on device and host, and spills what is quantized on disk; `progress` is told bytes."""
@@ -171,7 +171,7 @@ class WeightHome(Home):
                 if rows.tier is not Tier.DISK:
                     progress(part.count * self.row_bytes)
 
-    def _jobs(self, index: tuple[int, ...], rows: Rows, target: Tensor) -> list[Job]:
+    def _jobs(self, index: tuple[int, ...], rows: TierRows, target: Tensor) -> list[Job]:
         if self.spills:
             return super()._jobs(index, rows, target)
         ranges = self.ranges[index]

@@ -1,7 +1,8 @@
 """The processes of one run under `torch.distributed`: joining them, their groups, and noticing who is lost.
 
 They are those of `torchrun`, or of anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A collective
-that waits for a process that is gone may wait for ever, so the loss is noticed apart from it (`backends.processes`).
+that waits for a process that is gone may wait for ever, so the loss is noticed apart from it
+(`backends.processes.peers`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.processes import SILENCE, Caller, Listener, Peers, Processes, leave, own_stdout
+from shardwright.backends.processes.peers import SILENCE, Caller, Listener, Peers, Processes, leave, own_stdout
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 
 if TYPE_CHECKING:

@@ -13,27 +13,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.integer_program.problem import Edge, Floats, Held, Problem
+from shardwright.cost.integer_program.problem import Edge, Floats, HeldMemory, Problem
 
 
 @dataclass(frozen=True, eq=False)
-class Following:
+class RemovedNode:
     """A removed node, the one or two that it follows, and its strategy for each of theirs."""
 
     node: int
     after: tuple[int, ...]
     strategy: NDArray[np.int64]
 
-    def renumbered(self, nodes: Sequence[int], kept: Sequence[NDArray[np.int64]]) -> Following:
+    def renumbered(self, nodes: Sequence[int], kept: Sequence[NDArray[np.int64]]) -> RemovedNode:
         """In the numbers of the problem from which these nodes and strategies are left."""
         strategy = np.zeros([int(kept[n][-1]) + 1 for n in self.after], np.int64)
         strategy[np.ix_(*(kept[n] for n in self.after))] = kept[self.node][self.strategy]
-        return Following(nodes[self.node], tuple(nodes[n] for n in self.after), strategy)
+        return RemovedNode(nodes[self.node], tuple(nodes[n] for n in self.after), strategy)
 
 
 def contract(
     problem: Problem, out_of_time: Callable[[], bool] = lambda: False
-) -> tuple[Problem, list[int], list[Following]]:
+) -> tuple[Problem, list[int], list[RemovedNode]]:
     """The problem without such nodes, the nodes that are left, and those removed, in the order of removal.
 
     Every strategy must have an allowed one at the other end of each edge, and two nodes at most one edge. A node is
@@ -53,12 +53,12 @@ class _Contraction:
         self.held: list[dict[tuple[int, int], Floats]] = [{} for _ in problem.costs]
         for held in problem.held:
             self.hold(held.node, held.interval, held.usages)
-        self.removed: list[Following] = []
+        self.removed: list[RemovedNode] = []
         self.touched: list[int] = []
         """The neighbours of the node removed last, whose edges are new."""
         self.limited = [problem.memory.limits(node) for node in range(len(problem))]
 
-    def run(self, out_of_time: Callable[[], bool]) -> tuple[Problem, list[int], list[Following]]:
+    def run(self, out_of_time: Callable[[], bool]) -> tuple[Problem, list[int], list[RemovedNode]]:
         waiting = dict.fromkeys(range(len(self.problem)))
         while waiting and not out_of_time():
             node = next(iter(waiting))
@@ -84,7 +84,7 @@ class _Contraction:
                 for other, table in self.around[n].items()
                 if n < other and table.any()
             ),
-            held=tuple(Held(at[n], interval, usages) for n in left for interval, usages in self.held[n].items()),
+            held=tuple(HeldMemory(at[n], interval, usages) for n in left for interval, usages in self.held[n].items()),
         )
 
     def into_one(self, node: int) -> bool:
@@ -129,7 +129,7 @@ class _Contraction:
             del self.around[n][node]
         self.touched = [*self.around[node]]
         self.around[node] = {}
-        self.removed.append(Following(node, (other,), strategy))
+        self.removed.append(RemovedNode(node, (other,), strategy))
 
     def hold(self, node: int, interval: tuple[int, int], usages: Floats) -> None:
         if interval[0] < interval[1] and usages.any():
@@ -158,5 +158,5 @@ class _Contraction:
             del self.around[neighbour][node]
         self.around[node] = {}
         self.join(a, b, every.min(axis=0))
-        self.removed.append(Following(node, (a, b), every.argmin(axis=0)))
+        self.removed.append(RemovedNode(node, (a, b), every.argmin(axis=0)))
         return True

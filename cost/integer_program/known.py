@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.integer_program.improvement import Neighbours
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
-from shardwright.cost.integer_program.reduction import Reduced
+from shardwright.cost.integer_program.reduction import ReducedProblem
 
 _SLACK = 1e-9
 """What bounds may have lost to rounding, of their size."""
@@ -39,7 +39,7 @@ class Solution:
         return 0.0 if self.cost == self.bound else (self.cost - self.bound) / max(abs(self.cost), 1e-300)
 
 
-class Known:
+class SolverState:
     """The best choice and the bound; choices of smaller problems are offered as those of the original."""
 
     def __init__(self, problem: Problem, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Known:
         slack = _SLACK * max(1.0, abs(self.cost))
         return self.cost - (1 - slack if self.problem.integral and slack < 0.5 else slack)
 
-    def offer(self, reduced: Reduced, choice: Choice | None) -> None:
+    def offer(self, reduced: ReducedProblem, choice: Choice | None) -> None:
         """Takes a choice that fits, where it is better than the best so far."""
         if choice is None:
             return
@@ -93,7 +93,7 @@ class Known:
         """The best choice, or that there is none, is proved."""
         self.bound = self.cost
 
-    def take_least(self, reduced: Reduced) -> None:
+    def take_least(self, reduced: ReducedProblem) -> None:
         """The choice that takes least memory, if it is allowed, made better as far as one node at a time goes."""
         problem = reduced.problem
         least = tuple(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.highs import Matrix, Running
+from shardwright.cost.integer_program.highs import Matrix, RunningSolver
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 MOST_ENTRIES = 1 << 21
@@ -22,7 +22,7 @@ MOST_ENTRIES = 1 << 21
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolverOutcome:
     """The outcome of the solver: a choice or None, a lower bound, and whether it proved the choice to be the best."""
 
     choice: Choice | None
@@ -31,7 +31,7 @@ class Solved:
     infeasible: bool
 
 
-class Solving:
+class SolverRun:
     """An integer program that HiGHS is at, beside what else there is to do. Left through `with`, which ends it."""
 
     def __init__(
@@ -41,15 +41,15 @@ class Solving:
         made = _Columns(problem)
         self.starts = made.starts
         matrix = made.matrix(cutoff)
-        self.running = Running(matrix, None if hint is None else made.values(hint), end - time.monotonic())
+        self.running = RunningSolver(matrix, None if hint is None else made.values(hint), end - time.monotonic())
 
-    def __enter__(self) -> Solving:
+    def __enter__(self) -> SolverRun:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.running.__exit__()
 
-    def result(self, seconds: float) -> Solved | None:
+    def result(self, seconds: float) -> SolverOutcome | None:
         """The solution found, after waiting for so long at most; None while it is not done."""
         found = self.running.result(seconds)
         if found is None:
@@ -60,7 +60,9 @@ class Solving:
             choice = tuple(
                 int(np.argmax(part[:width])) for part, width in zip(parts, np.diff(self.starts), strict=True)
             )
-        return Solved(choice, found.bound, optimal=found.status == "optimal", infeasible=found.status == "infeasible")
+        return SolverOutcome(
+            choice, found.bound, optimal=found.status == "optimal", infeasible=found.status == "infeasible"
+        )
 
 
 class _Columns:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.highs import Matrix, linear_minimum
 from shardwright.cost.integer_program.elimination import Order, Upward, eliminate
+from shardwright.cost.integer_program.highs import Matrix, linear_minimum
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 ROUNDS = 100

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Held, Problem
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, HeldMemory, Problem
 
 
 class Neighbourhoods:
@@ -54,7 +54,7 @@ class Neighbourhoods:
         at = {node: k for k, node in enumerate(window)}
         costs = [problem.costs[node] for node in window]
         edges: list[Edge] = []
-        held: list[Held] = []
+        held: list[HeldMemory] = []
         intervals: list[tuple[int, int]] = []
         usages: list[Floats] = []
         rest = usage.copy()
@@ -72,11 +72,11 @@ class Neighbourhoods:
                 continue
             rest[profile.rows] -= profile.spread(profile.levels[choice[node]])
             most[profile.rows] += profile.spread(profile.levels.max(axis=0))
-            held += [Held(k, (start, end), levels) for start, end, levels in profile.pieces]
+            held += [HeldMemory(k, (start, end), levels) for start, end, levels in profile.pieces]
         limit = problem.usage_limit
         if limit is not None:
             binding = np.flatnonzero((most > 0) & (rest + most > limit))
-            held += [Held(len(window), (row, row + 1), rest[row : row + 1]) for row in binding.tolist()]
+            held += [HeldMemory(len(window), (row, row + 1), rest[row : row + 1]) for row in binding.tolist()]
         return Problem(
             "window",
             (*intervals, (0, 0)),

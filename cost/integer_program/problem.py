@@ -33,7 +33,7 @@ class Edge:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldMemory:
     """Memory that a node takes beside its own: `usages[s]` during `interval` where it has strategy s."""
 
     node: int
@@ -59,7 +59,7 @@ class Problem:
     usages: tuple[Floats, ...]
     edges: tuple[Edge, ...]
     usage_limit: float | None = None
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldMemory, ...] = ()
     base: int = 0
     beyond: bool = False
 
@@ -103,8 +103,8 @@ class Problem:
         return made
 
     @cached_property
-    def memory(self) -> Memory:
-        return Memory.of(self)
+    def memory(self) -> BindingTimes:
+        return BindingTimes.of(self)
 
     @cached_property
     def taken(self) -> tuple[Floats, ...]:
@@ -191,7 +191,7 @@ class Profile:
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class BindingTimes:
     """The times at which memory may bind: one for each set of nodes that are alive together and in no larger such set.
 
     `times[t]` is the first moment of set t. Terms are what takes memory: one for each node, then those held beside.
@@ -207,19 +207,19 @@ class Memory:
     rounding: float = 0.0
 
     @staticmethod
-    def of(problem: Problem) -> Memory:
+    def of(problem: Problem) -> BindingTimes:
         """Only sets whose largest usages together exceed the limit."""
         node = np.array([*range(len(problem)), *(held.node for held in problem.held)], np.int64)
         none = np.zeros(len(node), np.int64)
         if problem.usage_limit is None or len(problem) == 0:
-            return Memory(np.inf, (), node, none, none)
+            return BindingTimes(np.inf, (), node, none, none)
         limit = problem.usage_limit
         intervals = np.array([*problem.intervals, *(held.interval for held in problem.held)], np.int64)
         starts, ends = intervals[:, 0], intervals[:, 1]
         most = np.array([float(each.max(initial=0.0)) for each in problem.taken])
         counted = np.flatnonzero((starts < ends) & (most > 0))
         if not len(counted):
-            return Memory(limit, (), node, none, none)
+            return BindingTimes(limit, (), node, none, none)
         # A set is largest where something starts and the next thing to happen is an end.
         begun, over = np.unique(starts[counted]), np.unique(ends[counted])
         next_start = np.append(begun[1:], np.int64(2**63 - 1))
@@ -234,7 +234,7 @@ class Memory:
         rounding = 0.0 if exact or math.isinf(limit) else 1e-12 * limit
         numbers = np.zeros(len(times) + 1, np.int64)
         numbers[1:] = np.cumsum(binding)
-        return Memory(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last], rounding)
+        return BindingTimes(limit, tuple(int(t) for t in times[binding]), node, numbers[first], numbers[last], rounding)
 
     @cached_property
     def terms(self) -> tuple[NDArray[np.int64], ...]:

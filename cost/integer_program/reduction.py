@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.integer_program.contraction import Following, contract
-from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Held, Problem
+from shardwright.cost.integer_program.contraction import RemovedNode, contract
+from shardwright.cost.integer_program.problem import Choice, Edge, Floats, HeldMemory, Problem
 
 MOST_COMPARISONS = 1 << 26
 """Pairs of strategies times those at the other end of an edge: beyond it an edge is not looked through."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
+class ReducedProblem:
     """A problem with fewer nodes and strategies, and which ones of the original they are."""
 
     problem: Problem
@@ -29,13 +29,15 @@ class Reduced:
     """The original node of each."""
     kept: tuple[NDArray[np.int64], ...]
     """The original strategies of each node."""
-    removed: tuple[Following, ...] = ()
+    removed: tuple[RemovedNode, ...] = ()
     """Nodes that follow others, in original numbers: those removed later may be followed by those removed before."""
 
     @staticmethod
-    def none(problem: Problem) -> Reduced:
+    def none(problem: Problem) -> ReducedProblem:
         """The problem itself."""
-        return Reduced(problem, tuple(range(len(problem))), tuple(np.arange(len(costs)) for costs in problem.costs))
+        return ReducedProblem(
+            problem, tuple(range(len(problem))), tuple(np.arange(len(costs)) for costs in problem.costs)
+        )
 
     def original(self, choice: Choice) -> Choice:
         """A choice of the reduced problem as one of the original."""
@@ -56,18 +58,18 @@ class Reduced:
             found.append(at)
         return tuple(found)
 
-    def restricted(self, keep: Sequence[NDArray[np.bool_]]) -> Reduced:
+    def restricted(self, keep: Sequence[NDArray[np.bool_]]) -> ReducedProblem:
         """With only the strategies that are marked, of each node."""
         kept = tuple(k[m] for k, m in zip(self.kept, keep, strict=True))
         return replace(self, problem=restrict(self.problem, keep), kept=kept)
 
-    def contracted(self, out_of_time: Callable[[], bool]) -> Reduced:
+    def contracted(self, out_of_time: Callable[[], bool]) -> ReducedProblem:
         """Without nodes that follow others."""
         problem, nodes, removed = contract(self.problem, out_of_time)
         if not removed:
             return self
         following = tuple(each.renumbered(self.nodes, self.kept) for each in removed)
-        return Reduced(
+        return ReducedProblem(
             _folded(problem),
             tuple(self.nodes[n] for n in nodes),
             tuple(self.kept[n] for n in nodes),
@@ -75,16 +77,16 @@ class Reduced:
         )
 
 
-def reduce(problem: Problem, out_of_time: Callable[[], bool] = lambda: False) -> Reduced:
+def reduce(problem: Problem, out_of_time: Callable[[], bool] = lambda: False) -> ReducedProblem:
     """The problem with one edge for each pair of nodes, without nodes and strategies that need not be looked at.
 
     A node without strategies in the result says that nothing can be chosen. Out of time, some that need not be chosen
     are left.
     """
-    return reduced_further(replace(Reduced.none(problem), problem=_merged(problem)), out_of_time)
+    return reduced_further(replace(ReducedProblem.none(problem), problem=_merged(problem)), out_of_time)
 
 
-def reduced_further(made: Reduced, out_of_time: Callable[[], bool] = lambda: False) -> Reduced:
+def reduced_further(made: ReducedProblem, out_of_time: Callable[[], bool] = lambda: False) -> ReducedProblem:
     """The same again after strategies or pairs were ruled out."""
     look: Sequence[int] | None = None
     while True:
@@ -119,7 +121,7 @@ def restrict(problem: Problem, keep: Sequence[NDArray[np.bool_]]) -> Problem:
                 e if keep[e.a].all() and keep[e.b].all() else Edge(e.a, e.b, e.costs[keep[e.a]][:, keep[e.b]])
                 for e in problem.edges
             ),
-            held=tuple(Held(h.node, h.interval, h.usages[keep[h.node]]) for h in problem.held),
+            held=tuple(HeldMemory(h.node, h.interval, h.usages[keep[h.node]]) for h in problem.held),
         )
     )
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.highs import GRACE
 from shardwright.cost.integer_program.elimination import MOST_ENTRIES, Order, eliminate
 from shardwright.cost.integer_program.frontier import LEAST_LABELS, frontier
+from shardwright.cost.integer_program.highs import GRACE
 from shardwright.cost.integer_program.improvement import Neighbours
-from shardwright.cost.integer_program.known import Known, Solution
-from shardwright.cost.integer_program.mathopt import Solved, Solving
+from shardwright.cost.integer_program.known import Solution, SolverState
+from shardwright.cost.integer_program.mathopt import SolverOutcome, SolverRun
 from shardwright.cost.integer_program.multipliers import Dual, best_prices
 from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
 from shardwright.cost.integer_program.problem import Choice, Edge, Floats, Problem
-from shardwright.cost.integer_program.reduction import Reduced, reduce, reduced_further
+from shardwright.cost.integer_program.reduction import ReducedProblem, reduce, reduced_further
 
 MOST_COLUMNS = 2_000_000
 """Of an integer program that HiGHS is given."""
@@ -69,11 +69,11 @@ def solve(problem: Problem, seconds: float = 60.0, most_entries: int = MOST_ENTR
     return found
 
 
-class _Solve(Known):
+class _Solve(SolverState):
     def __init__(self, problem: Problem, seconds: float, most_entries: int) -> None:
         super().__init__(problem, seconds)
         self.most_entries = most_entries
-        self.first: Reduced | None = None
+        self.first: ReducedProblem | None = None
         """The problem before anything was ruled out by the best choice."""
         self.given = 0
         """The strategies and pairs of the problem that HiGHS has had from the beginning."""
@@ -97,7 +97,7 @@ class _Solve(Known):
         if len(reduced.problem) > MANY_NODES and self.for_highs(reduced.problem, self.left()) and not self.done():
             # Prices take long too, and HiGHS may do as well from the beginning.
             self.given = _free(reduced.problem)
-            with Solving(reduced.problem, max(self.left() - GRACE, 0.1)) as highs:
+            with SolverRun(reduced.problem, max(self.left() - GRACE, 0.1)) as highs:
                 self.looked_for(reduced)
                 solved = None if self.done() else highs.result(self.left() + GRACE)
             if solved is not None:
@@ -106,7 +106,7 @@ class _Solve(Known):
             self.looked_for(reduced)
         return self.finished()
 
-    def looked_for(self, reduced: Reduced) -> None:
+    def looked_for(self, reduced: ReducedProblem) -> None:
         """All that there is to do, until the time is over or nothing is left to do."""
         if len(reduced.problem) > MANY_NODES:  # frontiers take long: what is left to them is made smaller before
             reduced = self.narrowed(reduced, None)
@@ -140,7 +140,7 @@ class _Solve(Known):
 
     # ---------------------------------------------------------------- prices and what they rule out
 
-    def narrowed(self, reduced: Reduced, most_labels: int | None) -> Reduced:
+    def narrowed(self, reduced: ReducedProblem, most_labels: int | None) -> ReducedProblem:
         """The problem after prices and what they rule out, as long as that makes it a good deal smaller.
 
         What rules out little is tried again with larger tables, until they are exact or too large.
@@ -160,7 +160,7 @@ class _Solve(Known):
                 room *= 8
         return reduced
 
-    def priced_out(self, reduced: Reduced, order: Order, most_labels: int | None) -> Reduced | None:
+    def priced_out(self, reduced: ReducedProblem, order: Order, most_labels: int | None) -> ReducedProblem | None:
         """The problem without what the best prices for memory rule out; None where nothing is left."""
         problem = reduced.problem
         neighbours = Neighbours(problem)
@@ -224,7 +224,9 @@ class _Solve(Known):
                 return order
             most >>= max(1, int(math.log2(order.entries / room) / 2))
 
-    def mended(self, reduced: Reduced, order: Order, neighbours: Neighbours, dual: Dual, *, few: bool = False) -> None:
+    def mended(
+        self, reduced: ReducedProblem, order: Order, neighbours: Neighbours, dual: Dual, *, few: bool = False
+    ) -> None:
         """Choices at prices a little off the best ones, mended until they fit, and improved as far as that goes."""
         problem = reduced.problem
         assert dual.upward is not None
@@ -259,7 +261,7 @@ class _Solve(Known):
 
     def with_frontiers(
         self,
-        reduced: Reduced,
+        reduced: ReducedProblem,
         order: Order,
         neighbours: Neighbours,
         dual: Dual,
@@ -311,7 +313,7 @@ class _Solve(Known):
         """Tells whether HiGHS can do anything with a problem in this time."""
         return seconds > 0 and _free(problem) <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
 
-    def searched(self, reduced: Reduced) -> bool:
+    def searched(self, reduced: ReducedProblem) -> bool:
         """Windows and wider frontiers, while HiGHS has the whole where it can; whether to narrow the problem again."""
         problem = reduced.problem
         if not self.for_highs(problem, self.left()) or _free(problem) > 0.5 * self.given > 0:
@@ -320,12 +322,12 @@ class _Solve(Known):
         cutoff = None
         if self.best is not None and hint is None:
             cutoff = self.cost - 1 if self.problem.integral else self.cost
-        with Solving(problem, max(self.left() - GRACE, 0.1), cutoff, hint) as highs:
+        with SolverRun(problem, max(self.left() - GRACE, 0.1), cutoff, hint) as highs:
             return self.beside(reduced, highs)
 
-    def beside(self, reduced: Reduced, highs: Solving | None) -> bool:
+    def beside(self, reduced: ReducedProblem, highs: SolverRun | None) -> bool:
         """Does what there is to do while HiGHS is at it, until that is done or the problem may have become smaller."""
-        solved: Solved | None = None
+        solved: SolverOutcome | None = None
 
         def over() -> bool:
             nonlocal solved
@@ -350,7 +352,7 @@ class _Solve(Known):
         return self.cost < cost
 
     def around_best(
-        self, reduced: Reduced, patience: int, seconds: float, over: Callable[[], bool] = lambda: False
+        self, reduced: ReducedProblem, patience: int, seconds: float, over: Callable[[], bool] = lambda: False
     ) -> None:
         """The best choice made better window by window, until so many in a row have nothing better, in the problem
         where it still is one of it."""
@@ -384,7 +386,7 @@ class _Solve(Known):
             took = time.monotonic() - inner.began
             size = max(size * (1.1 if inner.done() and took < 0.5 else 0.8 if took > 1.0 else 1.0), 8.0)
 
-    def branched(self, reduced: Reduced, most_labels: int | None) -> Reduced:
+    def branched(self, reduced: ReducedProblem, most_labels: int | None) -> ReducedProblem:
         """The problem without strategies of one node, with each of which nothing is cheaper than the best choice.
 
         Prices, and frontiers of so many labels, look at each strategy apart: of the node that takes most memory at the
@@ -421,7 +423,7 @@ class _Solve(Known):
             copies = np.bincount([n for edge in problem.edges for n in (edge.a, edge.b)], minlength=len(problem))
         return int(np.argmax(copies * np.array([len(costs) > 1 for costs in problem.costs])))
 
-    def bound_of_part(self, part: Reduced, most_labels: int | None, late: Callable[[], bool]) -> float:
+    def bound_of_part(self, part: ReducedProblem, most_labels: int | None, late: Callable[[], bool]) -> float:
         """The least that choices of a part of the problem cost; infinite where there are none."""
         problem = part.problem
         if not _may_fit(problem):
@@ -443,7 +445,7 @@ class _Solve(Known):
                 self.offer(part, choice)
         return math.inf if found.complete and not found.choices else max(dual.bound, found.bound)
 
-    def with_wider_frontiers(self, reduced: Reduced, most_labels: int, over: Callable[[], bool]) -> None:
+    def with_wider_frontiers(self, reduced: ReducedProblem, most_labels: int, over: Callable[[], bool]) -> None:
         """Frontiers of more labels, where tables are exact."""
         problem = reduced.problem
         order = self.order(problem, FRONTIER_ENTRIES)
@@ -454,7 +456,7 @@ class _Solve(Known):
             self.raise_bound(dual.bound)
             self.with_frontiers(reduced, order, Neighbours(problem), dual, most_labels, over)
 
-    def take(self, reduced: Reduced, solved: Solved) -> None:
+    def take(self, reduced: ReducedProblem, solved: SolverOutcome) -> None:
         """Takes over what HiGHS found."""
         # HiGHS may take a millionth more memory than there is; such a choice proves no more than its cost.
         fits = solved.choice is None or reduced.problem.memory.excess(reduced.problem, solved.choice) == 0

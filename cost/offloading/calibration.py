@@ -1,7 +1,7 @@
 """Constants of a runtime from measured times: bounded least squares on logarithms, held near what is expected.
 
 Every share is at most 1, so that no fitted rate is above the datasheet's; how far a constant may be from what such
-machines usually give is its prior's spread, as in `cost.calibration`.
+machines usually give is its prior's spread, as in `cost.hardware.calibration`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from shardwright.cost.calibration import most_probable
-from shardwright.cost.chips import Machine
+from shardwright.cost.hardware.calibration import most_probable
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.hardware.runtimes import NAMES, Runtime, RuntimeConstants, rates_of
 from shardwright.cost.offloading.policy import Policy
-from shardwright.cost.offloading.runtimes import NAMES, Constants, Runtime, rates_of
 from shardwright.cost.offloading.sizes import Sizes
-from shardwright.cost.offloading.times import Times, times_of
+from shardwright.cost.offloading.times import BlockTimes, times_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class Measurement:
     overlapped: bool = True
     phase: Literal["both", "prefill", "decode"] = "both"
 
-    def times(self, runtime: Runtime) -> Times:
+    def times(self, runtime: Runtime) -> BlockTimes:
         """The times that are predicted of it."""
         own = replace(runtime, overlapped=runtime.overlapped and self.overlapped)
         rates = rates_of(self.machine, own, page_cache=self.page_cache)
@@ -79,7 +79,7 @@ def median_error(measurements: Sequence[Measurement], runtime: Runtime) -> float
     return median(abs(row.error(runtime)) for row in measurements)
 
 
-def calibrate(measurements: Sequence[Measurement], runtime: Runtime) -> Constants:
+def calibrate(measurements: Sequence[Measurement], runtime: Runtime) -> RuntimeConstants:
     """The constants that explain the measurements best, by Levenberg and Marquardt's method on their logarithms.
 
     Raises ValueError without measurements.
@@ -90,11 +90,11 @@ def calibrate(measurements: Sequence[Measurement], runtime: Runtime) -> Constant
         raise ValueError("no measurements to calibrate on")
 
     def deviations(values: Vector) -> Vector:
-        trial = runtime.with_constants(Constants(*values.tolist()))
+        trial = runtime.with_constants(RuntimeConstants(*values.tolist()))
         logs = [math.log(row.predicted_s(trial) / row.seconds) for row in measurements]
         return np.array([_robust(log / ROW_SPREAD) for log in logs])
 
-    return Constants(**most_probable(deviations, EXPECTED, LIMITS, digits=3))
+    return RuntimeConstants(**most_probable(deviations, EXPECTED, LIMITS, digits=3))
 
 
 def _robust(deviation: float) -> float:
@@ -103,6 +103,6 @@ def _robust(deviation: float) -> float:
     return math.copysign(math.sqrt(8 * (math.sqrt(1 + deviation * deviation / 4) - 1)), deviation)
 
 
-def as_text(constants: Constants) -> str:
+def as_text(constants: RuntimeConstants) -> str:
     """As lines of a runtime's file."""
     return "\n".join(f"{name} = {value:g}" for name, value in asdict(constants).items())

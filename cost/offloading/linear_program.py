@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from shardwright.cost.hardware.runtimes import Runtime
 from shardwright.cost.offloading.memory import Peaks, peaks_of
 from shardwright.cost.offloading.policy import Policy, Shares
-from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.runtimes import Runtime
+from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.cost.offloading.times import Load, busy_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 
@@ -39,7 +39,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class RelaxedOptimum:
     """The optimum: seconds that no policy in these blocks gets below for one sequence, and the shares."""
 
     seconds: float
@@ -56,7 +56,9 @@ class _Affine:
     coefficients: tuple[float, ...]
 
 
-def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float | None = None) -> Relaxed | None:
+def best_shares(
+    setting: OffloadSetting, blocks: Blocks, policy: Policy, latency: float | None = None
+) -> RelaxedOptimum | None:
     """The shares with the least time for a sequence, or None where nothing fits.
 
     Of `policy` the compression and the place of attention are taken, and the shares that the runtime does not divide.
@@ -101,10 +103,10 @@ def best_shares(setting: Setting, blocks: Blocks, policy: Policy, latency: float
     found = [Shares(*(min(1.0, max(0.0, values[share])) for share in group)) for group in shares]
     # None of the groups is busy longer than everything takes, so the ties' part is at most so much of the rest.
     seconds = result.objective_value() / (1 + _TIE * len(_serial(setting.runtime)))
-    return Relaxed(seconds, *found)
+    return RelaxedOptimum(seconds, *found)
 
 
-def _seconds(model: Any, setting: Setting, policy: Policy, total: Any) -> tuple[Any, Any]:
+def _seconds(model: Any, setting: OffloadSetting, policy: Policy, total: Any) -> tuple[Any, Any]:
     """A variable for each phase, at least as long as each of its resources is busy, and what all of these are busy.
     Groups of a pipeline are as many batches as each has at least, so that no block of fewer batches takes less time
     for a sequence."""
@@ -128,7 +130,7 @@ def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
     return (("device", "host", "blocking"), ("to_device",), ("from_device",), ("disk",), ("relayed",))
 
 
-def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:
+def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:
     """Busy seconds of prefill and of decode. Raises where they are more than the solver can reckon with."""
     runtime = replace(setting.runtime, whole_tensors=False)
     rates = replace(setting.rates, disk_step_s=0.0)
@@ -147,7 +149,7 @@ def _loads(setting: Setting, policy: Policy) -> tuple[dict[str, _Affine], dict[s
     return prefill, decode
 
 
-def _memory(setting: Setting, policy: Policy) -> dict[str, _Affine]:
+def _memory(setting: OffloadSetting, policy: Policy) -> dict[str, _Affine]:
     """Bytes of the five constraints."""
     runtime = replace(setting.runtime, whole_tensors=False)
     made = [peaks_of(setting.stage, each, runtime) for each in _corners(policy)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.cost.chips import Machine
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.hardware.runtimes import Runtime
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import TIERS, Policy
-from shardwright.cost.offloading.runtimes import Runtime
 from shardwright.cost.offloading.sizes import Sizes
 
 _ATTENTION_BYTES = 4

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from shardwright.cost.hardware.runtimes import Runtime
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.policy import Shares
-from shardwright.cost.offloading.runtimes import Runtime
-from shardwright.cost.offloading.sizes import Part
+from shardwright.cost.offloading.sizes import WeightGroup
 
 
-def place(part: Part, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Shares:
+def place(part: WeightGroup, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Shares:
     """The bytes of a part on each tier, as they are stored.
 
     FlexGen's runtime lays the tensors of a part end to end and takes a whole tensor to the tier in whose range its

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from shardwright.cost.chips import Machine
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.hardware.runtimes import Runtime, RuntimeRates, rates_of
 from shardwright.cost.offloading.memory import Peaks, attends_on_host, capacities, peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
-from shardwright.cost.offloading.runtimes import Rates, Runtime, rates_of
 from shardwright.cost.offloading.sizes import Sizes
-from shardwright.cost.offloading.times import Times, times_of
-from shardwright.ir.text_table import bytes_text, text_table
+from shardwright.cost.offloading.times import BlockTimes, times_of
+from shardwright.ir.text.table import bytes_text, text_table
 
 
 @dataclass(frozen=True)
-class Plan:
+class PricedPolicy:
     """A policy with what it costs in a setting. `prefill_s` and `decode_s` are of one block."""
 
-    setting: Setting
+    setting: OffloadSetting
     policy: Policy
-    times: Times
+    times: BlockTimes
     peaks: Peaks
     prefill_s: float
     decode_s: float
@@ -87,7 +87,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Setting:
+class OffloadSetting:
     """A model at a length, a machine, and a runtime.
 
     With `devices` above 1 the layers are divided into so many stages of a pipeline, each on such a machine (Sheng et
@@ -105,7 +105,7 @@ class Setting:
     dtype: str = "f16"
 
     @cached_property
-    def rates(self) -> Rates:
+    def rates(self) -> RuntimeRates:
         return rates_of(self.machine, self.runtime, page_cache=self.page_cache, dtype=self.dtype)
 
     @cached_property
@@ -119,7 +119,7 @@ class Setting:
         one."""
         return replace(self.sizes, layers=-(-self.sizes.layers // self.devices))
 
-    def price(self, policy: Policy) -> Plan:
+    def price(self, policy: Policy) -> PricedPolicy:
         """The price of the policy, whether it fits or not."""
         groups = self.groups(policy)
         group = replace(policy, n_gpu_batches=-(-policy.n_gpu_batches // groups))
@@ -127,7 +127,7 @@ class Setting:
         times = replace(times, tokens=policy.block * self.sizes.generated)
         filling, waiting = self.rounds(groups)
         seconds = times.prefill.seconds * filling, times.decode.seconds * waiting
-        return Plan(self, policy, times, self.peaks(policy), *seconds)
+        return PricedPolicy(self, policy, times, self.peaks(policy), *seconds)
 
     def peaks(self, policy: Policy) -> Peaks:
         return peaks_of(self.stage, policy, self.runtime)

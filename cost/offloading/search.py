@@ -14,9 +14,9 @@ from itertools import count, permutations, product
 from math import ceil, floor
 
 from shardwright.cost.offloading.group_quantization import GroupQuantization
-from shardwright.cost.offloading.linear_program import Blocks, Relaxed, best_shares
+from shardwright.cost.offloading.linear_program import Blocks, RelaxedOptimum, best_shares
 from shardwright.cost.offloading.policy import TIERS, Policy, Shares
-from shardwright.cost.offloading.pricing import Plan, Setting
+from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 
 GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
 """Sequences of a batch; a multiple of 4 typically (Sheng et al. 2023, section 4.3)."""
@@ -39,14 +39,16 @@ _WHOLE = _TIERS[0]
 
 
 @dataclass(frozen=True)
-class Found:
+class PolicySearchResult:
     """The best plan, and the throughput that no policy of the search space exceeds."""
 
-    plan: Plan
+    plan: PricedPolicy
     most_tokens_per_s: float
 
 
-def search(setting: Setting, compressions: Sequence[Compression], latency: float | None = None) -> Found | None:
+def search(
+    setting: OffloadSetting, compressions: Sequence[Compression], latency: float | None = None
+) -> PolicySearchResult | None:
     """The plan with the most tokens a second, with blocks of at most `latency` seconds where that is given; None where
     nothing fits. `compressions` are the choices of how weights and cache are stored."""
     n_batches = BLOCKS if setting.runtime.blocks else BLOCKS[:1]
@@ -56,25 +58,25 @@ def search(setting: Setting, compressions: Sequence[Compression], latency: float
     return tree.explored()
 
 
-def fastest(setting: Setting, compressions: Sequence[Compression]) -> Plan | None:
+def fastest(setting: OffloadSetting, compressions: Sequence[Compression]) -> PricedPolicy | None:
     """The block that takes the least time, one sequence; None where that does not fit."""
     return _fastest(setting, list(_kinds(setting, compressions)))
 
 
-def _fastest(setting: Setting, kinds: Sequence[Policy]) -> Plan | None:
+def _fastest(setting: OffloadSetting, kinds: Sequence[Policy]) -> PricedPolicy | None:
     fitting = [plans for plans in (block_plans(setting, policy) for policy in kinds) if plans]
     made = [improved(setting, min(plans, key=lambda plan: plan.seconds)) for plans in fitting]
     return min(made, key=lambda plan: plan.seconds, default=None)
 
 
-def block_plans(setting: Setting, policy: Policy) -> list[Plan]:
+def block_plans(setting: OffloadSetting, policy: Policy) -> list[PricedPolicy]:
     """The plans of a policy's block whose shares are those of the linear program, rounded so that they fit."""
     blocks = (policy.gpu_batch, policy.n_gpu_batches)
     relaxed = best_shares(setting, Blocks(blocks, blocks), policy)
     return _starts(setting, policy, relaxed) if relaxed is not None else []
 
 
-def improved(setting: Setting, plan: Plan) -> Plan:
+def improved(setting: OffloadSetting, plan: PricedPolicy) -> PricedPolicy:
     """The plan after exchanges between tiers, each of which makes it faster, until none does."""
     best = plan
     for step in _STEPS:
@@ -83,7 +85,7 @@ def improved(setting: Setting, plan: Plan) -> Plan:
     return best
 
 
-def _faster(setting: Setting, plan: Plan, step: float) -> Plan | None:
+def _faster(setting: OffloadSetting, plan: PricedPolicy, step: float) -> PricedPolicy | None:
     """The first neighbour that is faster."""
     for policy in _neighbours(plan.policy, setting.runtime.movable, step):
         tried = _priced(setting, policy)
@@ -92,14 +94,14 @@ def _faster(setting: Setting, plan: Plan, step: float) -> Plan | None:
     return None
 
 
-def fitting_shares(setting: Setting, policy: Policy) -> Policy | None:
+def fitting_shares(setting: OffloadSetting, policy: Policy) -> Policy | None:
     """The policy's batches with the shares of the linear program, rounded so that they fit; None where none do."""
     fitting = [plan for weights in _weights(setting) for plan in block_plans(setting, replace(policy, weights=weights))]
     best = max(fitting, key=lambda plan: plan.tokens_per_s, default=None)
     return best.policy if best else None
 
 
-def _kinds(setting: Setting, compressions: Sequence[Compression]) -> Iterator[Policy]:
+def _kinds(setting: OffloadSetting, compressions: Sequence[Compression]) -> Iterator[Policy]:
     """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
         on_host = (True, False) if setting.runtime.attends_on_host and not cache else (False,)
@@ -107,12 +109,12 @@ def _kinds(setting: Setting, compressions: Sequence[Compression]) -> Iterator[Po
             yield Policy(1, 1, home, _WHOLE, _WHOLE, weights, cache, host)
 
 
-def _weights(setting: Setting) -> tuple[Shares, ...]:
+def _weights(setting: OffloadSetting) -> tuple[Shares, ...]:
     """The shares of weights to begin from, where a program does not divide them."""
     return _TIERS if setting.runtime.weights_together else _TIERS[:1]
 
 
-def _starts(setting: Setting, policy: Policy, relaxed: Relaxed) -> list[Plan]:
+def _starts(setting: OffloadSetting, policy: Policy, relaxed: RelaxedOptimum) -> list[PricedPolicy]:
     """The shares that the program's round to and that fit; where nothing does, for whole tensors may round far, what
     comes to fit as more and more goes a tier down."""
     rounded = list(_rounded(policy, relaxed, setting.runtime.movable))
@@ -123,7 +125,7 @@ def _starts(setting: Setting, policy: Policy, relaxed: Relaxed) -> list[Plan]:
     return [setting.price(lowered)] if lowered is not None else []
 
 
-def _lowered(setting: Setting, policy: Policy) -> Policy | None:
+def _lowered(setting: OffloadSetting, policy: Policy) -> Policy | None:
     """The policy with as much moved from exceeded tiers to the next ones as makes it fit, or None."""
     for _ in range(_MOST_LOWERED):
         over = setting.excess(policy)
@@ -140,7 +142,7 @@ def _lowered(setting: Setting, policy: Policy) -> Policy | None:
     return None
 
 
-def _priced(setting: Setting, policy: Policy) -> Plan | None:
+def _priced(setting: OffloadSetting, policy: Policy) -> PricedPolicy | None:
     """None where it does not fit."""
     return None if setting.excess(policy) else setting.price(policy)
 
@@ -152,12 +154,12 @@ class _Tree:
     """Nodes by their bounds, the least first."""
 
     def __init__(
-        self, setting: Setting, kinds: Sequence[Policy], latency: float | None, n_batches: Sequence[int]
+        self, setting: OffloadSetting, kinds: Sequence[Policy], latency: float | None, n_batches: Sequence[int]
     ) -> None:
         self.setting, self.kinds, self.latency, self.n_batches = setting, kinds, latency, n_batches
-        self.heap: list[tuple[float, int, Policy, tuple[_Range, _Range], Relaxed]] = []
+        self.heap: list[tuple[float, int, Policy, tuple[_Range, _Range], RelaxedOptimum]] = []
         self.numbers = count()
-        self.best: Plan | None = None
+        self.best: PricedPolicy | None = None
 
     @property
     def limit(self) -> float:
@@ -173,7 +175,7 @@ class _Tree:
             return
         heapq.heappush(self.heap, (relaxed.seconds, next(self.numbers), policy, ranges, relaxed))
 
-    def explored(self) -> Found | None:
+    def explored(self) -> PolicySearchResult | None:
         leaves, bound = 0, float("inf")
         while self.heap:
             seconds, _, policy, ranges, relaxed = heapq.heappop(self.heap)
@@ -197,7 +199,7 @@ class _Tree:
             return None
         self._descend()
         # What was left out was no better than the limit then, which is no better than the limit now.
-        return Found(self.best, self.setting.sizes.generated / min(bound, self.limit))
+        return PolicySearchResult(self.best, self.setting.sizes.generated / min(bound, self.limit))
 
     def _sized(self, policy: Policy, gpu_batch: int, n_gpu_batches: int) -> Policy:
         """The policy with the batches of these numbers."""
@@ -214,7 +216,7 @@ class _Tree:
     def _descend(self) -> None:
         """The best block with attention and formats of every kind, and blocks near it, which the bounds of large ranges
         may have kept from being looked at in time."""
-        before: Plan | None = None
+        before: PricedPolicy | None = None
         while self.best is not None and self.best is not before:
             before = self.best
             policy = before.policy
@@ -226,7 +228,7 @@ class _Tree:
                 if 0 <= near[0] < len(GPU_BATCHES) and 0 <= near[1] < len(self.n_batches):
                     self._try(policy, *near)
 
-    def _leaf(self, policy: Policy, relaxed: Relaxed) -> None:
+    def _leaf(self, policy: Policy, relaxed: RelaxedOptimum) -> None:
         """The block's shares from where the program's round to, and from those of the best so far, improved; it is the
         best where it is within the latency, which tells of blocks, for of one block the fastest shares are the best."""
         fitting = _starts(self.setting, policy, relaxed)
@@ -260,7 +262,7 @@ def _halves(ranges: tuple[_Range, _Range]) -> list[tuple[_Range, _Range]]:
     return [((first, last), (least, middle)), ((first, last), (middle + 1, most))]
 
 
-def _rounded(policy: Policy, relaxed: Relaxed, movable: Sequence[str]) -> Iterator[Policy]:
+def _rounded(policy: Policy, relaxed: RelaxedOptimum, movable: Sequence[str]) -> Iterator[Policy]:
     """The shares rounded to whole percents each way; what is cut off goes a tier down."""
     for shares in product(*(_roundings(getattr(relaxed, name)) for name in movable)):
         yield replace(policy, **dict(zip(movable, shares, strict=True)))

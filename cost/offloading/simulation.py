@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 
-class Served(Protocol):
+class ScheduledEvent(Protocol):
     """An event of a schedule: `number` is its place in the schedule, `after` are the numbers of those that must have
     ended before it starts. A resource serves its events one after the other, in the order of the schedule."""
 
@@ -21,10 +21,10 @@ class Served(Protocol):
     def after(self) -> Sequence[int]: ...
 
 
-E = TypeVar("E", bound=Served)
+E = TypeVar("E", bound=ScheduledEvent)
 
 
-class Span(NamedTuple):
+class EventSpan(NamedTuple):
     """Seconds since the schedule began."""
 
     start: float
@@ -39,7 +39,9 @@ class Bound(NamedTuple):
     resource: str
 
 
-def simulate(events: Sequence[E], seconds: Callable[[E], float], shared: Mapping[str, str] | None = None) -> list[Span]:
+def simulate(
+    events: Sequence[E], seconds: Callable[[E], float], shared: Mapping[str, str] | None = None
+) -> list[EventSpan]:
     """The span of each event, where each starts as soon as it can.
 
     `shared` names what resources have in common, as reads and writes have a disk: it serves one event at a time, the
@@ -52,7 +54,7 @@ def simulate(events: Sequence[E], seconds: Callable[[E], float], shared: Mapping
             raise ValueError(f"event {event.number} stands at place {at} of the schedule")
         queues.setdefault(event.resource, deque()).append(event)
     free = {common.get(resource, resource): 0.0 for resource in queues}
-    spans: list[Span | None] = [None] * len(events)
+    spans: list[EventSpan | None] = [None] * len(events)
     waiting = len(events)
     while waiting:
         best: tuple[float, int, E] | None = None
@@ -66,14 +68,14 @@ def simulate(events: Sequence[E], seconds: Callable[[E], float], shared: Mapping
             raise ValueError(f"events {', '.join(map(str, heads))} wait for each other")
         start, number, event = best
         end = start + seconds(event)
-        spans[number] = Span(start, end)
+        spans[number] = EventSpan(start, end)
         free[common.get(event.resource, event.resource)] = end
         queues[event.resource].popleft()
         waiting -= 1
     return [span for span in spans if span is not None]
 
 
-def _ready(event: Served, spans: Sequence[Span | None]) -> float | None:
+def _ready(event: ScheduledEvent, spans: Sequence[EventSpan | None]) -> float | None:
     """When all that the event waits for has ended; None where that is not known yet."""
     latest = 0.0
     for before in event.after:
@@ -84,7 +86,7 @@ def _ready(event: Served, spans: Sequence[Span | None]) -> float | None:
     return latest
 
 
-def critical_path(events: Sequence[Served], spans: Sequence[Span]) -> list[int]:
+def critical_path(events: Sequence[ScheduledEvent], spans: Sequence[EventSpan]) -> list[int]:
     """The numbers of the events that the end waits for, in order of time: each began when the one before it ended,
     or, in spans that were measured, as soon after that as the runtime managed. What shares a resource with an event
     is known by ending just when that one starts."""
@@ -112,7 +114,7 @@ def critical_path(events: Sequence[Served], spans: Sequence[Span]) -> list[int]:
         path.append(at)
 
 
-def bounds(events: Sequence[Served], spans: Sequence[Span]) -> list[Bound]:
+def bounds(events: Sequence[ScheduledEvent], spans: Sequence[EventSpan]) -> list[Bound]:
     """The resource that each moment from the beginning to the end waits for, neighbours of one resource joined."""
     made: list[Bound] = []
     now = 0.0

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.cost.memory import memory_of
+from shardwright.cost.kernels.work import Matmul, Work, work_of
 from shardwright.cost.offloading.group_quantization import GroupQuantization
-from shardwright.cost.work import Matmul, Work, work_of
+from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
@@ -23,7 +23,7 @@ _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class WeightTensor:
     """A weight, of one layer where every layer has one. Matrices can be quantized, vectors stay as they are."""
 
     name: str
@@ -36,11 +36,11 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightGroup:
     """Weights that are moved together, and the FLOPs of the products with them for one token of one sequence."""
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[WeightTensor, ...]
     flops: float
 
     @property
@@ -66,10 +66,10 @@ class Sizes:
     """
 
     layers: int
-    attention: Part
-    feedforward: Part
-    embedding: Part
-    unembedding: Part
+    attention: WeightGroup
+    feedforward: WeightGroup
+    embedding: WeightGroup
+    unembedding: WeightGroup
     cache_elements: int
     cache_element_bytes: float
     hidden_bytes: int
@@ -99,7 +99,7 @@ class Sizes:
         """Keys and values of one token in one layer."""
         return self.cache_elements * self.cache_element_bytes
 
-    def parts(self) -> tuple[tuple[Part, int], ...]:
+    def parts(self) -> tuple[tuple[WeightGroup, int], ...]:
         """Each part with how often the model has it."""
         layers = self.layers
         return ((self.embedding, 1), (self.attention, layers), (self.feedforward, layers), (self.unembedding, 1))
@@ -182,11 +182,11 @@ def growing_loop(func: Func) -> tuple[Loop, Update]:
 
 def _layer_parts(
     works: Sequence[Work], weights: Mapping[str, Value], layer_dim: str, heads: set[str]
-) -> tuple[Part, Part]:
+) -> tuple[WeightGroup, WeightGroup]:
     """Attention and feedforward. What is read without a product goes with the next product that reads a matrix."""
-    tensors: dict[str, dict[str, Tensor]] = {"attention": {}, "feedforward": {}}
+    tensors: dict[str, dict[str, WeightTensor]] = {"attention": {}, "feedforward": {}}
     flops = dict.fromkeys(tensors, 0.0)
-    waiting: dict[str, Tensor] = {}
+    waiting: dict[str, WeightTensor] = {}
     for work in works:
         read = {name: _tensor(weights[name], layer_dim, work.matmul) for name, _ in work.reads if name in weights}
         waiting |= read
@@ -199,14 +199,14 @@ def _layer_parts(
         flops[part] += work.matmul.flops
         waiting = {}
     tensors["feedforward"] |= waiting
-    attention, feedforward = (Part(name, tuple(tensors[name].values()), flops[name]) for name in tensors)
+    attention, feedforward = (WeightGroup(name, tuple(tensors[name].values()), flops[name]) for name in tensors)
     return attention, feedforward
 
 
-def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Part, Part]:
+def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[WeightGroup, WeightGroup]:
     """The parts looked up before the layers, and everything else outside them, the unembedding above all."""
-    before: dict[str, Tensor] = {}
-    after: dict[str, Tensor] = {}
+    before: dict[str, WeightTensor] = {}
+    after: dict[str, WeightTensor] = {}
     flops = 0.0
     for work in works:
         read = {name: _table(weights[name]) for name, _ in work.reads if name in weights}
@@ -215,18 +215,20 @@ def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Par
         else:
             after |= read
             flops += work.flops
-    return Part("embedding", tuple(before.values()), 0.0), Part("unembedding", tuple(after.values()), flops)
+    return WeightGroup("embedding", tuple(before.values()), 0.0), WeightGroup(
+        "unembedding", tuple(after.values()), flops
+    )
 
 
-def _tensor(value: Value, layer_dim: str | None, product: Matmul | None) -> Tensor:
+def _tensor(value: Value, layer_dim: str | None, product: Matmul | None) -> WeightTensor:
     """A weight; it is a matrix where the product sums over it, which its bias, of two dimensions maybe, is not."""
     kind = value.concrete
     elements = math.prod(dim.size for dim in kind.dims if dim.name != layer_dim)
     matrix = product is not None and elements == product.count * product.k * max(product.m, product.n)
-    return Tensor(value.name, elements, -(-elements * kind.dtype.bits // 8), matrix)
+    return WeightTensor(value.name, elements, -(-elements * kind.dtype.bits // 8), matrix)
 
 
-def _table(value: Value) -> Tensor:
+def _table(value: Value) -> WeightTensor:
     """A weight outside the layers; tables are matrices, looked up or multiplied with."""
     own = _tensor(value, None, None)
     return replace(own, matrix=len(value.concrete.dims) > 1)

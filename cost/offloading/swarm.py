@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from shardwright.cost.chips import Chip
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.toml_files import TomlTable, read_toml
 from shardwright.cost.offloading.sizes import Sizes
-from shardwright.cost.toml_files import Table, read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def petals() -> Swarm:
     return read_toml(Path(__file__).parent / "petals.toml", "petals.toml", _swarm)
 
 
-def _swarm(table: Table) -> Swarm:
+def _swarm(table: TomlTable) -> Swarm:
     table.inside("sources", lambda rows: rows.each(rows.text))
     return Swarm(
         table.count("clients"),

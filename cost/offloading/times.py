@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardwright.cost.hardware.runtimes import Runtime, RuntimeRates
 from shardwright.cost.offloading.memory import attends_on_host
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import Policy, Shares
-from shardwright.cost.offloading.runtimes import Rates, Runtime
-from shardwright.cost.offloading.sizes import Part, Sizes
+from shardwright.cost.offloading.sizes import Sizes, WeightGroup
 
 
 @dataclass(slots=True)  # not frozen: a search makes millions of them, and frozen ones take twice as long to make
@@ -80,7 +80,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Times:
+class BlockTimes:
     """A block: prefill gives the first token of each sequence, each step of decode one more."""
 
     prefill: Phase
@@ -102,17 +102,17 @@ class Times:
         return RESOURCES[max(RESOURCES, key=lambda name: getattr(bounding, name))]
 
 
-def times_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> Times:
+def times_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: RuntimeRates) -> BlockTimes:
     """The time of a block. The cache of decode is taken at its mean length, as in the paper (section 4.3)."""
     model = _Model(sizes, policy, runtime, rates)
     prefill = model.phase(sizes.prompt, sizes.prompt)
     steps = sizes.generated - 1
     one = model.phase(1, _mean_context(sizes)) if steps else Phase(0.0, Load(), Load())
     decode = Phase(steps * one.seconds, one.busy.times(steps), one.bounding.times(steps))
-    return Times(prefill, decode, policy.block * sizes.generated)
+    return BlockTimes(prefill, decode, policy.block * sizes.generated)
 
 
-def busy_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> tuple[Load, Load]:
+def busy_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: RuntimeRates) -> tuple[Load, Load]:
     """The busy seconds of prefill and decode that `times_of` gives, for less."""
     model = _Model(sizes, policy, runtime, rates)
     steps = sizes.generated - 1
@@ -129,7 +129,7 @@ class _Model:
     sizes: Sizes
     policy: Policy
     runtime: Runtime
-    rates: Rates
+    rates: RuntimeRates
 
     def phase(self, tokens: int, context: float) -> Phase:
         """One pass of the block through the model, `tokens` of each sequence, over a cache of `context` positions."""
@@ -186,7 +186,7 @@ class _Model:
             if count:
                 yield count, self.steps(part, following, tokens, context)
 
-    def steps(self, part: Part, following: Part, tokens: int, context: float) -> list[tuple[int, Load]]:
+    def steps(self, part: WeightGroup, following: WeightGroup, tokens: int, context: float) -> list[tuple[int, Load]]:
         """The steps of one part: the first fetches the next part's weights. The cache of a batch is fetched during
         the step before the batch's attention, and stored during the step after it."""
         batches = self.policy.n_gpu_batches
@@ -204,7 +204,7 @@ class _Model:
         last = own + (stored if attends else Load()) + (fetched if precedes else Load())
         return [(1, first), (batches - 2, middle), (1, last)]
 
-    def _weights(self, part: Part) -> Load:
+    def _weights(self, part: WeightGroup) -> Load:
         placed = self._placed(part)
         rates, runtime = self.rates, self.runtime
         pinned = runtime.pinned_weights
@@ -219,7 +219,7 @@ class _Model:
         """The seconds that reading and copying take one after the other, where one thread does both."""
         return seconds if self.runtime.relays else 0.0
 
-    def _placed(self, part: Part) -> Shares:
+    def _placed(self, part: WeightGroup) -> Shares:
         return place(part, self.policy.weights, self.runtime, quantized=self.policy.quantized_weights)
 
     def _hidden(self, tokens: int) -> Load:
@@ -258,7 +258,7 @@ class _Model:
             disk=_divide(cache.disk * nbytes, self.rates.disk_write),
         )
 
-    def computation(self, part: Part, tokens: int, context: float) -> Load:
+    def computation(self, part: WeightGroup, tokens: int, context: float) -> Load:
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
         # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
@@ -312,7 +312,7 @@ def _divide(nbytes: float, rate: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BlockStep:
     """A part of a layer for one batch at one token; token 0 is prefill. `seconds` where it waits for all copies."""
 
     token: int
@@ -322,7 +322,7 @@ class Step:
     seconds: float
 
 
-def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> Iterator[Step]:
+def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: RuntimeRates) -> Iterator[BlockStep]:
     """The steps of a block in order. Where `times_of` takes the cache of decode at its mean length, here it grows."""
     model = _Model(sizes, policy, runtime, rates)
     layer = (sizes.attention, sizes.feedforward)
@@ -334,12 +334,12 @@ def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates) -> It
             for repeat, step in model.steps(part, following, tokens, context):
                 load = step + Load(disk=rates.disk_step_s) if step.disk else step
                 for _ in range(repeat):
-                    yield Step(token, part.name, batch, load, model.seconds(load))
+                    yield BlockStep(token, part.name, batch, load, model.seconds(load))
                     batch += 1
 
 
 def computation(
-    sizes: Sizes, policy: Policy, runtime: Runtime, rates: Rates, part: Part, tokens: int, context: float
+    sizes: Sizes, policy: Policy, runtime: Runtime, rates: RuntimeRates, part: WeightGroup, tokens: int, context: float
 ) -> Load:
     """The seconds that a step of this part keeps busy on the device and on the host, without any copy."""
     return _Model(sizes, policy, runtime, rates).computation(part, tokens, context)

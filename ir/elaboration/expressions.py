@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.ir import ops, syntax
-from shardwright.ir.builders import build_operation, operands_of
+from shardwright.ir import ops
 from shardwright.ir.diagnostics import Span, fault, placed
-from shardwright.ir.elaboration.demands import check_fits
+from shardwright.ir.elaboration.builders import build_operation, operands_of
 from shardwright.ir.elaboration.names import Names
 from shardwright.ir.memory_shares import is_written
 from shardwright.ir.mesh import Mesh
@@ -16,7 +15,9 @@ from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops.contraction import summed_dims
 from shardwright.ir.program import Let, Marking, Scope, Statement, Value
 from shardwright.ir.strategies import explain_movement
+from shardwright.ir.text import syntax
 from shardwright.ir.types import ON_DEVICE, DType, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.verification.demands import check_fits
 
 _WORDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}

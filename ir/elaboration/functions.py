@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.ir import ops, syntax
-from shardwright.ir.declarations import Declarations, unknown_dimension
+from shardwright.ir import ops
 from shardwright.ir.diagnostics import Diagnostic, Span, fault
-from shardwright.ir.elaboration.demands import check_divides, check_fits, count
+from shardwright.ir.elaboration.declarations import Declarations, unknown_dimension
 from shardwright.ir.elaboration.expressions import Expressions, unwritten
 from shardwright.ir.elaboration.names import Names, PoisonedError, head_span
-from shardwright.ir.extents import require_extents
 from shardwright.ir.program import Carry, Free, Func, Let, Loop, Marking, Scope, SetState, Statement, Value
+from shardwright.ir.text import syntax
 from shardwright.ir.types import OpenType, ValueType
+from shardwright.ir.verification.demands import check_divides, check_fits, count
+from shardwright.ir.verification.extents import require_extents
 
 
 def build_function(
@@ -183,7 +184,9 @@ class _FuncBuilder:
         for value in values:
             scope.define(value)
 
-    def target_value(self, target: syntax.Target, declared: ValueType | None, given: OpenType, span: Span) -> Value:
+    def target_value(
+        self, target: syntax.AssignedName, declared: ValueType | None, given: OpenType, span: Span
+    ) -> Value:
         """The value that a target names: of the declared type, or of the `given` one where none is written."""
         if declared is None:
             return Value(target.name, given, Marking.UNWRITTEN, target.span)

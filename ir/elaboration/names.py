@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from shardwright.ir import syntax
-from shardwright.ir.declarations import Declarations
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Note, Span, fault, nearest
+from shardwright.ir.elaboration.declarations import Declarations
 from shardwright.ir.program import Scope
 from shardwright.ir.rewriter import Namer
+from shardwright.ir.text import syntax
 from shardwright.ir.types import ValueType
 
 

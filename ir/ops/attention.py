@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype, whole_row
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
-from shardwright.ir.syntax import OptionStatic, Static, WordStatic
+from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
 from shardwright.ir.types import DType, Shape, State
 
 

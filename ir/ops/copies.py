@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from shardwright.ir.operation import Arg, AxisRow, Context
 from shardwright.ir.ops.movements import Ahead, Movement
-from shardwright.ir.syntax import Static, WordStatic
+from shardwright.ir.text.syntax import Static, WordStatic
 from shardwright.ir.types import ON_DEVICE, Placement, Shape, Tier
 
 

@@ -21,7 +21,7 @@ from shardwright.ir.operation import (
     whole_row,
 )
 from shardwright.ir.ops.elementwise_table import FORMS, Entry, entry_of
-from shardwright.ir.syntax import OptionStatic, Static, WordStatic
+from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
 from shardwright.ir.types import Dim, DType, Shape, State
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
 from shardwright.ir.ops.reductions import dims_static, number_static
-from shardwright.ir.syntax import OptionStatic, Static, TextStatic, WordStatic
+from shardwright.ir.text.syntax import OptionStatic, Static, TextStatic, WordStatic
 from shardwright.ir.types import Dim, DType, Shape
 
 

@@ -20,7 +20,7 @@ from shardwright.ir.operation import (
     whole_row,
 )
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
-from shardwright.ir.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
+from shardwright.ir.text.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
 from shardwright.ir.types import Dim, DType, Placement, Shape, is_short_axis
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from shardwright.ir.operation import MAX, SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
 from shardwright.ir.ops.indexing import axes_static, wrap_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
+from shardwright.ir.text.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
 from shardwright.ir.types import Axes, DType, Placement, Shape, State
 
 Scatter = tuple[Axes, str]

@@ -9,7 +9,7 @@ from typing import ClassVar
 from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, whole_row
 from shardwright.ir.ops.elementwise import broadcast_dims
 from shardwright.ir.ops.reductions import dims_static
-from shardwright.ir.syntax import Static
+from shardwright.ir.text.syntax import Static
 from shardwright.ir.types import DType, Shape
 
 _WORDS = (DType.INT32, DType.UINT32)

@@ -1,4 +1,4 @@
-"""Reductions over dimensions, and the norms and softmax that `passes.decompose` builds from them."""
+"""Reductions over dimensions, and the norms and softmax that `passes.compiling.decompose` builds from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
-from shardwright.ir.syntax import DimsStatic, NegExpr, NumberExpr, OptionStatic, RowDim, Static
+from shardwright.ir.text.syntax import DimsStatic, NegExpr, NumberExpr, OptionStatic, RowDim, Static
 from shardwright.ir.types import DType, Reduction, Shape
 
 

@@ -21,7 +21,7 @@ from shardwright.ir.operation import (
     whole_row,
 )
 from shardwright.ir.ops.reductions import dims_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, Static
+from shardwright.ir.text.syntax import ArrowStatic, Static
 from shardwright.ir.types import Dim, Placement, Shape
 
 

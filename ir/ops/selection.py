@@ -9,7 +9,7 @@ from typing import ClassVar
 from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, whole_row
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
-from shardwright.ir.syntax import ArrowStatic, OptionStatic, Static
+from shardwright.ir.text.syntax import ArrowStatic, OptionStatic, Static
 from shardwright.ir.types import Dim, DType, Shape
 
 

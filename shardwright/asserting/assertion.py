@@ -14,8 +14,8 @@ from shardwright.asserting.lock import UPDATE, read_lock
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 
 if TYPE_CHECKING:
-    from shardwright.backends.hlo.notation import Entry
-    from shardwright.explaining import CollectiveReport, Explanation
+    from shardwright.backends.hlo.notation import CollectiveEntry
+    from shardwright.explaining.explain import CollectiveReport, Explanation
 
 
 @dataclass
@@ -78,7 +78,7 @@ def _wrong(
 ) -> str | None:
     """The message to be said where something else is expected."""
     from shardwright.backends.hlo.notation import parse_entries
-    from shardwright.explaining import explain
+    from shardwright.explaining.explain import explain
 
     text = Source("<expected>", expected or "")
     with located(text):
@@ -123,17 +123,19 @@ class _Compiled:
     """A compiled function's collectives as entries."""
 
     def __init__(self, explained: Explanation, mesh: Mapping[str, int]) -> None:
-        from shardwright.backends.hlo.notation import Entry
+        from shardwright.backends.hlo.notation import CollectiveEntry
 
         if explained.errors:
             raise explained.errors[0]
         (func,) = explained.functions
         self.name, self.target, self.mesh = func.name, explained.target, mesh
         self.bytes_received = func.bytes_received
-        self.reports: dict[Entry, list[CollectiveReport]] = {}
+        self.reports: dict[CollectiveEntry, list[CollectiveReport]] = {}
         for report in func.collectives:
             if report.trips != 0:
-                entry = Entry(report.op, report.axes, report.bytes_received // (report.trips or 1), report.trips)
+                entry = CollectiveEntry(
+                    report.op, report.axes, report.bytes_received // (report.trips or 1), report.trips
+                )
                 self.reports.setdefault(entry, []).append(report)
         self.entries = Counter({entry: len(reports) for entry, reports in self.reports.items()})
 
@@ -148,7 +150,7 @@ class _Compiled:
         order = sorted(self.entries.elements(), key=lambda entry: -entry.bytes_received)
         return "\n".join([said, *_table(Counter(("", str(entry), self._where(entry)) for entry in order))])
 
-    def difference(self, wanted: Counter[Entry], of: str, way_out: str) -> str | None:
+    def difference(self, wanted: Counter[CollectiveEntry], of: str, way_out: str) -> str | None:
         """The message where other collectives are wanted, which are those `of` something: what is missing, what is
         extra, and of what the bytes or the trips are others; then all of them in a form to be copied."""
         from shardwright.backends.hlo.notation import entries_text
@@ -178,7 +180,7 @@ class _Compiled:
             ]
         )
 
-    def _where(self, entry: Entry) -> str:
+    def _where(self, entry: CollectiveEntry) -> str:
         """The least that the movement needs, in one trip, and the lines that it comes from."""
         reports = self.reports[entry]
         least = dict.fromkeys(str(report.lower_bound_bytes // (report.trips or 1)) for report in reports)

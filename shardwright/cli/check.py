@@ -33,9 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Prints the types, and warnings on standard error; every fault is reported, with status 1."""
-    from shardwright.checking import check_in_full, listing
     from shardwright.cli.output import print_json, read_program
-    from shardwright.compiling import load
+    from shardwright.compiling.checking import check_in_full, listing
+    from shardwright.compiling.compile_program import load
     from shardwright.ir.diagnostics import DiagnosticError, located
 
     try:

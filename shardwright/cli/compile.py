@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
-    from shardwright.explaining import Explanation
+    from shardwright.explaining.explain import Explanation
     from shardwright.ir.program import Program
 
 
@@ -68,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
     import sys
 
     from shardwright.cli.output import map_beside, print_json, read_program, write_output
-    from shardwright.compiling import compile_program, load
+    from shardwright.compiling.compile_program import compile_program, load
     from shardwright.ir.diagnostics import located
 
     source = read_program(args.file)
@@ -113,7 +113,7 @@ def _explained(args: argparse.Namespace, program: Program) -> Explanation:
     other than what is written. Raises a `DiagnosticError` where it refuses a function."""
     import sys
 
-    from shardwright.explaining import explain_program
+    from shardwright.explaining.explain import explain_program
 
     explained = explain_program(
         program, args.target, args.file, time_limit_s=args.time_limit, in_digits=args.edges == "digits"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardwright.cli.options import Subparsers
-    from shardwright.compiled_costs import CompiledCosts
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.constants import Constants
-    from shardwright.cost.program_cost import Cost, KernelCost
+    from shardwright.cost.hardware.chips import Chip
+    from shardwright.cost.hardware.constants import Constants
+    from shardwright.cost.programs.program_cost import Cost, KernelCost
+    from shardwright.explaining.compiled_costs import CompiledCosts
     from shardwright.ir.program import Func, Program
     from shardwright.prediction.generation import GenerationCost
 
@@ -132,10 +132,9 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tup
     from dataclasses import replace
 
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.prediction.models import check_positions, model_of
+    from shardwright.prediction.models import check_positions, model_of, preset_of, torus_mesh
     from shardwright.prediction.phases import phase_cost
     from shardwright.prediction.programs import Deployment, fitted_layout
-    from shardwright.prediction.rows import preset_of, torus_mesh
 
     found = model_of(args.file)
     with located(Source(args.file, "")):
@@ -163,8 +162,8 @@ def _chip_of(target: str) -> str:
 
 def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> dict[str, CompiledCosts]:
     """By function, what the compiler of `--target` made of it."""
-    from shardwright.compiled_costs import compiled_costs
-    from shardwright.explaining import explain_program
+    from shardwright.explaining.compiled_costs import compiled_costs
+    from shardwright.explaining.explain import explain_program
 
     names = [cost.func for cost in costs]
     explained = explain_program(program, args.target, args.file, names, args.time_limit)
@@ -177,12 +176,12 @@ def _of_program(
     args: argparse.Namespace, chip: Chip, constants: Constants
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.output import load_program, read_program
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.ir.completion import complete
+    from shardwright.cost.programs.program_cost import cost_of
     from shardwright.ir.diagnostics import NOWHERE, fault, located
-    from shardwright.ir.overrides import check_overrides
-    from shardwright.ir.parser import parse
-    from shardwright.ir.verifier import Level, verify
+    from shardwright.ir.elaboration.overrides import check_overrides
+    from shardwright.ir.text.parser import parse
+    from shardwright.ir.verification.completion import complete
+    from shardwright.ir.verification.verifier import Level, verify
     from shardwright.prediction.generation import generation_cost
     from shardwright.prediction.pipelines import one_stage, pipeline_cost
 
@@ -314,7 +313,7 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
 
 
 def _generation_text(generated: GenerationCost, tokens: int) -> str:
-    from shardwright.cost.movements import duration_text
+    from shardwright.cost.movements.movement import duration_text
 
     prefill, decode = duration_text(generated.prefill.time_s), duration_text(generated.decode_s)
     step, together = duration_text(generated.decode_s / tokens), duration_text(generated.time_s)

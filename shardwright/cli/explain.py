@@ -57,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
     """Prints a table for each function, and the faults of each. `--json` as section 9 of the contract has it
     (docs/reference/commands.md)."""
     from shardwright.cli.output import print_json
-    from shardwright.explaining import explain
+    from shardwright.explaining.explain import explain
 
     if ".py:" in args.file:
         return _execute_function(args)
@@ -85,10 +85,10 @@ def execute(args: argparse.Namespace) -> int:
 
 def _execute_function(args: argparse.Namespace) -> int:
     """Prints what was made of a function of JAX, and the verdict; with `--json` both as one object."""
-    from shardwright.advising import advise
     from shardwright.backends.targets.names import parse_target
     from shardwright.cli.output import print_json
-    from shardwright.explaining import explain
+    from shardwright.explaining.advising import advise
+    from shardwright.explaining.explain import explain
     from shardwright.tracing.trace import from_file
 
     path, _, name = args.file.rpartition(":")

@@ -41,7 +41,7 @@ def execute(args: argparse.Namespace) -> int:
     import sys
 
     from shardwright.cli.output import map_beside, read_program, write_output
-    from shardwright.compiling import load
+    from shardwright.compiling.compile_program import load
     from shardwright.exporting.export import export
     from shardwright.ir.diagnostics import located
 

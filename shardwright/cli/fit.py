@@ -34,8 +34,7 @@ def execute(args: argparse.Namespace) -> int:
     """Print what fits, or one JSON object with `--json`."""
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.fitting import fitting
-    from shardwright.prediction.models import model_of
-    from shardwright.prediction.rows import preset_of
+    from shardwright.prediction.models import model_of, preset_of
 
     chip = chip_of(args)
     layout = args.layout or preset_of(chip)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwright.ir.diagnostics import DiagnosticError
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command: the module in `shardwright.cli` that has it, and a line for the list of commands."""
 
     module: str
@@ -27,29 +27,29 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "check": Entry("check", "the type of every value"),
-    "fmt": Entry("fmt", "write a program the canonical way"),
-    "opt": Entry("opt", "the program after some passes"),
-    "reshard": Entry("reshard", "the cheapest way from one layout to another"),
-    "compile": Entry("compile", "a program that runs under JAX"),
-    "run": Entry("run", "run a program on the devices at hand and compare it with the reference"),
-    "draw": Entry("draw", "a picture of the sharded graph"),
-    "targets": Entry("targets", "what can be compiled for here, and what to install for the rest"),
-    "explain": Entry("explain", "what a target's own compiler makes of a program"),
-    "trace": Entry("trace", "a function of JAX, or a module of PyTorch, as a program"),
-    "export": Entry("export", "the layouts of a program for another tool"),
-    "cost": Entry("cost", "what a program takes on a chip"),
-    "search": Entry("search", "the best layouts, with a proof"),
-    "plan": Entry("plan", "how to serve a model on chips: batches, layouts, and what limits"),
-    "fit": Entry("fit", "the chips, batch and context that fit"),
-    "pareto": Entry("pareto", "cost against latency, and what is best"),
-    "calibrate": Entry("calibrate", "how far a chip runs from its datasheet"),
-    "reproduce": Entry("reproduce", "published measurements beside predictions"),
-    "import": Entry("import_", "a program from a Hugging Face checkpoint"),
-    "generate": Entry("generate", "text from a Hugging Face checkpoint"),
-    "offload": Entry("offload", "a policy of placement over device, host and disk"),
-    "explore": Entry("explore", "a program in the browser, live"),
-    "lsp": Entry("lsp", "a language server, for editors"),
+    "check": CommandEntry("check", "the type of every value"),
+    "fmt": CommandEntry("fmt", "write a program the canonical way"),
+    "opt": CommandEntry("opt", "the program after some passes"),
+    "reshard": CommandEntry("reshard", "the cheapest way from one layout to another"),
+    "compile": CommandEntry("compile", "a program that runs under JAX"),
+    "run": CommandEntry("run", "run a program on the devices at hand and compare it with the reference"),
+    "draw": CommandEntry("draw", "a picture of the sharded graph"),
+    "targets": CommandEntry("targets", "what can be compiled for here, and what to install for the rest"),
+    "explain": CommandEntry("explain", "what a target's own compiler makes of a program"),
+    "trace": CommandEntry("trace", "a function of JAX, or a module of PyTorch, as a program"),
+    "export": CommandEntry("export", "the layouts of a program for another tool"),
+    "cost": CommandEntry("cost", "what a program takes on a chip"),
+    "search": CommandEntry("search", "the best layouts, with a proof"),
+    "plan": CommandEntry("plan", "how to serve a model on chips: batches, layouts, and what limits"),
+    "fit": CommandEntry("fit", "the chips, batch and context that fit"),
+    "pareto": CommandEntry("pareto", "cost against latency, and what is best"),
+    "calibrate": CommandEntry("calibrate", "how far a chip runs from its datasheet"),
+    "reproduce": CommandEntry("reproduce", "published measurements beside predictions"),
+    "import": CommandEntry("import_", "a program from a Hugging Face checkpoint"),
+    "generate": CommandEntry("generate", "text from a Hugging Face checkpoint"),
+    "offload": CommandEntry("offload", "a policy of placement over device, host and disk"),
+    "explore": CommandEntry("explore", "a program in the browser, live"),
+    "lsp": CommandEntry("lsp", "a language server, for editors"),
 }
 
 # Which extra brings a library that the bare install lacks.

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.generation.plan import Plan
-    from shardwright.generation.planning import Options
-    from shardwright.generation.prompts import Prompt
-    from shardwright.generation.run_settings import RunSettings
-    from shardwright.generation.settings import Settings
-    from shardwright.generation.tokenizer import Tokenizer
     from shardwright.ir.types import DType
+    from shardwright.serving.generation.plan import GenerationPlan
+    from shardwright.serving.generation.planning import PlanOptions
+    from shardwright.serving.generation.prompts import Prompt
+    from shardwright.serving.generation.run_settings import RunSettings
+    from shardwright.serving.generation.settings import GenerationSettings
+    from shardwright.serving.generation.tokenizer import Tokenizer
 
 _SIZES = {"B": "batch", "L": "chunk", "T": "cache"}
 """What --dim may give, and the options that give it too."""
@@ -147,7 +147,7 @@ def execute(args: argparse.Namespace) -> int:
     "architecture", "mesh", "devices", "virtual", "decode_layout", "prefill_layout", "batch", "prefill_batch", "chunk",
     "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
     `resumed`, the texts that were answered before, and `output`, the file's name, in their place. With -o a run goes
-    on where the output ends (`generation.journal`).
+    on where the output ends (`serving.generation.journal`).
     """
     from shardwright.backends.jax.processes import joined
     from shardwright.cli.interrupts import going_on_from
@@ -168,15 +168,15 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.backends.jax.session import told_by_first
     from shardwright.cli.output import print_json, read_program
     from shardwright.cli.progress import GenerationProgress
-    from shardwright.generation.bad_logits import explained
-    from shardwright.generation.inputs import generation_inputs
-    from shardwright.generation.journal import Journal
-    from shardwright.generation.loading import load_engine
-    from shardwright.generation.memory import exhaustion
-    from shardwright.generation.outputs import completion_keys, in_order, write_line
-    from shardwright.generation.planning import default_new_tokens, make_plan
-    from shardwright.generation.prompts import read_text
     from shardwright.models.importing import checkpoint_dtype
+    from shardwright.serving.generation.bad_logits import explained
+    from shardwright.serving.generation.inputs import generation_inputs
+    from shardwright.serving.generation.journal import Journal
+    from shardwright.serving.generation.loading import load_engine
+    from shardwright.serving.generation.memory import exhaustion
+    from shardwright.serving.generation.outputs import completion_keys, in_order, write_line
+    from shardwright.serving.generation.planning import default_new_tokens, make_plan
+    from shardwright.serving.generation.prompts import read_text
 
     read = partial(read_program, "-") if args.prompts == "-" else partial(read_text, args.prompts)
     inputs = generation_inputs(
@@ -244,13 +244,15 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     return 0
 
 
-def _run_settings(args: argparse.Namespace, prompts: list[Prompt], settings: Settings, dtype: DType) -> RunSettings:
+def _run_settings(
+    args: argparse.Namespace, prompts: list[Prompt], settings: GenerationSettings, dtype: DType
+) -> RunSettings:
     """All that the answers depend on. Of layouts those alone that are files, which may hold any program."""
     from pathlib import Path
 
-    from shardwright.generation.file_digests import digest_of
-    from shardwright.generation.plan import is_file
-    from shardwright.generation.run_settings import run_settings
+    from shardwright.serving.generation.file_digests import digest_of
+    from shardwright.serving.generation.plan import is_file
+    from shardwright.serving.generation.run_settings import run_settings
 
     layouts = {
         name: None if layout is None or not is_file(layout) else digest_of(Path(layout).read_bytes())
@@ -271,7 +273,7 @@ def _run_settings(args: argparse.Namespace, prompts: list[Prompt], settings: Set
     )
 
 
-def _described(plan: Plan) -> dict[str, Any]:
+def _described(plan: GenerationPlan) -> dict[str, Any]:
     """The keys that `--json` says of how it was computed."""
     from shardwright.backends.jax.devices import arrange_devices
 
@@ -293,7 +295,7 @@ class _Shown:
     """Shows the new tokens of one text as they come: its words, or ids where there is no tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        from shardwright.generation.tokenizer import TextStream
+        from shardwright.serving.generation.tokenizer import TextStream
 
         self._stream = None if tokenizer is None else TextStream(tokenizer)
         self._before = ""
@@ -318,12 +320,12 @@ def _is_plain(args: argparse.Namespace) -> bool:
 # ---------------------------------------------------------------- from options
 
 
-def _options(args: argparse.Namespace) -> Options:
-    from shardwright.generation.planning import Options, read_passes
+def _options(args: argparse.Namespace) -> PlanOptions:
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
+    from shardwright.serving.generation.planning import PlanOptions, read_passes
 
-    return Options(
+    return PlanOptions(
         Mesh(tuple(args.mesh.items())) if args.mesh else None,
         args.decode_layout,
         args.prefill_layout,

@@ -104,9 +104,9 @@ def _names(actions: Sequence[argparse.Action]) -> Iterator[tuple[str, Sequence[s
     if "MODEL" in positional:
         yield "models", _models()
     if "chip" in dests:
-        yield "chips", _shipped("cost", "chips")
+        yield "chips", _shipped("cost", "hardware", "chips")
     if "machine" in dests:
-        yield "machines", _shipped("cost", "machines")
+        yield "machines", _shipped("cost", "hardware", "machines")
     if "layout" in dests:
         from shardwright.models.layouts import PRESETS
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
-    from shardwright.cost.offloading.pricing import Plan
+    from shardwright.cost.offloading.pricing import PricedPolicy
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -123,7 +123,7 @@ def execute(args: argparse.Namespace) -> int:
     if not args.plan_only:
         if args.device is not None:
             from shardwright.ir.diagnostics import Source, located
-            from shardwright.offloading.devices import check_device
+            from shardwright.serving.offloading.devices import check_device
 
             with located(Source("offload", "")):
                 check_device(args.device)
@@ -134,10 +134,10 @@ def execute(args: argparse.Namespace) -> int:
         with going_on_from(None if in_world() else args.output):
             return execute_run(args)
     from shardwright.cli.output import print_json, write_output
-    from shardwright.offloading.policy_files import is_program
+    from shardwright.serving.offloading.policy_files import is_program
 
     of_program = is_program(args.model)
-    plans: list[Plan] = []
+    plans: list[PricedPolicy] = []
     if of_program:
         name, plan, text = _of_program(args)
         most = None
@@ -155,18 +155,18 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_program(args: argparse.Namespace) -> tuple[str, Plan, str]:
+def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
     """A program whose open placements the policy for a block of its rows fills, or --policy; its name and its plan."""
     from shardwright.cli.output import read_program
-    from shardwright.cost.chips import load_machine
-    from shardwright.cost.offloading.pricing import Setting
-    from shardwright.cost.offloading.runtimes import load_runtime, measured_on
+    from shardwright.cost.hardware.chips import load_machine
+    from shardwright.cost.hardware.runtimes import load_runtime, measured_on
+    from shardwright.cost.offloading.pricing import OffloadSetting
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse
-    from shardwright.offloading.plan_files import check_rows, filled, outline_of, plan_text, planned, sizes_in
-    from shardwright.offloading.policy_files import read_policies
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse
     from shardwright.prediction.offloading import best_priced
+    from shardwright.serving.offloading.plan_files import check_rows, filled, outline_of, plan_text, planned, sizes_in
+    from shardwright.serving.offloading.policy_files import read_policies
 
     with located(Source("offload", "")):
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
@@ -176,7 +176,7 @@ def _of_program(args: argparse.Namespace) -> tuple[str, Plan, str]:
         program = elaborate(module)
         outline = outline_of(program)
         sizes, dtype = sizes_in(module, outline), str(program.weights[0].type.dtype)
-        setting = Setting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
+        setting = OffloadSetting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
         if args.policy is not None:
             plan = best_priced(setting, [check_rows(policy, outline) for policy in read_policies(args.policy)])
         else:
@@ -184,15 +184,15 @@ def _of_program(args: argparse.Namespace) -> tuple[str, Plan, str]:
         return source.name, plan, plan_text(plan, source.name, filled(program, outline, plan.policy))
 
 
-def _of_model(args: argparse.Namespace) -> tuple[str, Plan, float | None, list[Plan]]:
+def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None, list[PricedPolicy]]:
     """A model's name, its plan, what no policy exceeds, and the plans of --frontier; draws what was asked for."""
-    from shardwright.cost.chips import load_machine
+    from shardwright.cost.hardware.chips import load_machine
+    from shardwright.cost.hardware.runtimes import load_runtime
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
-    from shardwright.cost.offloading.runtimes import load_runtime
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.offloading.policy_files import read_policies
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offloading import best_plan, best_priced, frontier, setting_of
+    from shardwright.serving.offloading.policy_files import read_policies
 
     with located(Source("offload", "")):
         runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
@@ -211,32 +211,32 @@ def _of_model(args: argparse.Namespace) -> tuple[str, Plan, float | None, list[P
     if args.timeline:
         _write_timeline(args, plan, model.name)
     if args.frontier:
-        from shardwright.prediction.frontier_plot import draw_frontier
+        from shardwright.reproduction.frontier_plot import draw_frontier
 
         said = f"{args.prompt_len} tokens in and {args.gen_len} out"
         draw_frontier(plans, f"{model.name} on {machine.name}, {said}, runtime {runtime.name}", args.frontier)
     return model.name, plan, most, plans
 
 
-def _model_text(args: argparse.Namespace, plan: Plan, name: str) -> str:
+def _model_text(args: argparse.Namespace, plan: PricedPolicy, name: str) -> str:
     from shardwright.ir.types import DType
-    from shardwright.offloading.plan_files import plan_text, with_batches
-    from shardwright.offloading.programs import model_program
     from shardwright.prediction.models import model_of
+    from shardwright.serving.offloading.plan_files import plan_text, with_batches
+    from shardwright.serving.offloading.programs import model_program
 
     sizes, model, policy = plan.setting.sizes, model_of(args.model).model, plan.policy
     program = model_program(model, policy, sizes.prompt, sizes.context, DType(plan.setting.dtype))
     return plan_text(plan, name, with_batches(program, policy.n_gpu_batches))
 
 
-def _write_timeline(args: argparse.Namespace, plan: Plan, model: str) -> None:
+def _write_timeline(args: argparse.Namespace, plan: PricedPolicy, model: str) -> None:
     from shardwright.backends.timeline import write_timeline
     from shardwright.cli.output import write_output
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.types import DType
-    from shardwright.offloading.programs import scheduled_model
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offload_timeline import predicted_timeline
+    from shardwright.serving.offloading.programs import scheduled_model
 
     setting = plan.setting
     title = f"{model} on {setting.machine.name}, {plan.policy}, runtime {setting.runtime.name}"

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from shardwright.backends.timeline import Recorder, Recording
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
-    from shardwright.generation.journal import Journal
-    from shardwright.generation.prompts import Prompt
-    from shardwright.generation.run_settings import RunSettings
-    from shardwright.generation.settings import Settings
-    from shardwright.generation.tokenizer import Tokenizer
-    from shardwright.offloading.request import Request
-    from shardwright.offloading.run import OffloadedModel
-    from shardwright.offloading.run_options import RunOptions
+    from shardwright.serving.generation.journal import Journal
+    from shardwright.serving.generation.prompts import Prompt
+    from shardwright.serving.generation.run_settings import RunSettings
+    from shardwright.serving.generation.settings import GenerationSettings
+    from shardwright.serving.generation.tokenizer import Tokenizer
+    from shardwright.serving.offloading.request import OffloadRequest
+    from shardwright.serving.offloading.run import OffloadedModel
+    from shardwright.serving.offloading.run_options import RunOptions
 
 
 def add_run(parser: Parser) -> None:
@@ -71,20 +71,20 @@ def _what_a_run_needs(args: argparse.Namespace) -> str | None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """The request of a run: what it is asked to do: all that is known before anything is loaded."""
 
     prompts: list[Prompt]
     tokenizer: Tokenizer | None
-    settings: Settings
-    request: Request
+    settings: GenerationSettings
+    request: OffloadRequest
 
     def answered_with(self, checkpoint: str) -> RunSettings:
         """All that the answers depend on."""
-        from shardwright.generation.file_digests import digest_of
-        from shardwright.generation.run_settings import run_settings
         from shardwright.models.config import read_config
         from shardwright.models.importing import checkpoint_dtype
+        from shardwright.serving.generation.file_digests import digest_of
+        from shardwright.serving.generation.run_settings import run_settings
 
         request, policy = self.request, self.request.policy
         weights, cache, program = policy.quantized_weights, policy.quantized_cache, None
@@ -116,12 +116,12 @@ class Asked:
 
 def execute_run(args: argparse.Namespace) -> int:
     """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
-    prints what was measured (`offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered before,
-    and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
+    prints what was measured (`serving.offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered
+    before, and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.backends.torch.world import in_world, joined
-    from shardwright.generation.journal import Journal
-    from shardwright.offloading.launching import run_together
+    from shardwright.serving.generation.journal import Journal
+    from shardwright.serving.offloading.launching import run_together
 
     give_back_what_is_freed()
     if in_world():
@@ -136,7 +136,7 @@ def execute_run(args: argparse.Namespace) -> int:
     return run_together(args.argv, args.gpus)
 
 
-def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
+def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
     """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
     return _options(args).with_room(
         asked.prompts,
@@ -146,13 +146,13 @@ def _run_with_room(args: argparse.Namespace, asked: Asked) -> int:
     )
 
 
-def _asked(args: argparse.Namespace, gpus: int) -> Asked:
-    from shardwright.generation.inputs import generation_inputs
-    from shardwright.generation.prompts import read_text
+def _asked(args: argparse.Namespace, gpus: int) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-    from shardwright.offloading.buckets import check_lengths
-    from shardwright.offloading.program_parts import Place
-    from shardwright.offloading.room import RATES
+    from shardwright.serving.generation.inputs import generation_inputs
+    from shardwright.serving.generation.prompts import read_text
+    from shardwright.serving.offloading.buckets import check_lengths
+    from shardwright.serving.offloading.program_parts import PipelineStage
+    from shardwright.serving.offloading.room import RATES
 
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
@@ -164,24 +164,24 @@ def _asked(args: argparse.Namespace, gpus: int) -> Asked:
     settings = settings_of(args, inputs.stop_tokens, args.max_new_tokens)
     check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
-        Place(0, gpus).layers(model.layers)
+        PipelineStage(0, gpus).layers(model.layers)
         if args.policy is None and args.machine is None:
             print(
                 f"neither --policy nor --machine: planning with the rates of {RATES}; `shardwright calibrate"
                 " --offloading` measures those of this machine",
                 file=sys.stderr,
             )
-        return Asked(prompts, inputs.tokenizer, settings, _options(args).request(prompts, gpus))
+        return RunRequest(prompts, inputs.tokenizer, settings, _options(args).request(prompts, gpus))
 
 
-def _run(args: argparse.Namespace, asked: Asked, world: World | None = None) -> int:
+def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None) -> int:
     """Does what one process does. Of several each has some of the layers, and the first writes."""
     from shardwright.cli.output import print_json
     from shardwright.cli.progress import OffloadProgress
-    from shardwright.generation.journal import Journal
-    from shardwright.generation.outputs import completion_keys
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.offloading.run import OffloadedModel
+    from shardwright.serving.generation.journal import Journal
+    from shardwright.serving.generation.outputs import completion_keys
+    from shardwright.serving.offloading.run import OffloadedModel
 
     request, writes = asked.request, world is None or world.writes
     if world is not None:
@@ -278,22 +278,22 @@ def _recordings(recorder: Recorder, world: World | None) -> list[Recording]:
 
 
 def _write_timeline(
-    args: argparse.Namespace, recordings: list[Recording], request: Request, prompts: list[Prompt]
+    args: argparse.Namespace, recordings: list[Recording], request: OffloadRequest, prompts: list[Prompt]
 ) -> None:
     from pathlib import Path
 
     from shardwright.backends.timeline import write_timeline
     from shardwright.backends.timeline.recorder import run_timeline
     from shardwright.cli.output import write_output
-    from shardwright.offloading.program_parts import Place
     from shardwright.prediction.offload_timeline import run_seconds
+    from shardwright.serving.offloading.program_parts import PipelineStage
 
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
     title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
     seconds = None
     if args.machine:
         setting, n = _options(args).setting(prompts), len(recordings)
-        layers = [len(Place(i, n).layers(setting.sizes.layers)) for i in range(n)]
+        layers = [len(PipelineStage(i, n).layers(setting.sizes.layers)) for i in range(n)]
         seconds = [
             run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)
         ]
@@ -301,7 +301,7 @@ def _write_timeline(
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    from shardwright.ir.text_table import bytes_text
+    from shardwright.ir.text.table import bytes_text
 
     decode = measured["decode_tokens_per_second"]
     decode = "" if decode is None else f", {decode:,.1f} in decode"
@@ -321,7 +321,7 @@ def _summary(measured: dict[str, Any]) -> str:
 def _options(args: argparse.Namespace) -> RunOptions:
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.types import DType, Tier
-    from shardwright.offloading.run_options import RunOptions
+    from shardwright.serving.offloading.run_options import RunOptions
 
     return RunOptions(
         args.model,

@@ -38,11 +38,11 @@ def execute(args: argparse.Namespace) -> int:
     import sys
 
     from shardwright.cli.output import passes_from, print_json, read_program, write_output
-    from shardwright.compiling import load, print_program
+    from shardwright.compiling.compile_program import load, print_program
     from shardwright.ir.diagnostics import located
     from shardwright.passes.every_pass import PASSES
     from shardwright.passes.pipelines import (
-        Trace,
+        PassRecord,
         describe,
         options_from,
         run_passes,
@@ -58,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
     source = read_program(args.file)
     steps: list[dict[str, object]] = []
 
-    def observe(trace: Trace) -> None:
+    def observe(trace: PassRecord) -> None:
         step: dict[str, object] = {
             "pass": trace.applied.name,
             "seconds": trace.seconds,
@@ -70,7 +70,7 @@ def execute(args: argparse.Namespace) -> int:
     with located(source), options_from("--passes", args.passes):
         program = load(source, args.mesh, args.dim, passes)
         if args.explain:
-            from shardwright.next_best import explain
+            from shardwright.searching.next_best import explain
 
             print("\n".join(explain(program, place_of(args))), file=sys.stderr)
         program = run_passes(program, passes, observe)

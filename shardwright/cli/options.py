@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
-    from shardwright.cost.chips import Chip
-    from shardwright.cost.constants import Constants
-    from shardwright.generation.settings import Settings
+    from shardwright.cost.hardware.chips import Chip
+    from shardwright.cost.hardware.constants import Constants
     from shardwright.passes.base import Proof
-    from shardwright.passes.place import Place
+    from shardwright.passes.compiling.place import Place
+    from shardwright.serving.generation.settings import GenerationSettings
 
 _AXIS = re.compile(r"[a-z][a-z0-9_]*")
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
@@ -263,7 +263,7 @@ def add_chip(parser: Parser, *, required: bool = False, datasheet: bool = False)
 
 def chip_of(args: argparse.Namespace) -> Chip:
     """The chip that `--chip` names. Raises where there is none."""
-    from shardwright.cost.chips import load_chip
+    from shardwright.cost.hardware.chips import load_chip
     from shardwright.ir.diagnostics import Source, located
 
     with located(Source("--chip", "")):
@@ -272,7 +272,7 @@ def chip_of(args: argparse.Namespace) -> Chip:
 
 def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
     """The chip and the constants that `--chip` and `--datasheet` say. Raises where there is no such chip."""
-    from shardwright.cost.constants import DATASHEET
+    from shardwright.cost.hardware.constants import DATASHEET
 
     chip = chip_of(args)
     return chip, DATASHEET if args.datasheet else chip.constants
@@ -317,12 +317,14 @@ def nothing_to_compute(args: argparse.Namespace) -> str | None:
     return "--max-new-tokens 0 needs --logprobs: there is nothing else to compute" if nothing else None
 
 
-def settings_of(args: argparse.Namespace, stop_tokens: frozenset[int], new_tokens: int, samples: int = 1) -> Settings:
+def settings_of(
+    args: argparse.Namespace, stop_tokens: frozenset[int], new_tokens: int, samples: int = 1
+) -> GenerationSettings:
     """The settings of a run that draws tokens so."""
-    from shardwright.generation.settings import Settings
+    from shardwright.serving.generation.settings import GenerationSettings
 
     drawn = (args.temperature, args.top_k, args.top_p, args.seed)
-    return Settings(new_tokens, *drawn, samples, stop_tokens, args.logprobs)
+    return GenerationSettings(new_tokens, *drawn, samples, stop_tokens, args.logprobs)
 
 
 def choice_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -363,7 +365,7 @@ def add_choice(parser: Parser, *, chip: bool = True) -> None:
 
 def place_of(args: argparse.Namespace) -> Place:
     """The pass that chooses layouts so."""
-    from shardwright.passes.place import Place
+    from shardwright.passes.compiling.place import Place
 
     if args.chip:
         chip_of(args)  # where there is none, it is this option's fault

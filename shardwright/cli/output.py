@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
-    from shardwright.ir.syntax import Module
+    from shardwright.ir.text.syntax import Module
     from shardwright.models.weight_map import WeightMap
     from shardwright.passes.base import Pass
 
@@ -29,7 +29,7 @@ def read_program(file: str) -> Source:
             message = f"byte {error.start + 1} of standard input, 0x{data[error.start]:02x}, is not UTF-8 text"
             with located(Source("<stdin>", "")):
                 raise fault("not-utf8", message, NOWHERE, "a program is a text file, saved as UTF-8") from None
-    from shardwright.ir.parser import read_source
+    from shardwright.ir.text.parser import read_source
 
     return read_source(file)
 
@@ -57,10 +57,10 @@ def load_program(
     """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
     compiler's for a target."""
     from shardwright.cli.options import choice_of
-    from shardwright.compiling import explicit
+    from shardwright.compiling.compile_program import explicit
     from shardwright.ir.diagnostics import located
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse
 
     with located(source):
         program = elaborate(module or parse(source), args.mesh, args.dim)

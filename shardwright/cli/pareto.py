@@ -206,7 +206,7 @@ def _write(path: str, title: str, points: dict[str, list[Point]], best: dict[str
 
 
 def _choice_text(chosen: Point, bound: float | None) -> str:
-    from shardwright.cost.movements import duration_text
+    from shardwright.cost.movements.movement import duration_text
     from shardwright.pareto.frontier import described, token, what
 
     within = "" if bound is None else f" within {duration_text(bound)} for {what(chosen.phase)}"

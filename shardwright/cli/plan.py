@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print the page, or one JSON object with `--json`; with `-o` write the program."""
     from shardwright.cli.output import print_json, write_output
-    from shardwright.compiling import print_program
+    from shardwright.compiling.compile_program import print_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.planning import plan
     from shardwright.planning.page import as_json, page

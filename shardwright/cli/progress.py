@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwright.generation.prompts import Prompt
-    from shardwright.offloading.report import Report
+    from shardwright.serving.generation.prompts import Prompt
+    from shardwright.serving.offloading.report import Report
 
 _PATIENCE = 1.0
 """Seconds of work before anything is shown of a generation."""
@@ -176,7 +176,7 @@ class OffloadProgress:
 
     def text(self) -> str:
         """The line as it is now."""
-        from shardwright.ir.text_table import bytes_text
+        from shardwright.ir.text.table import bytes_text
 
         assert self._report is not None
         report, elapsed = self._report, time.perf_counter() - self._began

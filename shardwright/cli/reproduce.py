@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
-    from shardwright.prediction.checks import Check
-    from shardwright.prediction.reproduction import Compared, Reproduced
+    from shardwright.reproduction.checks import Check
+    from shardwright.reproduction.reproduction import ReproducedTable, RowComparison
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
-    from shardwright.prediction.reproduction import reproduce
+    from shardwright.reproduction.reproduction import reproduce
 
     tables = reproduce(args.table, _compiling)
     if args.plots:
@@ -58,11 +58,11 @@ def _compiling(number: int, count: int, name: str) -> None:
     print(f"compiling program {number} of {count}, {name}{once}", file=sys.stderr, flush=True)
 
 
-def _plot(folder: str, tables: list[Reproduced]) -> None:
+def _plot(folder: str, tables: list[ReproducedTable]) -> None:
     from pathlib import Path
 
     from shardwright.cli.output import write_output
-    from shardwright.prediction import figure_drawing, figures, offload_figures
+    from shardwright.reproduction import figure_drawing, figures, offload_figures
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     own = {check.table for table in tables for check in table.checks} & set(offload_figures.FIGURES)
@@ -72,9 +72,9 @@ def _plot(folder: str, tables: list[Reproduced]) -> None:
         write_output(str(Path(folder) / f"{name.replace('-', '_')}.svg"), drawn)
 
 
-def _as_json(tables: list[Reproduced]) -> dict[str, Any]:
+def _as_json(tables: list[ReproducedTable]) -> dict[str, Any]:
     """Errors are summed up over rows of times, or over checks where there are none."""
-    from shardwright.prediction.reproduction import median_error
+    from shardwright.reproduction.reproduction import median_error
 
     rows = [row for table in tables for row in table.rows]
     checks = [check for table in tables for check in table.checks]
@@ -91,7 +91,7 @@ def _as_json(tables: list[Reproduced]) -> dict[str, Any]:
     return made
 
 
-def _row_json(made: Compared) -> dict[str, Any]:
+def _row_json(made: RowComparison) -> dict[str, Any]:
     return {
         "table": made.row.table,
         "row": made.row.name,

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
-    from shardwright.cost.resharding import Plan
-    from shardwright.cost.topology import Topology
+    from shardwright.cost.hardware.topology import Topology
+    from shardwright.cost.resharding.planner import ReshardingPlan
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -38,14 +38,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the plan as a table, or as one JSON object with `--json`."""
+    from shardwright.compiling.resharding import reshard
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.mesh import Mesh
-    from shardwright.resharding import reshard
 
     mesh = Mesh(tuple(args.mesh.items()))
     topology = None
     if args.chip:
-        from shardwright.cost.topology import topology_of
+        from shardwright.cost.hardware.topology import topology_of
 
         with located(Source("--chip", "")):
             topology = topology_of(chip_of(args), mesh)
@@ -55,7 +55,7 @@ def execute(args: argparse.Namespace) -> int:
 
         print_json(_as_json(made, topology))
     else:
-        from shardwright.cost.resharding_table import plan_table
+        from shardwright.cost.resharding.table import plan_table
 
         print(plan_table(made, topology))
     return 0
@@ -64,8 +64,8 @@ def execute(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- the plan
 
 
-def _as_json(made: Plan, topology: Topology | None) -> dict[str, object]:
-    from shardwright.cost.resharding_table import seconds_of_steps, written
+def _as_json(made: ReshardingPlan, topology: Topology | None) -> dict[str, object]:
+    from shardwright.cost.resharding.table import seconds_of_steps, written
 
     return {
         "from": str(made.source),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.ir.program import Func, Program, Value
     from shardwright.passes.base import Pass
-    from shardwright.passes.place import Place
+    from shardwright.passes.compiling.place import Place
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -103,9 +103,9 @@ def _under_torch(args: argparse.Namespace) -> int:
     from shardwright.backends.torch.world import alone, in_world, joined
     from shardwright.cli.output import read_program
     from shardwright.ir.diagnostics import NOWHERE, fault, located
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse
-    from shardwright.offloading.launching import run_together
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse
+    from shardwright.serving.offloading.launching import run_together
 
     if in_world():
         with joined(silence=args.silence_timeout) as world:
@@ -126,8 +126,8 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
     `writes` what came out."""
     from shardwright.cli.output import passes_from, print_json, read_program
     from shardwright.ir.diagnostics import located
-    from shardwright.ir.elaborate import elaborate
-    from shardwright.ir.parser import parse
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse
     from shardwright.passes.pipelines import options_from, run_passes
 
     passes = passes_from(args)
@@ -141,13 +141,13 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
             program, stored = _with_checkpoint(args.file, args.weights, written, passes)
         else:
             program = run_passes(written, passes)
-        from shardwright.backends.random_inputs import random_inputs
-        from shardwright.backends.reference import evaluate
+        from shardwright.backends.simulation.random_inputs import random_inputs
+        from shardwright.backends.simulation.reference import evaluate
 
         place = place_of(args)
         runner = _on_devices(program, place) if world is None else _on_chips(program, world, place)
 
-    from shardwright.compiling import tolerance
+    from shardwright.compiling.compile_program import tolerance
 
     def say(text: str) -> None:
         if writes and not args.json:
@@ -234,7 +234,7 @@ def _on_chips(program: Program, world: World, place: Place) -> Runner:
     from functools import partial
 
     from shardwright.backends.torch.session import run_program
-    from shardwright.passes.offload import Offload
+    from shardwright.passes.memory.offload import Offload
     from shardwright.passes.pipelines import explicit, run_passes
 
     compiled = explicit(run_passes(program, [Offload()]), place=place)
@@ -253,7 +253,7 @@ def compare(found: Array, wanted: Array) -> Difference:
     """
     import numpy as np
 
-    from shardwright.backends.validation import differences
+    from shardwright.backends.validation.validate import differences
 
     if not wanted.size:
         return Difference(0.0, 0.0)
@@ -327,14 +327,14 @@ def _with_checkpoint(
     By the mapping beside the program, or else by the checkpoint's config.
     """
     from shardwright.cli.output import map_beside
-    from shardwright.declared_packing import declared_packing, parts_of, stored_dtypes
+    from shardwright.compiling.declared_packing import declared_packing, parts_of, stored_dtypes
     from shardwright.ir.weight_source import read_whole
     from shardwright.models.architectures import describe
     from shardwright.models.checkpoint import CheckpointSource
     from shardwright.models.config import config_path, read_config
     from shardwright.models.weight_map import check_map, weight_map
-    from shardwright.passes.packed_weights import PackedWeights
     from shardwright.passes.pipelines import run_with_weights
+    from shardwright.passes.transformations.packed_weights import PackedWeights
 
     mapping = map_beside(file)
     if mapping is None:

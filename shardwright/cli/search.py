@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.cost.integer_program.problem import Problem
     from shardwright.cost.integer_program.solve import Solution
-    from shardwright.cost.program_cost import Cost
+    from shardwright.cost.programs.program_cost import Cost
     from shardwright.ir.program import Program
-    from shardwright.rewriting import Searched, Tried
+    from shardwright.searching.rewriting import RewriteSearchResult, TriedRewrite
 
 DEFAULT_SECONDS = 60.0
 
@@ -100,12 +100,12 @@ def _search_program(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from shardwright.cli.output import print_json, read_program, write_output
-    from shardwright.compiling import load, print_program
-    from shardwright.cost.constants import DATASHEET
+    from shardwright.compiling.compile_program import load, print_program
+    from shardwright.cost.hardware.constants import DATASHEET
     from shardwright.ir.diagnostics import located
     from shardwright.models.weight_map import map_path
-    from shardwright.next_best import explain
-    from shardwright.rewriting import search_rewrites
+    from shardwright.searching.next_best import explain
+    from shardwright.searching.rewriting import search_rewrites
 
     source = read_program(args.file)
 
@@ -142,7 +142,7 @@ def _search_program(args: argparse.Namespace) -> int:
     return 0
 
 
-def _found_json(searched: Searched, text: str) -> dict[str, Any]:
+def _found_json(searched: RewriteSearchResult, text: str) -> dict[str, Any]:
     found = searched.best
     return {
         "status": found.status,
@@ -181,7 +181,7 @@ def _found_json(searched: Searched, text: str) -> dict[str, Any]:
     }
 
 
-def _found_text(searched: Searched) -> str:
+def _found_text(searched: RewriteSearchResult) -> str:
     if any(each.found is None for each in searched.tried):
         first, *lines = searched.best.in_words("not proved, since a rewrite was not searched to its end").split("\n")
     else:
@@ -194,8 +194,8 @@ def _found_text(searched: Searched) -> str:
     return "\n".join(made + lines[2:])
 
 
-def _tried_text(tried: Tried) -> str:
-    from shardwright.cost.movements import duration_text
+def _tried_text(tried: TriedRewrite) -> str:
+    from shardwright.cost.movements.movement import duration_text
 
     name = tried.rewrite or "as it is"
     if tried.found is None:
@@ -210,7 +210,7 @@ def _tried_text(tried: Tried) -> str:
 def _compare(args: argparse.Namespace) -> int:
     """Two programs' kernels beside each other, those of one name in one line."""
     from shardwright.cli.output import load_program, print_json, read_program
-    from shardwright.cost.program_cost import cost_of
+    from shardwright.cost.programs.program_cost import cost_of
     from shardwright.ir.diagnostics import located
 
     chip, constants = chip_and_constants(args)
@@ -256,8 +256,8 @@ def _difference_text(
     costs: Sequence[dict[str, Cost]],
     rows: Sequence[tuple[str, str, str, float | None, float | None]],
 ) -> str:
-    from shardwright.cost.movements import duration_text
-    from shardwright.ir.text_table import text_table
+    from shardwright.cost.movements.movement import duration_text
+    from shardwright.ir.text.table import text_table
 
     def shown(seconds: float | None) -> str:
         return "" if seconds is None else duration_text(seconds)
@@ -281,7 +281,7 @@ def _solve_problem(args: argparse.Namespace) -> int:
     import time
 
     from shardwright.cli.output import print_json, write_output
-    from shardwright.cost.highs import import_solver
+    from shardwright.cost.integer_program.highs import import_solver
     from shardwright.cost.integer_program.json_format import read_problem
     from shardwright.cost.integer_program.solve import solve
 

@@ -29,7 +29,7 @@ def execute(args: argparse.Namespace) -> int:
 
     from shardwright.backends.targets.names import targets
     from shardwright.cli.output import print_json
-    from shardwright.ir.text_table import text_table
+    from shardwright.ir.text.table import text_table
 
     rows = targets()
     if args.json:

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
-from shardwright.cost.movements import duration_text
+from shardwright.cost.movements.movement import duration_text
 from shardwright.exporting.stored import Laid, laid_weights, refused
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops.contraction import Contract
@@ -25,10 +25,10 @@ from shardwright.ir.types import AnyPartial, Axes, OpenType, Shape, TensorType, 
 from shardwright.ir.walk import lets_in, map_program_values, map_sites, rename_operands
 
 if TYPE_CHECKING:
-    from shardwright.cost.objective import Objective
+    from shardwright.cost.choosing.objective import Objective
     from shardwright.ir.walk import Site
     from shardwright.models.weight_map import WeightMap
-    from shardwright.passes.found import Found
+    from shardwright.passes.compiling.found import SearchResult
 
 _FASTER = 1.01
 """A setting is named beside the nearest where that takes so many times as long."""
@@ -41,7 +41,7 @@ _FEATURES = ("X", "V", "K", "H", "G", "F")
 
 
 @dataclass(frozen=True)
-class Setting:
+class EngineSetting:
     """Weights split over the axes `tensor` of the mesh, the experts themselves where `experts`; the batch over the
     others. A table that tokens alone are looked up in is whole unless `table`."""
 
@@ -72,10 +72,10 @@ class Nearest:
     """The setting of an engine that comes nearest to a program, with the program found under it, and the predicted
     seconds of the program's own layouts; `fastest` is the best of all settings."""
 
-    setting: Setting
-    found: Found
+    setting: EngineSetting
+    found: SearchResult
     own_s: float
-    fastest: Setting
+    fastest: EngineSetting
     fastest_s: float
 
     @property
@@ -105,11 +105,11 @@ def nearest(
     itself, and no table that the output shares (`tied`). Raises a `DiagnosticError` where no setting fits the sizes and
     the memory of the chip.
     """
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.passes.choosing import search
+    from shardwright.cost.programs.program_cost import cost_of
+    from shardwright.passes.compiling.choosing import search
 
     plain = replace(program, funcs=tuple(without_movements(program, func) for func in program.funcs))
-    found: list[tuple[tuple[float, int, float], Setting, Found]] = []
+    found: list[tuple[tuple[float, int, float], EngineSetting, SearchResult]] = []
     first: DiagnosticError | None = None
     for setting in _settings(program, tables=(True, False) if as_plan and not tied else (True,)):
         if as_plan and setting.copies(program.mesh) > 1:
@@ -147,13 +147,15 @@ def _distance(own: Program, made: Program) -> tuple[float, int]:
     return round(apart, 3), sum(before.type != after.type for before, after in pairs)
 
 
-def _settings(program: Program, tables: Sequence[bool]) -> Iterator[Setting]:
+def _settings(program: Program, tables: Sequence[bool]) -> Iterator[EngineSetting]:
     mesh = program.mesh
     has_experts = any("X" in value.shape.names for value in program.weights)
     for count in range(len(mesh), -1, -1):
         for tensor in combinations(mesh.axes, count):
             experts = (False, True) if has_experts and tensor else (False,)
-            yield from (Setting(tensor, each, table) for each in experts for table in (tables if tensor else (True,)))
+            yield from (
+                EngineSetting(tensor, each, table) for each in experts for table in (tables if tensor else (True,))
+            )
 
 
 # ---------------------------------------------------------------- a program under a setting
@@ -180,7 +182,7 @@ _PLAIN = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "
 
 
 def under(
-    program: Program, setting: Setting, *, whole_heads: bool = False, whole_tables: bool = False
+    program: Program, setting: EngineSetting, *, whole_heads: bool = False, whole_tables: bool = False
 ) -> Program | None:
     """The program with weights, state, edges and the residual stream as an engine lays them out, and layouts left open
     within; None where sizes do not divide."""
@@ -228,7 +230,7 @@ def _laid(shape: Shape, splits: Mapping[str, Axes]) -> TensorType:
 
 
 def _weight_splits(
-    shape: Shape, setting: Setting, mesh: Mapping[str, int], *, whole_heads: bool
+    shape: Shape, setting: EngineSetting, mesh: Mapping[str, int], *, whole_heads: bool
 ) -> dict[str, Axes] | None:
     """The axes that split each dimension of a weight or a cache; None where an engine could not divide it."""
     names = shape.names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwright.ir.diagnostics import NOWHERE, fault
 
 if TYPE_CHECKING:
-    from shardwright.cost.objective import Objective
+    from shardwright.cost.choosing.objective import Objective
     from shardwright.exporting.engines import Nearest
     from shardwright.ir.program import Program
     from shardwright.models.weight_map import WeightMap
@@ -46,7 +46,7 @@ def export(
     Engines have few settings: the nearest is taken, with what it takes beyond the program (`Exported.nearest`).
     Raises a `DiagnosticError` where the tool has no equivalent.
     """
-    from shardwright.compiling import explicit
+    from shardwright.compiling.compile_program import explicit
 
     if to not in FORMATS:
         raise fault("unknown-format", f"no format is called {to}; there are {', '.join(FORMATS)}", NOWHERE)
@@ -70,8 +70,8 @@ def export(
 
 
 def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, solver: str) -> Objective:
-    from shardwright.cost.chips import REFERENCE, load_chip
-    from shardwright.cost.objective import Objective
+    from shardwright.cost.choosing.objective import Objective
+    from shardwright.cost.hardware.chips import REFERENCE, load_chip
 
     name = chip or program.chip
     found = load_chip(name) if name else REFERENCE

@@ -16,7 +16,7 @@ from shardwright.ir.types import TensorType
 from shardwright.ir.walk import lets_in
 
 if TYPE_CHECKING:
-    from shardwright.backends.digit_factors import Digits
+    from shardwright.backends.simulation.digit_factors import Digits
     from shardwright.ir.program import Func, Program, Value
     from shardwright.ir.types import Axes
     from shardwright.models.weight_map import WeightMap

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.models.weight_map import NUMBERED, extents, numbered, word_of
-from shardwright.models.weights import Part, dims_of
+from shardwright.models.weights import TensorRange, dims_of
 
 if TYPE_CHECKING:
-    from shardwright.backends.jax.edges import Edge, ProgramEdges
+    from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
     from shardwright.ir.program import Program
     from shardwright.ir.types import Axes
-    from shardwright.models.weight_map import Entry, WeightMap
+    from shardwright.models.weight_map import WeightEntry, WeightMap
 
 _SAFE = re.compile(rf"([A-Za-z0-9_.\-/]|{NUMBERED.pattern})+")
 """Names that may stand in the code that is written."""
@@ -89,7 +89,7 @@ def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | Non
     return list(found.values())
 
 
-def _laid(name: str, entry: Entry, edge: Edge, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> Laid:
+def _laid(name: str, entry: WeightEntry, edge: EdgeArray, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> Laid:
     if not _SAFE.fullmatch(entry.tensor):
         raise refused(f"{entry.tensor!r}, of which {name} is made, is no name of a tensor", "mend OUT.weights.json")
     split = dict(zip(entry.dims, edge.axes, strict=True))
@@ -109,7 +109,7 @@ def _laid(name: str, entry: Entry, edge: Edge, sizes: Mapping[str, int], mesh: M
 def _group_axes(
     name: str,
     tensor: str,
-    group: Sequence[str | Part],
+    group: Sequence[str | TensorRange],
     split: Mapping[str, Axes],
     sizes: Mapping[str, int],
     mesh: Mapping[str, int],
@@ -120,7 +120,7 @@ def _group_axes(
     whole_before = True
     for item, size in zip(group, extents(group, sizes), strict=True):
         over = tuple(axis for dim in dims_of(item) for axis in split[dim])
-        if over and (isinstance(item, Part) or not whole_before):
+        if over and (isinstance(item, TensorRange) or not whole_before):
             raise refused(
                 f"{name}: chips hold several pieces of a dimension of {tensor}, which is made of "
                 f"{' '.join(map(_item_text, group))}",
@@ -131,7 +131,7 @@ def _group_axes(
     return tuple(made)
 
 
-def _item_text(item: str | Part) -> str:
+def _item_text(item: str | TensorRange) -> str:
     return item if isinstance(item, str) else f"{item.start}:{item.stop} of {item.size}"
 
 

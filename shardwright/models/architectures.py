@@ -9,7 +9,15 @@ from typing import Literal, cast
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
 from shardwright.models.config import Config, shown
-from shardwright.models.description import Attention, Experts, Feedforward, Learned, Model, Norm, Rotary
+from shardwright.models.description import (
+    AttentionSpec,
+    Experts,
+    Feedforward,
+    LearnedPositions,
+    Model,
+    Norm,
+    RotarySpec,
+)
 from shardwright.models.pieces import activation, even_attention, grouped_attention, rotary
 
 
@@ -183,7 +191,7 @@ def gptj(config: Config) -> Model:
         hidden=hidden,
         layers=config.whole("n_layer"),
         norm=_layernorm(config, "layer_norm_epsilon"),
-        positions=Rotary(10000.0, "gptj", _rotated(config.whole("rotary_dim", 64), attention.head_dim)),
+        positions=RotarySpec(10000.0, "gptj", _rotated(config.whole("rotary_dim", 64), attention.head_dim)),
         attention=attention,
         feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
         parallel=True,
@@ -242,7 +250,7 @@ def opt(config: Config) -> Model:
         hidden=hidden,
         layers=config.whole("num_hidden_layers"),
         norm=Norm("layernorm", 1e-5, offset=affine, scale="weight" if affine else "none"),
-        positions=Learned(longest, skipped=2),
+        positions=LearnedPositions(longest, skipped=2),
         attention=even_attention(hidden, heads, heads, bias=bias),
         feedforward=Feedforward(config.whole("ffn_dim"), act, gated=False, bias=bias),
         parallel=False,
@@ -491,7 +499,7 @@ def _gpt2_like(config: Config, architecture: str, kv_heads: int, fused: Literal[
         hidden=hidden,
         layers=config.whole("n_layer"),
         norm=_layernorm(config, "layer_norm_epsilon"),
-        positions=Learned(longest),
+        positions=LearnedPositions(longest),
         attention=attention,
         feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
         parallel=False,
@@ -549,7 +557,7 @@ def _gemma_with_windows(config: Config, architecture: str, period: int) -> Model
     )
 
 
-def _with_qwens_window(config: Config, attention: Attention, layers: int) -> Attention:
+def _with_qwens_window(config: Config, attention: AttentionSpec, layers: int) -> AttentionSpec:
     """Qwen's layers from `max_window_layers` on have a window, where the config does not say which."""
     if not config.flag("use_sliding_window", False):
         return attention
@@ -557,7 +565,7 @@ def _with_qwens_window(config: Config, attention: Attention, layers: int) -> Att
     return _with_window(config, attention, [layer >= first for layer in range(layers)])
 
 
-def _with_window(config: Config, attention: Attention, sliding: list[bool]) -> Attention:
+def _with_window(config: Config, attention: AttentionSpec, sliding: list[bool]) -> AttentionSpec:
     """Attention with the config's `sliding_window` in the layers that its `layer_types` name, or in `sliding` ones."""
     window = _absent_or(config, "sliding_window", 4096)
     given: object = config.keys.get("layer_types")

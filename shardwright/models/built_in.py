@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
-from shardwright.models.description import Attention, Feedforward, Learned, Model, Norm, Rotary
+from shardwright.models.description import AttentionSpec, Feedforward, LearnedPositions, Model, Norm, RotarySpec
 
 _FOLDER = Path(__file__).parent / "builtin"
 _MODULES = (
@@ -67,7 +67,7 @@ def _built(name: str) -> BuiltIn:
     rows = _tables()[name]
     heads, head_dim = rows["heads"], rows["head_dim"]
     bias, layernorm = rows.get("bias", False), rows["norm"] == "layernorm"
-    positions = Learned(rows["longest"]) if rows["positions"] == "learned" else Rotary(10000.0, "neox")
+    positions = LearnedPositions(rows["longest"]) if rows["positions"] == "learned" else RotarySpec(10000.0, "neox")
     model = Model(
         name,
         vocab=rows["vocab"],
@@ -75,7 +75,7 @@ def _built(name: str) -> BuiltIn:
         layers=rows["layers"],
         norm=Norm(rows["norm"], 1e-5, offset=layernorm and bias),
         positions=positions,
-        attention=Attention(heads, rows["kv_heads"], head_dim, head_dim**-0.5, bias, bias),
+        attention=AttentionSpec(heads, rows["kv_heads"], head_dim, head_dim**-0.5, bias, bias),
         feedforward=Feedforward(rows["feedforward"], rows["activation"], rows["gated"], bias),
         parallel=rows["parallel"],
         tied=rows["tied"],

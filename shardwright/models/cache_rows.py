@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardwright.models.value_types import Rows, ValueTypes
+from shardwright.models.value_types import SequenceRows, ValueTypes
 
 
-def restart(rows: Rows) -> list[str]:
+def restart(rows: SequenceRows) -> list[str]:
     """Sets how many tokens of each row are in the cache: 0 frees the row, fewer than there are takes the last back."""
     batch, pos = rows.dim, rows.position
     return [

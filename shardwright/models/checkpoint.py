@@ -17,8 +17,8 @@ from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange, read_whole
 from shardwright.models.safetensors_files import TensorFile, open_files
-from shardwright.models.weight_map import Entry, WeightMap, extents
-from shardwright.models.weights import Part, dims_of
+from shardwright.models.weight_map import WeightEntry, WeightMap, extents
+from shardwright.models.weights import TensorRange, dims_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,7 +118,7 @@ class CheckpointSource:
                 at += (stop - start) * row
         return made
 
-    def _fill(self, target: NDArray[Any], tensor: str, entry: Entry, box: Mapping[str, slice]) -> None:
+    def _fill(self, target: NDArray[Any], tensor: str, entry: WeightEntry, box: Mapping[str, slice]) -> None:
         """Copies what of a tensor is in the box to `target`, which has a dimension for each item of `entry.stored`."""
         groups = [_Group.of(group, self._mapping.sizes, box) for group in entry.stored]
         local = [box_shape(group.box) for group in groups]
@@ -171,11 +171,11 @@ class _Group:
     box: Index
 
     @staticmethod
-    def of(group: Sequence[str | Part], sizes: Mapping[str, int], box: Mapping[str, slice]) -> _Group:
+    def of(group: Sequence[str | TensorRange], sizes: Mapping[str, int], box: Mapping[str, slice]) -> _Group:
         counts, size = extents(group, sizes), math.prod(extents(group, sizes))
         taken = tuple(_taken(item, box) for item in group)
         first = group[0] if group else ""
-        if isinstance(first, Part) and len(first.dims) > 1:
+        if isinstance(first, TensorRange) and len(first.dims) > 1:
             inner, start = math.prod(counts[1:]), first.start
             counts = [*(sizes[dim] for dim in first.dims), *counts[1:]]
             return _Group(size, start * inner, counts, (*(box[dim] for dim in first.dims), *taken[1:]))
@@ -195,7 +195,7 @@ class _Group:
         return found
 
 
-def _taken(item: str | Part, box: Mapping[str, slice]) -> slice:
+def _taken(item: str | TensorRange, box: Mapping[str, slice]) -> slice:
     """The part of an item of a stored dimension that is wanted."""
     if isinstance(item, str):
         return box[item]
@@ -204,7 +204,7 @@ def _taken(item: str | Part, box: Mapping[str, slice]) -> slice:
     return slice(item.start + box[item.dims[0]].start, item.start + box[item.dims[0]].stop)
 
 
-def _as_stored(target: NDArray[Any], entry: Entry) -> NDArray[Any]:
+def _as_stored(target: NDArray[Any], entry: WeightEntry) -> NDArray[Any]:
     """A view of a weight's array, without the stacked dimensions, with a dimension for each item, in their order."""
     import numpy as np
 

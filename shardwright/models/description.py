@@ -61,7 +61,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RotarySpec:
     """Rotary position embedding (Su et al. 2021); `rotated` elements of a head turn, all of them where 0, and become
     `magnitude` times as long."""
 
@@ -73,7 +73,7 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedPositions:
     """A learned vector for each of `size` positions, added to the embeddings.
 
     The checkpoint's table has `skipped` rows before that of position 0.
@@ -84,7 +84,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionSpec:
     """Causal self-attention; `kv_heads` is 1 in multiquery attention (Shazeer 2019), `heads` in multihead.
 
     Scores s are multiplied by `scale` before the softmax, and under a `softcap` c become c tanh(s / c). `head_norm` is
@@ -202,8 +202,8 @@ class Model:
     hidden: int
     layers: int
     norm: Norm
-    positions: Rotary | Learned
-    attention: Attention
+    positions: RotarySpec | LearnedPositions
+    attention: AttentionSpec
     feedforward: Feedforward
     parallel: bool
     tied: bool
@@ -217,15 +217,15 @@ class Model:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     residual_scale: float = 1.0
-    local: Rotary | None = None
+    local: RotarySpec | None = None
     transposed: bool = False
     modules: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     ignored: tuple[str, ...] = ()
     longest_key: str = "max_position_embeddings"
 
     @property
-    def rotary(self) -> Rotary | None:
-        return self.positions if isinstance(self.positions, Rotary) else None
+    def rotary(self) -> RotarySpec | None:
+        return self.positions if isinstance(self.positions, RotarySpec) else None
 
     @property
     def computes_frequencies(self) -> bool:
@@ -257,12 +257,12 @@ class Model:
             made["W"] = self.embedding_size
         if self.feedforward.experts is not None:
             made |= {"X": self.feedforward.experts.number, "A": self.feedforward.experts.chosen}
-        if isinstance(positions, Learned):
+        if isinstance(positions, LearnedPositions):
             made["P"] = positions.size
         if attention.query_dims == ("K", "G"):
             made |= {"K": attention.kv_heads, "G": attention.groups}
         else:
             made["H"] = attention.heads
-        if isinstance(positions, Rotary) and self.computes_frequencies:
+        if isinstance(positions, RotarySpec) and self.computes_frequencies:
             made["R"] = (positions.rotated or attention.head_dim) // 2
         return made | {"D": attention.head_dim}

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.cache_rows import adopt, restart
-from shardwright.models.description import Learned, Model
+from shardwright.models.description import LearnedPositions, Model
 from shardwright.models.experts import real_tokens
 from shardwright.models.header import header
 from shardwright.models.layers import Layer, number, of_layers
-from shardwright.models.layouts import AttentionOver, Layout, Preset, fit_layouts
+from shardwright.models.layouts import AttentionOver, Preset, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
-from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, Rows, ValueTypes
+from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, SequenceRows, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
@@ -25,7 +25,7 @@ FILLING = ("prefill", "score")
 
 
 @dataclass(frozen=True)
-class Request:
+class ProgramRequest:
     """The request of a program to write of a model.
 
     `layout` is the preset of the stored weights and of the forward pass, or of decode; `prefill_layout` that of
@@ -53,13 +53,13 @@ class Request:
     cache_format: CacheFormat | None = None
 
 
-def model_program(model: Model, request: Request) -> tuple[str, Layout]:
+def model_program(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout]:
     """The text of the program, formatted, and the layout of its weights as it was fitted. See `model_text`."""
     text, layout = model_text(model, request)
     return formatted(text), layout
 
 
-def model_text(model: Model, request: Request) -> tuple[str, Layout]:
+def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout]:
     """The text of the program as it is put together, and the layout of its weights as it was fitted.
 
     Without a cache `func forward(ids: int32 BL) -> f32 BLV` gives logits at every position, positions counted from 0.
@@ -149,7 +149,7 @@ def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
     return f"{dim}={size}" + (f" order {' '.join(order)}" if order else "")
 
 
-def _token_groups(model: Model, request: Request, rows: Mapping[str, Rows]) -> dict[str, TokenGroups]:
+def _token_groups(model: Model, request: ProgramRequest, rows: Mapping[str, SequenceRows]) -> dict[str, TokenGroups]:
     """The groups of each function, that of one token for each row first; none where tokens are not sent to experts."""
     experts = model.feedforward.experts
     if experts is None or request.experts == "replicated":
@@ -172,8 +172,8 @@ def _state(types: ValueTypes) -> list[str]:
 def formatted(text: str) -> str:
     """A program's text as `fmt` writes it."""
     from shardwright.ir.diagnostics import Source
-    from shardwright.ir.format import format_module
-    from shardwright.ir.parser import parse
+    from shardwright.ir.text.format import format_module
+    from shardwright.ir.text.parser import parse
 
     return format_module(parse(Source("<import>", text)))
 
@@ -267,7 +267,7 @@ class _Function:
         """`x`: the residual stream before the first layer."""
         model, residual = self.model, self.types.residual
         looked_up = "lookup[V](embed, ids)"
-        learned = isinstance(model.positions, Learned)
+        learned = isinstance(model.positions, LearnedPositions)
         if not (learned or model.embedding_size is not None or model.embedding_scale != 1.0):
             return [f"  x: {residual} = {looked_up}"]
         lines, made = [f"  tokens = {looked_up}"], "tokens"

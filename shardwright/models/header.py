@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 
 from shardwright.ir.mesh import Mesh
-from shardwright.models.description import Learned, Model
+from shardwright.models.description import LearnedPositions, Model
 from shardwright.models.layers import capital
-from shardwright.models.layouts import Layout, Role
+from shardwright.models.layouts import PresetLayout, Role
 
 
-def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, cached: bool) -> list[str]:
+def header(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh, *, cached: bool) -> list[str]:
     """Comment lines. `layouts` are those of the functions, by their names, the one that stores the weights first."""
     stored = layouts[0][1]
     whole = "the whole forward pass" if not cached else f"{_listed([name for name, _ in layouts])} with a KV cache"
@@ -36,7 +36,7 @@ def header(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh, *, c
     return [line for paragraph in paragraphs for line in _comment(paragraph)]
 
 
-def _choices(model: Model, layouts: Sequence[tuple[str, Layout]], mesh: Mesh) -> list[str]:
+def _choices(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh) -> list[str]:
     """How attention and experts are split, and what could not be."""
     stored = layouts[0][1]
     return [
@@ -54,21 +54,21 @@ def _pieces(model: Model) -> list[str]:
     if model.norms in where:
         blocks += f" with norms {where[model.norms]}"
     tied = "tied embeddings" if model.tied else "separate embeddings of input and output"
-    if isinstance(model.positions, Learned):
+    if isinstance(model.positions, LearnedPositions):
         tied += ", learned positions"
     return [blocks, model.norm.title, model.attention.title, model.feedforward.title, tied]
 
 
-def _where(model: Model, layout: Layout, mesh: Mesh) -> str:
+def _where(model: Model, layout: PresetLayout, mesh: Mesh) -> str:
     return f"{_residual(layout)}; {_weights(model, layout, mesh)}"
 
 
-def _residual(layout: Layout) -> str:
+def _residual(layout: PresetLayout) -> str:
     splits = [_splits("B", layout.batch), _splits("E", layout.residual)]
     return f"the residual stream is split {', '.join(filter(None, splits)) or 'over no axis'}"
 
 
-def _weights(model: Model, layout: Layout, mesh: Mesh) -> str:
+def _weights(model: Model, layout: PresetLayout, mesh: Mesh) -> str:
     split = layout.split
     heads = tuple(axis for dim in model.attention.query_dims for axis in split(Role.HEADS, dim))
     weights = [
@@ -83,7 +83,7 @@ def _weights(model: Model, layout: Layout, mesh: Mesh) -> str:
     return f"weights are split {', '.join(filter(None, weights)) or 'over no axis'}; {tables}"
 
 
-def _by_attention(layouts: Sequence[tuple[str, Layout]]) -> list[tuple[str, Layout]]:
+def _by_attention(layouts: Sequence[tuple[str, PresetLayout]]) -> list[tuple[str, PresetLayout]]:
     """The layouts of attention that differ, each once."""
     return [item for at, item in enumerate(layouts) if item[1].attention not in [a.attention for _, a in layouts[:at]]]
 
@@ -92,14 +92,14 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _attention(layout: Layout) -> list[str]:
+def _attention(layout: PresetLayout) -> list[str]:
     if layout.attention is None:
         return []
     splits = [_splits(dim, axes) for dim, axes in layout.attention.items()]
     return [f"Attention is split {', '.join(filter(None, splits)) or 'over no axis'}."]
 
 
-def _experts(layouts: Sequence[tuple[str, Layout]]) -> list[str]:
+def _experts(layouts: Sequence[tuple[str, PresetLayout]]) -> list[str]:
     """How tokens come to experts that they are sent to, in each function."""
     axes = layouts[0][1].experts
     if axes is None:
@@ -111,7 +111,7 @@ def _experts(layouts: Sequence[tuple[str, Layout]]) -> list[str]:
     return [" ".join(made)]
 
 
-def _whole_keys(model: Model, layout: Layout, mesh: Mesh) -> list[str]:
+def _whole_keys(model: Model, layout: PresetLayout, mesh: Mesh) -> list[str]:
     """The lines to be said of keys and values that have fewer heads than the mesh could split."""
     attention = model.attention
     queries = [axis for dim in attention.query_dims for axis in layout.split(Role.HEADS, dim)]
@@ -134,7 +134,7 @@ def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
         "J groups of M rows and O of Q positions, S tokens of a group, C slots of an expert for it, Z of all"
         if sent
         else "",
-        "P learned positions" if isinstance(model.positions, Learned) else "",
+        "P learned positions" if isinstance(model.positions, LearnedPositions) else "",
         "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
         "D elements of a head",
         "R pairs of elements that turn" if model.computes_frequencies else "",

@@ -14,7 +14,7 @@ from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.description import Model
-from shardwright.models.forward import PHASES, Request, formatted, model_text
+from shardwright.models.forward import PHASES, ProgramRequest, formatted, model_text
 from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.tp_plan import read_plan
@@ -26,7 +26,7 @@ _TORCH_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """A model as a program: its text, the mapping of its weights, and what the layout had to leave whole."""
 
     model: Model
@@ -56,7 +56,7 @@ def import_model(
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
     cache_format: CacheFormat | None = None,
-) -> Imported:
+) -> ImportedModel:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`, or as the JSON
     file of that name says, a tensor-parallel plan of `transformers` (`models.tp_plan`).
 
@@ -110,12 +110,12 @@ def import_model(
             NOWHERE,
             "split q_proj, k_proj, v_proj and o_proj, or leave out --cache",
         )
-    request = Request(
+    request = ProgramRequest(
         chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity,
         cache_format=cache_format,
     )  # fmt: skip
     text, fitted = model_text(model, request)
-    return Imported(model, text, weight_map(model), fitted.dropped)
+    return ImportedModel(model, text, weight_map(model), fitted.dropped)
 
 
 def checkpoint_dtype(config: Config) -> DType:

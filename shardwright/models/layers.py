@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import groupby, pairwise
 
 from shardwright.ir.types import DType
-from shardwright.models.description import Model, Norm, Rotary
+from shardwright.models.description import Model, Norm, RotarySpec
 from shardwright.models.experts import replicated, returned, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
@@ -265,7 +265,7 @@ def _among(flags: Sequence[bool]) -> str:
     return reduce(lambda a, b: f"logical_or({a}, {b})", ranges)
 
 
-def _frequencies(model: Model, name: str, rotary: Rotary, positions: int) -> list[str]:
+def _frequencies(model: Model, name: str, rotary: RotarySpec, positions: int) -> list[str]:
     pairs = rotary.rotated or model.attention.head_dim
     plain, scaling = f"exp(r * {number(-2 * math.log(rotary.base) / pairs)})", rotary.scaling
     comment = f"  # The frequencies of the rotary embedding: {number(rotary.base)}^(-2r/{pairs})"

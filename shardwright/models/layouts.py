@@ -26,7 +26,7 @@ from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.mesh import Mesh
-from shardwright.models.description import Attention
+from shardwright.models.description import AttentionSpec
 from shardwright.models.token_groups import TokenGroups
 
 AttentionOver = Literal["head", "batch", "positions"]
@@ -106,7 +106,7 @@ _OPEN = Preset({**dict.fromkeys(Role, Axes.NONE), Role.VOCAB: Axes.ALL}, residua
 
 
 @dataclass(frozen=True)
-class Layout:
+class PresetLayout:
     """A preset fitted to a mesh and to the sizes of a model.
 
     `stored` gives for each role, and dimension that has it, the axes that split the dimension in a stored weight;
@@ -163,13 +163,13 @@ def fit_layouts(
     names: Sequence[str | Preset],
     mesh: Mesh,
     sizes: Mapping[str, int],
-    attends: Attention,
+    attends: AttentionSpec,
     attention: AttentionOver | None = None,
     *,
     cached: bool = False,
     batches: Sequence[str] | None = None,
     groups: Sequence[TokenGroups] = (),
-) -> tuple[Layout, ...]:
+) -> tuple[PresetLayout, ...]:
     """The presets, by name or given, on this mesh, for the functions of one program, whose dimensions have these
     sizes; `batches` are the dimension of each function's sequences, B where None.
 
@@ -225,7 +225,7 @@ def fit_layouts(
         place(("T",), [axis for axis in mesh.axes if homes[heads[0]].get(axis) not in attends.key_dims])
     place(("V",), stored(Role.VOCAB, Role.TABLE))
 
-    made: list[Layout] = []
+    made: list[PresetLayout] = []
     for i, (name, own, rows) in enumerate(zip(names, presets, batches, strict=True)):
         axes = {
             (role, dim): tuple(a for a in own.weights[role].of(mesh) if homes[group].get(a) == dim)
@@ -252,7 +252,7 @@ def fit_layouts(
             sent = _axes_of_groups(groups[i], experts, homes[rows], mesh)
             sent["E"] = tuple(a for a in homes["E"] if all(a not in axes for axes in sent.values()))
         label = name if isinstance(name, str) else name.name
-        made.append(Layout(label, axes, batch, residual, over, tuple(dropped), experts, sent))
+        made.append(PresetLayout(label, axes, batch, residual, over, tuple(dropped), experts, sent))
     for other in made[1:]:
         if other.stored != made[0].stored:
             raise fault(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models.config import Config, shown
-from shardwright.models.description import Attention, Blend, Norm, Rotary, Scaling
+from shardwright.models.description import AttentionSpec, Blend, Norm, RotarySpec, Scaling
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -37,7 +37,7 @@ def activation(config: Config, default: str, key: str = "hidden_act") -> str:
 
 def grouped_attention(
     config: Config, head_norm: Norm | None = None, *, head_dim: int | None = None, kv_heads: int | None = None
-) -> Attention:
+) -> AttentionSpec:
     """Attention with `num_key_value_heads` heads of keys and values, scores over the root of the head's size.
 
     `head_dim` and `kv_heads` are for configs without the keys; null means the size over the heads, and all heads.
@@ -59,19 +59,19 @@ def grouped_attention(
         )
     size = config.whole("head_dim", absent or hidden // heads)
     bias = config.flag("attention_bias", False)
-    return Attention(heads, kv_heads, size, size**-0.5, bias, bias, head_norm)
+    return AttentionSpec(heads, kv_heads, size, size**-0.5, bias, bias, head_norm)
 
 
 def even_attention(
     hidden: int, heads: int, kv_heads: int, *, bias: bool = False, fused: Literal["", "by head", "in turn"] = ""
-) -> Attention:
+) -> AttentionSpec:
     """Attention whose heads share the hidden size evenly."""
     for size, what in ((hidden, "hidden size"), (heads, "number of attention heads")):
         by, of = (heads, "heads") if size == hidden else (kv_heads, "heads of keys and values")
         if size % by:
             raise fault("bad-config", f"the {what}, {size}, is not a multiple of the {by} {of}")
     size = hidden // heads
-    return Attention(heads, kv_heads, size, size**-0.5, bias, bias, fused=fused)
+    return AttentionSpec(heads, kv_heads, size, size**-0.5, bias, bias, fused=fused)
 
 
 def rotary(
@@ -82,7 +82,7 @@ def rotary(
     *,
     part: float | None = None,
     kind: str = "",
-) -> Rotary:
+) -> RotarySpec:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older configs.
 
     Of all `head_dim` elements of a head, or where `part` is given of that share of them, unless the config gives it.
@@ -104,7 +104,7 @@ def rotary(
         if rotated % 2 or not 0 < rotated <= head_dim:
             raise fault("bad-config", f"rotary embeddings turn pairs, and {part:g} of {head_dim} elements is {rotated}")
     scaling, magnitude = _scaling(config, keys, of, base, rotated)
-    return Rotary(base, style, 0 if rotated == head_dim else rotated, scaling, magnitude)
+    return RotarySpec(base, style, 0 if rotated == head_dim else rotated, scaling, magnitude)
 
 
 def _scaling(config: Config, keys: Config, of: str, base: float, elements: int) -> tuple[Scaling | None, float]:

@@ -9,7 +9,7 @@ from typing import Literal
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
-from shardwright.models.layouts import Layout, Role
+from shardwright.models.layouts import PresetLayout, Role
 from shardwright.models.token_groups import TokenGroups
 from shardwright.models.weights import Weight
 
@@ -18,7 +18,7 @@ CacheFormat = Literal["int8"]
 
 
 @dataclass(frozen=True)
-class Rows:
+class SequenceRows:
     """The sequences that a function works on: their dimension, their KV cache, and how much of it is filled."""
 
     dim: str = "B"
@@ -27,10 +27,10 @@ class Rows:
     position: str = "pos"
 
 
-SEQUENCES = Rows()
+SEQUENCES = SequenceRows()
 """Those that decode continues, and prefill too where nothing else is asked."""
 
-PROMPTS = Rows("B1", "k1", "v1", "pos1")
+PROMPTS = SequenceRows("B1", "k1", "v1", "pos1")
 """Those of a prefill with rows of its own, from which decode's adopt their caches."""
 
 
@@ -39,27 +39,27 @@ class ValueTypes:
     """Texts of types. `dtype` is that of weights and activations; scores and logits are f32."""
 
     model: Model
-    layout: Layout
+    layout: PresetLayout
     mesh: Mesh
     dtype: DType
-    rows: Rows = SEQUENCES
+    rows: SequenceRows = SEQUENCES
     groups: TokenGroups | None = None
     cache_format: CacheFormat | None = None
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
-        from shardwright.ir.format import format_type
-        from shardwright.ir.syntax import Row, RowDim, TypeExpr
+        from shardwright.ir.text.format import format_type
+        from shardwright.ir.text.syntax import LayoutRow, RowDim, TypeExpr
 
-        row = Row(tuple(RowDim(dim, self.mesh.sorted(axes.get(dim, ()))) for dim in dims))
+        row = LayoutRow(tuple(RowDim(dim, self.mesh.sorted(axes.get(dim, ()))) for dim in dims))
         return format_type(TypeExpr(str(dtype), row))
 
     def hole(self, dims: Sequence[str], dtype: DType | None = None) -> str:
         """The type with these dimensions and a layout that is left open."""
-        from shardwright.ir.format import format_type
-        from shardwright.ir.syntax import Row, RowDim, TypeExpr
+        from shardwright.ir.text.format import format_type
+        from shardwright.ir.text.syntax import LayoutRow, RowDim, TypeExpr
 
-        return format_type(TypeExpr(str(dtype or self.dtype), Row(tuple(RowDim(dim) for dim in dims), open=True)))
+        return format_type(TypeExpr(str(dtype or self.dtype), LayoutRow(tuple(RowDim(dim) for dim in dims), open=True)))
 
     # ------------------------------------------------------------ weights
 

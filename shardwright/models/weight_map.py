@@ -16,7 +16,7 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
-from shardwright.models.weights import Part, Stored, dims_of, model_weights
+from shardwright.models.weights import Stored, TensorRange, dims_of, model_weights
 
 FORMAT = "shardwright weights 1"
 SUFFIX = ".weights.json"
@@ -30,7 +30,7 @@ _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Entry:
+class WeightEntry:
     """One weight: its dimensions, and how each tensor that it is made of is stored.
 
     A tensor's array has a dimension for each group of `stored`, the product of the group's sizes (1 for none).
@@ -76,9 +76,9 @@ def numbered(name: str, numbers: Mapping[str, int]) -> str:
     return NUMBERED.sub(lambda match: str(int(match[1] or 1) * numbers[match[2]] + int(match[3] or 0)), name)
 
 
-def extents(group: Sequence[str | Part], sizes: Mapping[str, int]) -> list[int]:
+def extents(group: Sequence[str | TensorRange], sizes: Mapping[str, int]) -> list[int]:
     """The sizes of the dimensions and parts of a stored dimension."""
-    return [item.size if isinstance(item, Part) else sizes[item] for item in group]
+    return [item.size if isinstance(item, TensorRange) else sizes[item] for item in group]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class WeightMap:
 
     architecture: str
     sizes: Mapping[str, int]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, WeightEntry]
     ignored: tuple[str, ...] = ()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class WeightMap:
 def weight_map(model: Model) -> WeightMap:
     """The mapping of a model's checkpoint, the same for every layout."""
     weights = model_weights(model)
-    entries = {weight.name: Entry(weight.dims, weight.stored, weight.tensor) for weight in weights}
+    entries = {weight.name: WeightEntry(weight.dims, weight.stored, weight.tensor) for weight in weights}
     sizes = {name: size for name, size in model.sizes(1, 1).items() if isinstance(size, int)}
     used = {dim for weight in weights for dim in weight.dims}
     tied = (f"{model.modules['unembed']}.weight",) if model.tied else ()
@@ -136,7 +136,7 @@ def to_json(mapping: WeightMap) -> str:
     )
 
 
-def _item_json(item: str | Part) -> object:
+def _item_json(item: str | TensorRange) -> object:
     """A dimension by its name; a part as `{"of": 6, "take": [0, 4], "as": "G"}`, without "as" where it is one index,
     with a list where it has several dimensions."""
     if isinstance(item, str):
@@ -181,7 +181,7 @@ def _parsed(value: object) -> WeightMap:
     return WeightMap(architecture, sizes, entries, _texts(top.get("ignored", []), "ignored"))
 
 
-def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
+def _entry(name: str, value: object, sizes: Mapping[str, int]) -> WeightEntry:
     if not is_valid_name(name):
         raise _wrong(f"weights: {shown(name)} cannot be the name of a weight")
     keys = _object(value, name)
@@ -200,7 +200,7 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
         letter = next(letter for letter, word in STACKED.items() if word == match[2])
         if not any(word_of(dim) == match[2] for dim in dims):
             raise _wrong(f"{name}: {match[0]} stands in the tensor's name, and dims have no {letter}")
-    entry = Entry(dims, stored, tensor)
+    entry = WeightEntry(dims, stored, tensor)
     parts = [dim for group in stored for item in group for dim in dims_of(item)]
     if len(set(dims)) != len(dims) or sorted(parts) != sorted(dim for dim in dims if dim not in entry.stacked):
         held = " ".join(dim for dim in dims if dim not in entry.stacked)
@@ -208,11 +208,11 @@ def _entry(name: str, value: object, sizes: Mapping[str, int]) -> Entry:
     return entry
 
 
-def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | Part, ...]:
+def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | TensorRange, ...]:
     if not isinstance(value, list):
         raise _wrong(f"{what} is {shown(value)}, not a list of texts")
     items = cast("list[object]", value)
-    made: list[str | Part] = []
+    made: list[str | TensorRange] = []
     for item in items:
         if isinstance(item, dict):
             part = _part(cast("dict[str, object]", item), what, sizes)
@@ -226,7 +226,7 @@ def _group(value: object, what: str, sizes: Mapping[str, int]) -> tuple[str | Pa
     return tuple(made)
 
 
-def _part(keys: Mapping[str, object], what: str, sizes: Mapping[str, int]) -> Part:
+def _part(keys: Mapping[str, object], what: str, sizes: Mapping[str, int]) -> TensorRange:
     size, take, named = keys.get("of"), keys.get("take"), keys.get("as")
     bounds = cast("list[object]", take) if isinstance(take, list) else []
     numbers = [n for n in (size, *bounds) if isinstance(n, int) and not isinstance(n, bool)]
@@ -235,7 +235,7 @@ def _part(keys: Mapping[str, object], what: str, sizes: Mapping[str, int]) -> Pa
         of, start, stop = numbers
         names = tuple(str(dim) for dim in dims)
         if 0 <= start < stop <= of and stop - start == math.prod(sizes.get(dim, 0) for dim in names):
-            return Part(of, start, stop, names)
+            return TensorRange(of, start, stop, names)
     raise _wrong(f'{what}: {shown(keys)} is no part of a dimension, like {{"of": 6, "take": [0, 4], "as": "G"}}')
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.models.description import Learned, Model, Norm
+from shardwright.models.description import LearnedPositions, Model, Norm
 from shardwright.models.layouts import Role
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorRange:
     """The indices from `start` to `stop` of the `size` of a tensor, which are the dimensions `dims` of the weight.
 
     Without `dims` it is a single index, and the weight has no dimension for it; several number the indices together,
@@ -23,14 +23,14 @@ class Part:
     dims: tuple[str, ...] = ()
 
 
-Stored = tuple[tuple[str | Part, ...], ...]
+Stored = tuple[tuple[str | TensorRange, ...], ...]
 """The dimensions of a stored tensor, each the product of dimensions of the program or parts, outermost first. A part of
 several dimensions is the outermost."""
 
 
-def dims_of(item: str | Part) -> tuple[str, ...]:
+def dims_of(item: str | TensorRange) -> tuple[str, ...]:
     """The weight's dimensions that an item of a stored dimension has."""
-    return item.dims if isinstance(item, Part) else (item,)
+    return item.dims if isinstance(item, TensorRange) else (item,)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Weights:
     def all(self) -> Iterator[Weight]:
         model = self.model
         yield self.table("embed")
-        if isinstance(model.positions, Learned):
+        if isinstance(model.positions, LearnedPositions):
             yield self.learned(model.positions)
         if model.embedding_size is not None:
             yield self.matrix("project_in", ("W",), ("E",), layered=False)
@@ -96,10 +96,10 @@ class _Weights:
         role = Role.TABLE if name == "embed" and not self.model.tied else Role.VOCAB
         return Weight(name, ("V", width), (("V",), (width,)), self.tensor(name, "weight"), (role, None))
 
-    def learned(self, positions: Learned) -> Weight:
+    def learned(self, positions: LearnedPositions) -> Weight:
         """P E: a vector for each position."""
         end = positions.size + positions.skipped
-        rows = Part(end, positions.skipped, end, ("P",))
+        rows = TensorRange(end, positions.skipped, end, ("P",))
         tensor = self.tensor("positions", "weight")
         return Weight(
             "positions", ("P", "E"), ((rows if positions.skipped else "P",), ("E",)), tensor, (None, Role.NORM)
@@ -154,7 +154,7 @@ class _Weights:
         if attention.out_bias:
             yield self.vector("bo", "wo", "bias", ("E",))
 
-    def rows(self, name: str, dims: tuple[str, ...]) -> tuple[str | Part, ...]:
+    def rows(self, name: str, dims: tuple[str, ...]) -> tuple[str | TensorRange, ...]:
         """The rows of a projection: of a fused one those of queries, keys or values, beside each other for each head
         of keys and values, or of all heads in turn."""
         attention = self.model.attention
@@ -166,7 +166,7 @@ class _Weights:
         numbered = dims[:-1]
         if by_head:
             numbered = attention.query_dims[-1:] if name == "wq" and attention.groups > 1 else ()
-        part = Part(queries + 2 * keys, start, start + count, numbered)
+        part = TensorRange(queries + 2 * keys, start, start + count, numbered)
         return (*(attention.key_dims if by_head else ()), part, "D")
 
     def head_scale(self, name: str, module: str, kind: str, dims: tuple[str, ...]) -> Weight:
@@ -186,7 +186,10 @@ class _Weights:
             yield self.matrix("w_router", ("E",), ("X",))
         inward = ("w_gate", "w_up") if feedforward.gated else ("w_up",)
         size = feedforward.size
-        parts = {"w_gate": Part(2 * size, 0, size, ("F",)), "w_up": Part(2 * size, size, 2 * size, ("F",))}
+        parts = {
+            "w_gate": TensorRange(2 * size, 0, size, ("F",)),
+            "w_up": TensorRange(2 * size, size, 2 * size, ("F",)),
+        }
         for name in inward:
             rows, module = (parts[name], "w_gate_up") if feedforward.fused else ("F", name)
             yield self.matrix(name, (*each, "E"), ("F",), ((rows,), ("E",)), module, of_experts=apart)

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from shardwright.cost.chips import Chip, Torus
-from shardwright.cost.constants import Constants
+from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.constants import Constants
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn
-from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
+from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
 from shardwright.prediction.fitting import n_chips_of
+from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.programs import Deployment, Phase, Weights, fitted_layout
-from shardwright.prediction.rows import torus_mesh
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _every_mesh(chip: Chip, n_chips: int) -> Iterator[Mesh]:
         x *= 2
 
 
-def _demands(fitted: Layout) -> tuple[object, ...]:
+def _demands(fitted: PresetLayout) -> tuple[object, ...]:
     """A preset as it fits, without its name and what it says of sizes."""
     stored = sorted((role.name, dim, axes) for (role, dim), axes in fitted.stored.items())
     return tuple(stored), fitted.batch, fitted.residual, tuple(sorted((fitted.attention or {}).items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.cost.program_cost import mfu
+from shardwright.cost.programs.program_cost import mfu
 from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.pricing import Point, identity
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.cost.memory import memory_of
-from shardwright.cost.program_cost import mfu
+from shardwright.cost.programs.memory import memory_of
+from shardwright.cost.programs.program_cost import mfu
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.pareto.configurations import Configuration, Sweep
 from shardwright.prediction.phases import phase_cost

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.ir.types import DType
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.frontier import described
 from shardwright.pareto.pricing import Point
@@ -31,7 +31,7 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
         other = _other_layout(sweep, one, chosen, [point for _, point in priced])
         decode, prefill = (where.layout, other) if phase == "decode" else (other, where.layout)
     cache = positions(where, one.batch, sweep.context)
-    request = Request(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill)
+    request = ProgramRequest(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill)
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")

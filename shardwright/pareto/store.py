@@ -22,7 +22,7 @@ _TYPES = {"str": str, "int": int, "bool": bool, "float": float}
 
 
 @dataclass
-class Store:
+class PointStore:
     """The points of sweeps with the same model, chip, constants, lengths and code, in one file.
 
     A line holds a point, and is written in one step, so that two processes can append to one file. What an interruption
@@ -58,12 +58,12 @@ class Store:
                 os.close(handle)
 
 
-def store_of(sweep: Sweep) -> Store:
+def store_of(sweep: Sweep) -> PointStore:
     """The store of everything that does not change within a sweep."""
     what = [
         repr(sweep.model), repr(sweep.chip), repr(sweep.constants), str(sweep.prompt), str(sweep.generated), _code()
     ]  # fmt: skip
-    return Store(cache_folder("pareto") / f"{digest(chr(10).join(what))}.jsonl")
+    return PointStore(cache_folder("pareto") / f"{digest(chr(10).join(what))}.jsonl")
 
 
 def identity_of(point: Point) -> tuple[Any, ...]:

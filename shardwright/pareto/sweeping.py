@@ -17,7 +17,7 @@ from shardwright.pareto.configurations import Configuration, Sweep, configuratio
 from shardwright.pareto.frontier import described, frontier
 from shardwright.pareto.generations import generations
 from shardwright.pareto.pricing import Point, identity, price_all
-from shardwright.pareto.store import Store, identity_of, store_of
+from shardwright.pareto.store import PointStore, identity_of, store_of
 from shardwright.pareto.table import as_text
 from shardwright.prediction.programs import wanted_program
 
@@ -62,7 +62,7 @@ class Swept:
 
 
 def sweep_points(
-    sweep: Sweep, progress: Progress | None = None, processes: int | None = None, store: Store | None = None
+    sweep: Sweep, progress: Progress | None = None, processes: int | None = None, store: PointStore | None = None
 ) -> Swept:
     """The points of a sweep, those that do not fit into memory or have no price among them.
 
@@ -88,7 +88,7 @@ def sweep_points(
             if progress is not None:
                 progress(len(found), total)
     except KeyboardInterrupt:
-        written = Store(kept.file)  # an interrupt may come between writing a point and counting it
+        written = PointStore(kept.file)  # an interrupt may come between writing a point and counting it
         raise SweepInterrupted(sum(written.get(identity(one)) is not None for one in asked), total) from None
     made = tuple((one, found[identity_of(identity(one))]) for one in asked)
     if all(point.trouble for _, point in made):

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.movements import duration_text
-from shardwright.ir.text_table import text_table
+from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.text.table import text_table
 from shardwright.pareto.configurations import Sweep
 from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from shardwright.planning.planner import plan, plan_meshes
-from shardwright.planning.serving import Demand, Plan, Served, limit, serving_program
+from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, limit, serving_program
 
-__all__ = ["Demand", "Plan", "Served", "limit", "plan", "plan_meshes", "serving_program"]
+__all__ = ["ServingChoice", "ServingDemand", "ServingPlan", "limit", "plan", "plan_meshes", "serving_program"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cost.movements import duration_text
-from shardwright.ir.text_table import bytes_text, text_table
-from shardwright.planning.serving import Plan, Served, counted, limit
+from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.text.table import bytes_text, text_table
+from shardwright.planning.serving import ServingChoice, ServingPlan, counted, limit
 
 if TYPE_CHECKING:
     from shardwright.ir.types import TensorType
 
 
-def as_json(made: Plan, text: str) -> dict[str, Any]:
+def as_json(made: ServingPlan, text: str) -> dict[str, Any]:
     """The keys of the contract."""
     best = made.best
     return {
@@ -27,7 +27,7 @@ def as_json(made: Plan, text: str) -> dict[str, Any]:
     }
 
 
-def _served_json(served: Served) -> dict[str, Any]:
+def _served_json(served: ServingChoice) -> dict[str, Any]:
     return {
         "n_chips": served.demand.n_chips,
         "mesh": dict(served.mesh),
@@ -50,7 +50,7 @@ def _layout_json(name: str, found: TensorType) -> dict[str, str]:
     return {"value": name, "type": str(found), "words": in_words(found)}
 
 
-def _phase_json(served: Served, phase: str, batch: int) -> dict[str, Any]:
+def _phase_json(served: ServingChoice, phase: str, batch: int) -> dict[str, Any]:
 
     cost = served.costs[phase]
     return {
@@ -88,7 +88,7 @@ def in_words(found: TensorType) -> str:
     return ", ".join(parts) or "whole on every chip"
 
 
-def page(made: Plan, written: str | None = None) -> str:
+def page(made: ServingPlan, written: str | None = None) -> str:
 
     best, demand = made.best, made.best.demand
     memory, room = best.costs["decode"].memory, demand.chip.memory_bytes
@@ -146,7 +146,7 @@ def _figures(*rows: tuple[str, str]) -> Iterator[str]:
     yield from (f"{name:<{width}}  {said}" for name, said in rows)
 
 
-def _phase_lines(served: Served, phase: str) -> Iterator[str]:
+def _phase_lines(served: ServingChoice, phase: str) -> Iterator[str]:
     """A phase's time and where it goes, the layouts of its products, and what crosses the network."""
 
     cost = served.costs[phase]
@@ -174,7 +174,7 @@ def _asked(seconds: float | None) -> str:
     return "" if seconds is None else f" of {duration_text(seconds)}"
 
 
-def _error_text(made: Plan) -> str:
+def _error_text(made: ServingPlan) -> str:
     chip = made.best.demand.chip
     if chip.calibrated:
         return f"{made.expected_error:.0%} at most, as on the published tables that {chip.name} was not calibrated with"

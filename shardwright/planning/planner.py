@@ -11,19 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.cost.chips import Chip, Torus, load_chip
-from shardwright.cost.objective import Objective
-from shardwright.cost.program_cost import Cost
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import Chip, Torus, load_chip
+from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
-from shardwright.planning.serving import Demand, Plan, Served, counted, limit, serving_program
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
+from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit, serving_program
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
-from shardwright.prediction.models import longest_context, model_of
+from shardwright.prediction.models import longest_context, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
-from shardwright.prediction.rows import torus_mesh
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -43,7 +42,7 @@ def plan(
     model: str, chip: Chip | str, chips: int, prompt: int, output: int, *,
     ttft: float | None = None, tpot: float | None = None, weights: Weights = "bf16", batch: int | None = None,
     seconds: float = 120.0,
-) -> Plan:  # fmt: skip
+) -> ServingPlan:  # fmt: skip
     """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
 
     `model` is a built-in name, a config.json or a folder with one; `chip` may also be a name or a chip file's path;
@@ -57,7 +56,7 @@ def plan(
             asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    demand = Demand(found, chip, chips, prompt, output, ttft, tpot, weights, batch)
+    demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch)
     with located(Source("--chips", "")):
         meshes = list(plan_meshes(chip, chips, found.model.attention.kv_heads))
     return _Planner(demand, meshes, seconds).plan()
@@ -87,16 +86,18 @@ class _Planner:
     """Looks for the best way to serve: how many rows by each phase alone, then layouts for both together. `known` has
     what was found for a mesh, rows of decode and of prefill, `alone` what was found for a phase and its rows."""
 
-    demand: Demand
+    demand: ServingDemand
     meshes: Sequence[Mesh]
     seconds: float
-    known: dict[_Key, Served | DiagnosticError] = field(default_factory=dict["_Key", "Served | DiagnosticError"])
+    known: dict[_Key, ServingChoice | DiagnosticError] = field(
+        default_factory=dict["_Key", "ServingChoice | DiagnosticError"]
+    )
     alone: dict[tuple[str, int], Cost | DiagnosticError] = field(
         default_factory=dict[tuple[str, int], "Cost | DiagnosticError"]
     )
     began: float = field(default_factory=time.monotonic)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ServingPlan:
         best = first = self._first(self.meshes[0])
         fewer, more = max(1, first.prompts // 2), 2 * first.prompts
         nearby = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
@@ -106,9 +107,9 @@ class _Planner:
                 break
             best = max(best, self.at(*key) or best, key=_worth)
         best = self._settled(best)
-        return Plan(best, self._binding(best), self._next(best))
+        return ServingPlan(best, self._binding(best), self._next(best))
 
-    def _first(self, mesh: Mesh) -> Served:
+    def _first(self, mesh: Mesh) -> ServingChoice:
         """The first that meets the demands, of the rows that are best by each phase alone, and fewer. Raises where none
         does."""
         batch = self.demand.batch or self._rows()
@@ -118,7 +119,7 @@ class _Planner:
         prompts = self._prompts(batch)
         while True:
             made, lacking = self._looked_at(mesh, batch, prompts)
-            if isinstance(made, Served) and lacking is None:
+            if isinstance(made, ServingChoice) and lacking is None:
                 return made
             fewer = self._fewer(batch) if self.demand.batch is None else 0
             if prompts > 1 and (lacking == "ttft" or not fewer):
@@ -208,12 +209,12 @@ class _Planner:
 
     # ------------------------------------------------------------ both together
 
-    def at(self, mesh: Mesh, batch: int, prompts: int) -> Served | None:
+    def at(self, mesh: Mesh, batch: int, prompts: int) -> ServingChoice | None:
         """The best found for a mesh and rows that meets every demand, None where there is none."""
         served, lacking = self._looked_at(mesh, batch, prompts)
-        return served if isinstance(served, Served) and lacking is None else None
+        return served if isinstance(served, ServingChoice) and lacking is None else None
 
-    def _looked_at(self, mesh: Mesh, batch: int, prompts: int) -> tuple[Served | DiagnosticError, str | None]:
+    def _looked_at(self, mesh: Mesh, batch: int, prompts: int) -> tuple[ServingChoice | DiagnosticError, str | None]:
         """The plan that was found, and the demand that it does not meet."""
         key = mesh, batch, prompts
         if key not in self.known:
@@ -221,7 +222,7 @@ class _Planner:
         made = self.known[key]
         return made, "memory" if isinstance(made, DiagnosticError) else made.lacking()
 
-    def _searched(self, mesh: Mesh, batch: int, prompts: int, seconds: float) -> Served | DiagnosticError:
+    def _searched(self, mesh: Mesh, batch: int, prompts: int, seconds: float) -> ServingChoice | DiagnosticError:
         demand = self.demand
         program = serving_program(demand, mesh, batch, prompts)
         fills = batch / prompts
@@ -232,13 +233,15 @@ class _Planner:
             if isinstance(found, DiagnosticError):
                 return found
             # What is told is of the calls that there are, whatever they counted for.
-            made = Served(demand, mesh, batch, prompts, replace(found, objective=replace(found.objective, calls=calls)))
+            made = ServingChoice(
+                demand, mesh, batch, prompts, replace(found, objective=replace(found.objective, calls=calls))
+            )
             phase = {"ttft": "prefill", "tpot": "decode"}.get(made.lacking() or "")
             if phase is None or counted is not calls:
                 return made
             counted = calls | {phase: _EMPHASIS * calls[phase]}
 
-    def _found(self, program: Program, calls: dict[str, float], seconds: float) -> Found | DiagnosticError:
+    def _found(self, program: Program, calls: dict[str, float], seconds: float) -> SearchResult | DiagnosticError:
         chip = self.demand.chip
         try:
             return search(program, Objective(chip, chip.constants, calls), seconds)
@@ -254,19 +257,19 @@ class _Planner:
     def _left(self) -> float:
         return self.seconds - (time.monotonic() - self.began)
 
-    def _settled(self, best: Served) -> Served:
+    def _settled(self, best: ServingChoice) -> ServingChoice:
         """The same again with the time that is left, where its layouts are not proved."""
         key = best.mesh, best.batch, best.prompts
         if best.found.status == "optimal" or self._left() <= 0:
             return best
         again = self._searched(*key, self._left())
-        if isinstance(again, Served) and again.lacking() is None and _worth(again) > _worth(best):
+        if isinstance(again, ServingChoice) and again.lacking() is None and _worth(again) > _worth(best):
             self.known[key] = best = again
         return best
 
     # ------------------------------------------------------------ what is told
 
-    def _binding(self, best: Served) -> str:
+    def _binding(self, best: ServingChoice) -> str:
         """The binding limit: what more rows would lack; where they lack nothing, what bounds a step of decode."""
         if self.demand.batch is not None:
             return "batch"
@@ -275,7 +278,7 @@ class _Planner:
         more = sorted((rows, lacking) for rows, lacking in looked if rows > best.batch and lacking is not None)
         return more[0][1] if more else limit(best.costs["decode"])[0]
 
-    def _next(self, best: Served) -> Served | None:
+    def _next(self, best: ServingChoice) -> ServingChoice | None:
         """The best of another mesh; where there is none, of other batches."""
         others = [one for key in self.known if (one := self.at(*key)) is not None and one is not best]
         elsewhere = [one for one in others if one.mesh != best.mesh]
@@ -331,5 +334,5 @@ class _Planner:
         )
 
 
-def _worth(served: Served) -> float:
+def _worth(served: ServingChoice) -> float:
     return served.tokens_per_s

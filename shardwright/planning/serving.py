@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from shardwright.compiling import load
-from shardwright.cost.chips import Chip
-from shardwright.cost.program_cost import Cost
-from shardwright.cost.topology import SwitchedTopology, Topology, topology_of
+from shardwright.compiling.compile_program import load
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.topology import SwitchedTopology, Topology, topology_of
+from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops.attention import Attend
@@ -19,8 +19,8 @@ from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.models.built_in import BuiltIn
-from shardwright.models.forward import PHASES, Request, model_text
-from shardwright.passes.found import Found
+from shardwright.models.forward import PHASES, ProgramRequest, model_text
+from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.prediction.programs import Weights
 
@@ -30,7 +30,7 @@ constants were not fitted on, and what the fitted chips take beyond their datash
 
 
 @dataclass(frozen=True)
-class Demand:
+class ServingDemand:
     """The demand that is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a
     prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
 
@@ -46,14 +46,14 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingChoice:
     """A way to serve: `prompts` rows in a prefill, `batch` rows in decode, and the program found for them."""
 
-    demand: Demand
+    demand: ServingDemand
     mesh: Mesh
     batch: int
     prompts: int
-    found: Found
+    found: SearchResult
 
     @cached_property
     def costs(self) -> dict[str, Cost]:
@@ -123,13 +123,13 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServingPlan:
     """The best way to serve that was found, what keeps it from being better (`binding`: memory, ttft, tpot, or batch
     where the rows were given), and the next best program for another mesh or other batches, if there was one."""
 
-    best: Served
+    best: ServingChoice
     binding: str
-    next_best: Served | None
+    next_best: ServingChoice | None
 
     @property
     def expected_error(self) -> float:
@@ -169,10 +169,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def serving_program(
-    demand: Demand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None
+    demand: ServingDemand, mesh: Mesh, batch: int, prompts: int | None = None, phase: str | None = None
 ) -> Program:
     """The surface program with every layout open, of one phase or of both with the copies between their caches."""
-    request = Request(
+    request = ProgramRequest(
         "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
         phases=PHASES if phase is None else (phase,), prompts=prompts,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from shardwright.cost.constants import Constants
+from shardwright.cost.hardware.constants import Constants
 
 _CALIBRATED = re.compile(r"^\[calibrated\]\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardwright.cost.chips import Chip, Torus
-from shardwright.cost.memory import Memory, memory_of
+from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.text_table import bytes_text
+from shardwright.ir.text.table import bytes_text
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
-from shardwright.prediction.models import check_positions, longest_context, parameters_of
+from shardwright.prediction.models import check_positions, longest_context, parameters_of, torus_mesh
 from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
-from shardwright.prediction.rows import torus_mesh
 
 _MOST_CHIPS = 4096
 _MOST = 1 << 40
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitResult:
     """The memory that decode needs on a number of chips, and the most that fits there; 0 where not even one does.
     `dropped` says what is not split, since it does not divide."""
 
@@ -30,7 +29,7 @@ class Fitting:
     deployment: Deployment
     batch: int
     context: int
-    memory: Memory
+    memory: MemoryUse
     largest_batch: int
     longest_context: int
     dropped: tuple[str, ...]
@@ -75,7 +74,7 @@ def n_chips_of(chip: Chip) -> Iterator[int]:
 def fitting(
     model: BuiltIn, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
     batch: int, context: int, n_chips: int | None = None,
-) -> Fitting:  # fmt: skip
+) -> FitResult:  # fmt: skip
     """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
     given, and the largest batch (at this context) and longest context (at this batch) there.
 
@@ -109,7 +108,7 @@ def fitting(
             return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
 
         dropped = fitted_layout(deployment, batch).dropped
-        return Fitting(
+        return FitResult(
             model, chip, deployment, batch, context, memory, step * largest(batch_fits), largest(context_fits), dropped,
             n_chips is None,
         )  # fmt: skip
@@ -121,7 +120,7 @@ def fitting(
     )
 
 
-def decode_memory(deployment: Deployment, batch: int, context: int) -> Memory:
+def decode_memory(deployment: Deployment, batch: int, context: int) -> MemoryUse:
     """The memory that decode needs on one chip."""
     program = phase_program(deployment, "decode", batch, 1, context)
     return memory_of(program, program.func("decode"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost.chips import Chip
-from shardwright.cost.constants import Constants
-from shardwright.cost.program_cost import Cost, cost_of
-from shardwright.cost.resizing import resized
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.constants import Constants
+from shardwright.cost.programs.program_cost import Cost, cost_of
+from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Program

@@ -17,7 +17,7 @@ _FORMATS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "int8": "int
 
 
 @dataclass(frozen=True)
-class Measured:
+class ChipMeasurement:
     """The measured values, and the text of a chip file with it. Rates are what was reached, so its constants are 1."""
 
     values: dict[str, Any]
@@ -31,7 +31,7 @@ class Measured:
         return f"{rates}, memory {self.values['memory_bytes_per_s']:.3g} B/s{between}"
 
 
-def measure() -> Measured:
+def measure() -> ChipMeasurement:
     """Times every number format's products, a copy, an all-gather large and small, and the launch of a kernel.
 
     Takes seconds on an accelerator, some ten on a CPU. Raises ModuleNotFoundError without jax.
@@ -49,7 +49,7 @@ def measure() -> Measured:
     }
     latency, rate = _links(devices, platform)
     values |= {"link_latency_s": latency, "link_bytes_per_s": rate}
-    return Measured(values, _text(values))
+    return ChipMeasurement(values, _text(values))
 
 
 def _best(run: Callable[[], Any]) -> float:

@@ -1,15 +1,17 @@
-"""MODEL as commands take it: a built-in name, a config.json, or a folder with one."""
+"""MODEL as commands take it: a built-in name, a config.json, or a folder with one; its mesh and preset on a chip."""
 
 from __future__ import annotations
 
-from math import prod
+import math
 from pathlib import Path
 
+from shardwright.cost.hardware.chips import Chip, Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.config import read_config
-from shardwright.models.description import Learned, Model
+from shardwright.models.description import LearnedPositions, Model
 from shardwright.models.weights import model_weights
 
 
@@ -25,12 +27,12 @@ def model_of(text: str) -> BuiltIn:
 def parameters_of(model: Model) -> int:
     """Elements of all weights of its program."""
     sizes = model.sizes(1, 1)
-    return sum(prod(int(sizes[dim]) for dim in weight.dims) for weight in model_weights(model))
+    return sum(math.prod(int(sizes[dim]) for dim in weight.dims) for weight in model_weights(model))
 
 
 def longest_context(model: Model) -> int | None:
     """How many positions a model has, None where they are not of a table."""
-    return model.positions.size if isinstance(model.positions, Learned) else None
+    return model.positions.size if isinstance(model.positions, LearnedPositions) else None
 
 
 def check_positions(model: Model, positions: int) -> None:
@@ -39,3 +41,26 @@ def check_positions(model: Model, positions: int) -> None:
     if longest is not None and positions > longest:
         found = f"{positions} positions, and {model.architecture} has {longest}"
         raise fault("too-long", found, NOWHERE, f"give --context {longest} or less")
+
+
+def preset_of(chip: Chip) -> str:
+    """The layout that a model has on such chips where none is named."""
+    return "ws2d" if isinstance(chip.interconnect, Torus) else "megatron"
+
+
+def torus_mesh(chip: Chip, n_chips: int, kv_heads: int = 1) -> Mesh:
+    """x, y and z on the most compact slice of a torus; x, along which the paper splits E, is the axis nearest to half
+    the root of the chips (Pope et al. 2022, A.2.1). On a switched network all chips are one axis, or where the heads of
+    keys and values divide over some of them only, two, of which y is these, next to each other."""
+    if not isinstance(chip.interconnect, Torus):
+        over = math.gcd(n_chips, kv_heads)
+        return Mesh.of(x=n_chips) if over in (1, n_chips) else Mesh.of(x=n_chips // over, y=over)
+    slices = chip.interconnect.slices_of(n_chips)
+    if not slices:
+        sizes = ", ".join(map(str, chip.interconnect.slice_sizes()[:12]))
+        raise fault("mesh-fit", f"no slice of {chip.name} has {n_chips} chips; there are slices of {sizes}, ...")
+    shape = list(slices[0])
+    best = 0.5 * math.sqrt(n_chips)
+    first = min(shape, key=lambda size: (abs(math.log(size / best)), -size))
+    shape.remove(first)
+    return Mesh(tuple(zip("xyz", (first, *shape), strict=False)))

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.backends.timeline import Course, Entry, Timeline, course_of
+from shardwright.backends.timeline import Course, RecordedEvent, Timeline, course_of
 from shardwright.backends.timeline.durations import Seconds, by_rates, token_of
 from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
-from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.simulation import Span, simulate
-from shardwright.cost.offloading.times import Step, computation, steps_of
-from shardwright.cost.unrolling import Action, Event, ListedEvents, Resource, events_of
+from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.cost.offloading.simulation import EventSpan, simulate
+from shardwright.cost.offloading.times import BlockStep, computation, steps_of
+from shardwright.cost.programs.unrolling import Action, Event, ListedEvents, Resource, events_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.program import Program
 
@@ -32,7 +32,7 @@ _LAYERS, _BATCHES = "N", "M"
 _SHARED = {"disk read": "disk", "disk write": "disk"}
 
 
-def predicted_timeline(setting: Setting, policy: Policy, title: str, program: Program | None = None) -> Timeline:
+def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, program: Program | None = None) -> Timeline:
     """The timeline of one block, of one stage where the setting is a pipeline; with `program`, which is scheduled for
     the policy, of its events.
 
@@ -83,7 +83,7 @@ class _Task:
     step: int | None
 
 
-def _in_steps(setting: Setting, policy: Policy) -> Course:
+def _in_steps(setting: OffloadSetting, policy: Policy) -> Course:
     tasks: list[_Task] = []
     ends: dict[int, int] = {}
     after: tuple[int, ...] = ()
@@ -94,14 +94,16 @@ def _in_steps(setting: Setting, policy: Policy) -> Course:
         ends[step.token] = made[-1].number
     spans = simulate(tasks, lambda task: task.seconds)
     entries = tuple(
-        Entry(task.number, task.resource, task.name, start, end, 0, task.after, task.step)
+        RecordedEvent(task.number, task.resource, task.name, start, end, 0, task.after, task.step)
         for task, (start, end) in zip(tasks, spans, strict=True)
     )
     times = {token: spans[number].end for token, number in ends.items()}
     return Course(entries, _memory_by_token(setting, policy, times))
 
 
-def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[int, ...]) -> Iterator[_Task]:
+def _tasks(
+    setting: OffloadSetting, step: BlockStep, number: int, first: int, after: tuple[int, ...]
+) -> Iterator[_Task]:
     """The tasks of a step; the last of these ends it, and waits for the others."""
     runtime, load = setting.runtime, step.load
     where = f"{step.part} batch {step.batch} token {step.token}"
@@ -135,7 +137,7 @@ def _tasks(setting: Setting, step: Step, number: int, first: int, after: tuple[i
 
 
 def _memory_by_token(
-    setting: Setting, policy: Policy, ends: dict[int, float]
+    setting: OffloadSetting, policy: Policy, ends: dict[int, float]
 ) -> dict[str, tuple[tuple[float, float], ...]]:
     """The bytes that the tiers hold at each token: the price's peaks, with the cache as long as it has grown."""
     points: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
@@ -152,7 +154,7 @@ def _memory_by_token(
 # ---------------------------------------------------------------- a runtime whose copies run ahead
 
 
-def event_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> Seconds:
+def event_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Event]) -> Seconds:
     """How long each event takes by the cost model; contention between streams is not in it. What a layer takes for a
     batch is shared out evenly over its computations, and so is what comes before and after the layers."""
     sizes, runtime, rates = setting.stage, setting.runtime, setting.rates
@@ -186,7 +188,7 @@ def event_seconds(setting: Setting, policy: Policy, events: Sequence[Event]) -> 
     )
 
 
-def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event], layers: int | None = None) -> Seconds:
+def run_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Event], layers: int | None = None) -> Seconds:
     """How long the events of a run take by the cost model, where its batches are as the setting and the policy say.
 
     With `layers` they are those of one process of a pipeline, which has so many; messages take no time.
@@ -196,7 +198,7 @@ def run_seconds(setting: Setting, policy: Policy, events: Sequence[Event], layer
     return event_seconds(setting, policy, events)
 
 
-def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[Span]]:
+def run_prediction(setting: OffloadSetting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[EventSpan]]:
     """Seconds of a run of these events, and their spans; where copies take some of the device, that part of the time in
     which both are under way comes on top."""
     spans = simulate(events, run_seconds(setting, policy, events), _SHARED)
@@ -204,7 +206,7 @@ def run_prediction(setting: Setting, policy: Policy, events: Sequence[Event]) ->
     return end + setting.runtime.shares_device * _both(events, spans), spans
 
 
-def _both(events: Sequence[Event], spans: Sequence[Span]) -> float:
+def _both(events: Sequence[Event], spans: Sequence[EventSpan]) -> float:
     """Seconds in which the device computes while something is copied."""
     changes = sorted(
         (time, change, event.resource is Resource.DEVICE)

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from shardwright.cost.chips import Machine
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.hardware.runtimes import Runtime, measured_on
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import TIERS, Policy, shares
-from shardwright.cost.offloading.pricing import Plan, Setting
-from shardwright.cost.offloading.runtimes import Runtime, measured_on
-from shardwright.cost.offloading.search import Compression, Found, fastest, fitting_shares, search
+from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
+from shardwright.cost.offloading.search import Compression, PolicySearchResult, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
-from shardwright.models.forward import Request, model_text
+from shardwright.models.forward import ProgramRequest, model_text
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
@@ -45,7 +45,7 @@ def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    request = Request("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated, decomposed=True)
+    request = ProgramRequest("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated, decomposed=True)
     text, _ = model_text(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 
@@ -60,21 +60,21 @@ def setting_of(
     page_cache: bool = True,
     devices: int = 1,
     dtype: DType = DType.F16,
-) -> Setting:
+) -> OffloadSetting:
     """The setting that a policy is priced for. Raises where the model has fewer layers than there are devices."""
     sizes = model_sizes(model, prompt, generated, dtype)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
-    return Setting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype))
+    return OffloadSetting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype))
 
 
 def best_plan(
-    setting: Setting,
+    setting: OffloadSetting,
     *,
     compress: bool = False,
     weights: GroupQuantization | None = None,
     latency: float | None = None,
-) -> Found:
+) -> PolicySearchResult:
     """The policy with the most tokens a second, its block within `latency` seconds where that is given. With `compress`
     the cache is in 4 bits, and the weights where that is faster; else weights are as `weights` says, None as they are.
 
@@ -87,7 +87,7 @@ def best_plan(
     return found
 
 
-def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
+def priced(setting: OffloadSetting, policy: Policy, *, compress: bool = False) -> PricedPolicy:
     """The price of a policy. With `compress` the cache is in 4 bits, and the weights where that is faster, or where
     they would not fit otherwise; a policy that says itself what is quantized is kept.
 
@@ -96,7 +96,7 @@ def priced(setting: Setting, policy: Policy, *, compress: bool = False) -> Plan:
     return best_priced(setting, (policy,), compress=compress)
 
 
-def best_priced(setting: Setting, policies: Sequence[Policy], *, compress: bool = False) -> Plan:
+def best_priced(setting: OffloadSetting, policies: Sequence[Policy], *, compress: bool = False) -> PricedPolicy:
     """The best price of policies that differ in where attention is computed, as `priced` has them. Raises where none
     fits."""
     _check_behaviour(setting.runtime, policies[0])
@@ -107,7 +107,7 @@ def best_priced(setting: Setting, policies: Sequence[Policy], *, compress: bool 
     return max((setting.price(kind) for kind in fitting), key=lambda plan: plan.tokens_per_s)
 
 
-def _in_formats(setting: Setting, policy: Policy, compress: bool) -> list[Policy]:
+def _in_formats(setting: OffloadSetting, policy: Policy, compress: bool) -> list[Policy]:
     """The policy with each choice of what is quantized."""
     if policy.quantized_weights or policy.quantized_cache:
         _check_quantizes(setting.runtime)
@@ -117,8 +117,8 @@ def _in_formats(setting: Setting, policy: Policy, compress: bool) -> list[Policy
 
 
 def frontier(
-    setting: Setting, *, compress: bool = False, weights: GroupQuantization | None = None, points: int = 8
-) -> list[Plan]:
+    setting: OffloadSetting, *, compress: bool = False, weights: GroupQuantization | None = None, points: int = 8
+) -> list[PricedPolicy]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
     Each is the best within a bound, from that of the best throughput down by equal ratios, until there are so many
@@ -128,9 +128,9 @@ def frontier(
     best, least = search(setting, compressions), fastest(setting, compressions)
     if best is None or least is None:
         raise _nothing_fits(setting, compressions, None)
-    made: list[Plan] = [best.plan]
+    made: list[PricedPolicy] = [best.plan]
     while len(made) < points - 1 and made[-1].seconds / _BETWEEN > least.seconds:
-        found: Found | None = search(setting, compressions, made[-1].seconds / _BETWEEN)
+        found: PolicySearchResult | None = search(setting, compressions, made[-1].seconds / _BETWEEN)
         if found is None:
             break
         made.append(found.plan)
@@ -145,7 +145,9 @@ def frontier(
     ]
 
 
-def _compressions(setting: Setting, compress: bool, weights: GroupQuantization | None = None) -> Sequence[Compression]:
+def _compressions(
+    setting: OffloadSetting, compress: bool, weights: GroupQuantization | None = None
+) -> Sequence[Compression]:
     if not compress and weights is None:
         return (_AS_THEY_ARE,)
     _check_quantizes(setting.runtime)
@@ -184,7 +186,7 @@ def _check_behaviour(runtime: Runtime, policy: Policy) -> None:
 # ---------------------------------------------------------------- what does not fit
 
 
-def _does_not_fit(setting: Setting, policy: Policy, compress: bool) -> DiagnosticError:
+def _does_not_fit(setting: OffloadSetting, policy: Policy, compress: bool) -> DiagnosticError:
     peaks, over = setting.peaks(policy), setting.excess(policy)
     needs = [
         f"{_gib(getattr(peaks, tier))} {_IN[tier]}, {_gib(over[tier])} more than {setting.machine.name} has"
@@ -200,7 +202,7 @@ def _does_not_fit(setting: Setting, policy: Policy, compress: bool) -> Diagnosti
     )
 
 
-def _alternatives(setting: Setting, policy: Policy, compress: bool) -> Iterator[str]:
+def _alternatives(setting: OffloadSetting, policy: Policy, compress: bool) -> Iterator[str]:
     """Changes of the policy that would make it fit, the smallest first."""
     for batches in range(policy.n_gpu_batches - 1, 0, -1):
         if not setting.excess(replace(policy, n_gpu_batches=batches)):
@@ -222,7 +224,7 @@ def _alternatives(setting: Setting, policy: Policy, compress: bool) -> Iterator[
             return
 
 
-def _nothing_fits(setting: Setting, choices: Sequence[Compression], latency: float | None) -> DiagnosticError:
+def _nothing_fits(setting: OffloadSetting, choices: Sequence[Compression], latency: float | None) -> DiagnosticError:
     if latency is not None:
         return _too_slow(setting, choices, latency)
     lowest = shares(0, 0) if setting.machine.disk is not None else shares(0, 100)
@@ -244,7 +246,7 @@ def _nothing_fits(setting: Setting, choices: Sequence[Compression], latency: flo
     )
 
 
-def _too_slow(setting: Setting, choices: Sequence[Compression], latency: float) -> DiagnosticError:
+def _too_slow(setting: OffloadSetting, choices: Sequence[Compression], latency: float) -> DiagnosticError:
     best = fastest(setting, choices)
     if best is None:
         return _nothing_fits(setting, choices, None)

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from shardwright.cost.calibration import Sample, predicted_s
-from shardwright.cost.chips import Chip, Torus
-from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.constants import Constants, Demand, times_of
-from shardwright.cost.demand import demand_of
-from shardwright.cost.program_cost import Cost, cost_of
-from shardwright.cost.schedule import added_seconds
-from shardwright.cost.topology import topology_of
-from shardwright.cost.work import Steps, steps_of, works_in
-from shardwright.prediction.programs import Deployment, Phase, Wanted, batch_axes, phase_program, wanted_program
+from shardwright.cost.hardware.calibration import Sample, predicted_s
+from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
+from shardwright.cost.hardware.topology import topology_of
+from shardwright.cost.kernels.demand import demand_of
+from shardwright.cost.kernels.work import Steps, steps_of, works_in
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.programs.program_cost import Cost, cost_of
+from shardwright.cost.programs.schedule import added_seconds
+from shardwright.prediction.programs import Deployment, Phase, WantedProgram, batch_axes, phase_program, wanted_program
 
 _POINTS = 3
 """A decode step's time grows evenly with the context: a few steps stand for all."""
@@ -65,7 +65,7 @@ def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
 def demands(
     deployment: Deployment, chip: Chip, phase: Phase, workload: Workload, stages: int = 1,
     constants: Constants | None = None,
-) -> list[tuple[float, Demand]]:  # fmt: skip
+) -> list[tuple[float, KernelDemand]]:  # fmt: skip
     """Every kernel of a phase with how often it runs: of one prefill, or of all the steps of decode. Of collectives
     that loops hide it is the part that is seen under the constants, the chip's own where None.
 
@@ -77,7 +77,7 @@ def demands(
     calls = [(1.0, workload.prompt)] if phase == "prefill" else step_contexts(workload.before, workload.generated)
     length = workload.prompt if phase == "prefill" else 1
 
-    def of_batch(batch: int) -> list[tuple[float, Demand]]:
+    def of_batch(batch: int) -> list[tuple[float, KernelDemand]]:
         return [
             (times * count, demand)
             for times, context in calls
@@ -88,7 +88,7 @@ def demands(
     return min(made, key=lambda demands: predicted_s(Sample(1.0, demands), known))
 
 
-def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: int = 1) -> Iterator[Wanted]:
+def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: int = 1) -> Iterator[WantedProgram]:
     """The programs that `demands` prices."""
     length = workload.prompt if phase == "prefill" else 1
     for batch in batches_of(deployment, workload.batch):
@@ -120,7 +120,7 @@ def micro_batch(batch: int, length: int, stages: int) -> int:
 def _pipelined(
     deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int,
     stages: int,
-) -> Iterator[tuple[float, Demand]]:  # fmt: skip
+) -> Iterator[tuple[float, KernelDemand]]:  # fmt: skip
     """One call. With P stages and M micro-batches of B / M sequences prefill fills and drains the pipeline, M + P - 1
     stage times; a step of decode takes max(M, P), since the next token of a sequence waits for this one."""
     if stages == 1:
@@ -134,18 +134,18 @@ def _pipelined(
     yield rounds * P, _between_stages(deployment, chip, own * length)
 
 
-def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> Demand:
+def _between_stages(deployment: Deployment, chip: Chip, tokens: int) -> KernelDemand:
     """The residual stream, in bf16, from the chips of one stage to those of the next, each its part."""
     n = deployment.mesh.n_chips
     topology = topology_of(chip, {"p": 2, **dict(deployment.mesh)})
     nbytes = -(-2 * tokens * deployment.model.hidden // n)
     latency, transfer = latency_and_transfer(CollectiveKind.PERMUTE, ["p"], nbytes, topology)
-    return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
+    return KernelDemand(transfer_s=transfer, latency_s=latency, kernels=0)
 
 
 def _calls(
     deployment: Deployment, chip: Chip, constants: Constants, phase: Phase, batch: int, length: int, context: int
-) -> Iterator[tuple[float, Demand]]:
+) -> Iterator[tuple[float, KernelDemand]]:
     steps, made = phase_kernels(deployment, chip, phase, batch, length, context)
     once = [times_of(demand, constants).total for demand in made]
     added = added_seconds(steps, once, axes_apart=isinstance(chip.interconnect, Torus))
@@ -157,7 +157,7 @@ def _calls(
 @lru_cache(maxsize=1024)
 def phase_kernels(
     deployment: Deployment, chip: Chip, phase: Phase, batch: int, length: int, context: int
-) -> tuple[Steps, Sequence[Demand]]:
+) -> tuple[Steps, Sequence[KernelDemand]]:
     """The steps of one phase, and what each of their kernels demands of the chip."""
     program = phase_program(deployment, phase, batch, length, context)
     topology = topology_of(chip, program.mesh)

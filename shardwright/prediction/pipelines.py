@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from shardwright.cost.chips import Chip
-from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.constants import Constants, Demand, times_of
-from shardwright.cost.memory import Memory, device_bytes
-from shardwright.cost.program_cost import Cost, cost_of
-from shardwright.cost.resizing import resized
-from shardwright.cost.topology import topology_of
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
+from shardwright.cost.hardware.topology import topology_of
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.programs.memory import MemoryUse, device_bytes
+from shardwright.cost.programs.program_cost import Cost, cost_of
+from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.program import Func, Loop, Program
-from shardwright.ir.syntax import (
+from shardwright.ir.text.syntax import (
     Decl,
     FuncItem,
     Item,
@@ -143,16 +143,16 @@ def pipeline_cost(
     )
 
 
-def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> Demand:
+def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> KernelDemand:
     """The values that a stage's loop carries, from its chips to those of the next."""
     topology = topology_of(chip, {**stages.axes, **program.mesh})
     loops = [s for s, _ in func.walk() if isinstance(s, Loop) and s.dim == stages.dim]
     nbytes = sum(carry.value.concrete.local_bytes(program.mesh) for loop in loops for carry in loop.carries)
     latency, transfer = latency_and_transfer(CollectiveKind.PERMUTE, list(stages.axes), nbytes, topology)
-    return Demand(transfer_s=transfer, latency_s=latency, kernels=0)
+    return KernelDemand(transfer_s=transfer, latency_s=latency, kernels=0)
 
 
-def _memory(program: Program, whole: Memory, stages: Stages, micro_batches: int) -> Memory:
+def _memory(program: Program, whole: MemoryUse, stages: Stages, micro_batches: int) -> MemoryUse:
     """A stage has its part of what carries the layers, and the state of all micro-batches."""
     P = stages.count
     weights = sum(

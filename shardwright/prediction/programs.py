@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Final, Literal
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from shardwright.cost.resizing import on_mesh
+from shardwright.cost.programs.resizing import on_mesh
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.format import format_module
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.text.unparse import unparse
 from shardwright.ir.types import DType
-from shardwright.ir.unparse import unparse
 from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
-from shardwright.models.forward import Request, model_program
-from shardwright.models.layouts import AttentionOver, Layout, fit_layouts
-from shardwright.passes.gather_ahead import GatherAhead
-from shardwright.passes.loop_collectives import LoopCollectives
+from shardwright.models.forward import ProgramRequest, model_program
+from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
-from shardwright.passes.place import Place
+from shardwright.passes.rings.loop_collectives import LoopCollectives
+from shardwright.passes.transformations.gather_ahead import GatherAhead
 
 Phase = Literal["prefill", "decode"]
 Weights = Literal["bf16", "int8"]
@@ -69,7 +69,7 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedProgram:
     """A program before layouts are chosen, the passes that are run on it first, and its name in the package."""
 
     text: str
@@ -103,7 +103,7 @@ def positions(deployment: Deployment, batch: int, context: int) -> int:
     return -(-context // over) * over
 
 
-def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> Wanted:
+def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> WantedProgram:
     """The program that `phase_program` has to compile first."""
     return next(candidates(deployment, phase, batch))
 
@@ -117,7 +117,7 @@ def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
     return tuple(taken)
 
 
-def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wanted]:
+def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[WantedProgram]:
     """The programs that `phase_program` tries one after the other: on standard meshes if the layout is the same there,
     on the deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer
     axes.
@@ -140,7 +140,7 @@ def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[Wan
 
 
 @lru_cache(maxsize=4096)
-def fitted_layout(deployment: Deployment, batch: int) -> Layout:
+def fitted_layout(deployment: Deployment, batch: int) -> PresetLayout:
     """The layout as far as the model's sizes and the batch divide over the mesh."""
     model = deployment.model
     sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
@@ -148,15 +148,15 @@ def fitted_layout(deployment: Deployment, batch: int) -> Layout:
     return fit_layouts([deployment.layout], deployment.mesh, sizes, model.attention, attention, cached=True)[0]
 
 
-def _alike(one: Layout, other: Layout) -> bool:
+def _alike(one: PresetLayout, other: PresetLayout) -> bool:
     return replace(one, dropped=()) == replace(other, dropped=())
 
 
 @lru_cache(maxsize=1024)
-def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -> Wanted:
+def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -> WantedProgram:
     model, mesh = deployment.model, deployment.mesh
     length = 1 if phase == "decode" else _PROMPT
-    request = Request(
+    request = ProgramRequest(
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
         decomposed=deployment.decomposed,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
     if not packed:
         named.append("apart")
-    return Wanted(model_program(model, request)[0], passes, "-".join(named))
+    return WantedProgram(model_program(model, request)[0], passes, "-".join(named))
 
 
 # ---------------------------------------------------------------- compiled programs
@@ -212,7 +212,7 @@ def shipped() -> Mapping[str, str]:
     return {text.removeprefix("# source ").partition(",")[0]: text for text in read_shipped().values()}
 
 
-def is_compiled(wanted: Wanted) -> bool:
+def is_compiled(wanted: WantedProgram) -> bool:
     """Tells whether the program is at hand."""
     made = digest(wanted.text, wanted.passes)
     return made in shipped() or (own_folder() / f"{made}.shard").exists()

@@ -18,12 +18,12 @@ from shardwright.tracing.counted_loops import trips
 from shardwright.tracing.graph import (
     Application,
     Constant,
-    Edge,
     Frames,
     Graph,
+    GraphEdge,
     Layout,
     Operand,
-    Traced,
+    TracedFunction,
     Variable,
     uniform,
 )  # fmt: skip
@@ -45,7 +45,7 @@ _NUMBERS = ("float32", "int32", "bool")
 
 def capture(
     function: Callable[..., Any], args: Sequence[Any], name: str, weights: Mapping[str, Any] | None = None
-) -> Traced:
+) -> TracedFunction:
     """Traces the function at these example arguments, arrays or `jax.ShapeDtypeStruct`. With `weights`, arrays by path,
     the function takes these as a dict before the others, and they are the graph's constants."""
     import jax
@@ -64,32 +64,32 @@ def capture(
             inputs = [reader.with_layout(*pair) for pair in zip(inputs, params["in_shardings"], strict=True)]
         if list(closed.eqns[0].outvars) == list(closed.jaxpr.outvars):
             results = [reader.with_layout(*pair) for pair in zip(results, params["out_shardings"], strict=True)]
-    stored = tuple(Edge(("weights", "constant"), variable.shape, variable.dtype) for variable in graph.constants)
+    stored = tuple(GraphEdge(("weights", "constant"), variable.shape, variable.dtype) for variable in graph.constants)
     if weights is not None:
         stored += _weights_apart(graph, weights)
-    return Traced(name, graph, tuple(inputs), tuple(results), stored, reader.mesh)
+    return TracedFunction(name, graph, tuple(inputs), tuple(results), stored, reader.mesh)
 
 
-def _weights_apart(graph: Graph, weights: Mapping[str, Any]) -> tuple[Edge, ...]:
+def _weights_apart(graph: Graph, weights: Mapping[str, Any]) -> tuple[GraphEdge, ...]:
     """Makes constants of the parameters that are weights, as far as they are read, and returns their edges."""
     read = {operand.number for application in graph.applications for operand in application.operands
             if isinstance(operand, Variable)}  # fmt: skip
     read |= {operand.number for operand in graph.results if isinstance(operand, Variable)}
-    edges: list[Edge] = []
+    edges: list[GraphEdge] = []
     for path in sorted(weights):  # the order of a dict's leaves
         variable = graph.parameters.pop(0)
         if variable.number in read:
             graph.constants[variable] = np.asarray(weights[path])
-            edges.append(Edge(("weights", *path.split(".")), variable.shape, variable.dtype))
+            edges.append(GraphEdge(("weights", *path.split(".")), variable.shape, variable.dtype))
     return tuple(edges)
 
 
-def _edges(tree: Any) -> tuple[Edge, ...]:
+def _edges(tree: Any) -> tuple[GraphEdge, ...]:
     import jax
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return tuple(
-        Edge(tuple(_key(key) for key in path), tuple(np.shape(leaf)), str(jax.numpy.result_type(leaf)))
+        GraphEdge(tuple(_key(key) for key in path), tuple(np.shape(leaf)), str(jax.numpy.result_type(leaf)))
         for path, leaf in leaves
     )
 
@@ -160,7 +160,7 @@ class _Reader:
             for entry in entries
         )  # fmt: skip
 
-    def with_layout(self, edge: Edge, sharding: Any) -> Edge:
+    def with_layout(self, edge: GraphEdge, sharding: Any) -> GraphEdge:
         return replace(edge, axes=self.layout(sharding, len(edge.shape)) or edge.axes)
 
     def outermost(self, closed: Any) -> Graph:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModule:
     """A module as a function of JAX of its weights by path, and of its arguments; the weights, and the arguments."""
 
     module: Any
@@ -64,7 +64,7 @@ def is_module(value: Any) -> bool:
     )
 
 
-def exported(module: Any, args: Sequence[Any]) -> Exported:
+def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     """The module at these example arguments, in evaluation mode, as `torch.export` takes it.
 
     A weight that several paths share goes by the first. Raises a `DiagnosticError` where the export fails.
@@ -90,7 +90,7 @@ def exported(module: Any, args: Sequence[Any]) -> Exported:
     fixed = {path: values[path] for path in stored if values[path].is_complex()}  # the language has no complex weights
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(as_numpy, tensors)
-    return Exported(module, _function(program, paths, fixed), weights, arguments, tensors)
+    return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors)
 
 
 def as_numpy(tensor: Any) -> npt.NDArray[Any]:

@@ -62,7 +62,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Edge:
+class GraphEdge:
     """A parameter or a result: its path in the pytree, and the example's shape and number format; the mesh axes that
     split each dimension, most significant first, where its sharding is given."""
 
@@ -80,21 +80,21 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedFunction:
     """A function as a graph, with what stands at its edges."""
 
     name: str
     graph: Graph
-    inputs: tuple[Edge, ...]
-    results: tuple[Edge, ...]
-    weights: tuple[Edge, ...] = ()
+    inputs: tuple[GraphEdge, ...]
+    results: tuple[GraphEdge, ...]
+    weights: tuple[GraphEdge, ...] = ()
     """Of the graph's constants, in their order."""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     """The mesh of the shardings that the function or its arguments name, empty without any."""
     arguments: tuple[str, ...] = ()
     """The names that the function has for its arguments, as far as each has one."""
 
-    def stored(self) -> list[tuple[Variable, Edge]]:
+    def stored(self) -> list[tuple[Variable, GraphEdge]]:
         """Constants and parameters, each with its edge."""
         return [
             *zip(self.graph.constants, self.weights, strict=True),

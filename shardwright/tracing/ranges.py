@@ -19,18 +19,18 @@ _KEEPING = {
 }  # fmt: skip
 
 
-class Known(Protocol):
+class KnownRange(Protocol):
     ranges: dict[Hashable, Range]
     joined: dict[Hashable, Application]
 
 
-def range_of(known: Known, operand: Operand) -> Range | None:
+def range_of(known: KnownRange, operand: Operand) -> Range | None:
     if isinstance(operand, Constant):
         return (int(operand.value), int(operand.value)) if "int" in operand.dtype else None
     return known.ranges.get(operand.number)
 
 
-def note(known: Known, op: Application) -> None:
+def note(known: KnownRange, op: Application) -> None:
     """Notes what is known of the result of an application."""
     result = op.results[0]
     if op.primitive == "concatenate":

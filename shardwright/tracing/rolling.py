@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwright.tracing.graph import Application, Edge, Graph, Operand, Traced, Variable
+from shardwright.tracing.graph import Application, Graph, GraphEdge, Operand, TracedFunction, Variable
 from shardwright.tracing.source_names import bodies
 
 LEAST_PRODUCTS = 2
@@ -24,7 +24,7 @@ Place = tuple[int, int]
 """An operand of one of a period's applications, or a result of one: the application's number and its own."""
 
 
-def rolled(traced: Traced) -> Traced:
+def rolled(traced: TracedFunction) -> TracedFunction:
     """The function with its layers in loops, where they differ in their weights alone and are at least two.
 
     The weights of a module are stacked where their paths differ in one number that counts up evenly. Weights that are
@@ -52,7 +52,7 @@ class _Layers:
 class _Finder:
     """Looks for the layers that a loop would shorten a graph by most."""
 
-    def __init__(self, graph: Graph, edges: Mapping[Variable, Edge]) -> None:
+    def __init__(self, graph: Graph, edges: Mapping[Variable, GraphEdge]) -> None:
         self.applications, self.edges = graph.applications, edges
         self.origin = {
             result.number: (i, k) for i, each in enumerate(graph.applications) for k, result in enumerate(each.results)
@@ -157,7 +157,9 @@ class _Finder:
         return True
 
 
-def _with_loop(graph: Graph, edges: Mapping[Variable, Edge], layers: _Layers) -> tuple[Graph, dict[Variable, Edge]]:
+def _with_loop(
+    graph: Graph, edges: Mapping[Variable, GraphEdge], layers: _Layers
+) -> tuple[Graph, dict[Variable, GraphEdge]]:
     """The graph with a `scan` in the place of the layers, its weights stacked, and the edges of its weights."""
     start, period, count = layers.start, layers.period, layers.count
     end = start + count * period
@@ -195,7 +197,7 @@ def _with_loop(graph: Graph, edges: Mapping[Variable, Edge], layers: _Layers) ->
     )
     members = {variable: group for group in stacks for variable in group}
     constants: dict[Variable, Any] = {}
-    known: dict[Variable, Edge] = {}
+    known: dict[Variable, GraphEdge] = {}
     for variable, array in graph.constants.items():
         group = members.get(variable)
         if group is None:
@@ -209,8 +211,8 @@ def _with_loop(graph: Graph, edges: Mapping[Variable, Edge], layers: _Layers) ->
 
 @dataclass
 class _Taken:
-    """What a loop takes, each a variable outside and the one inside: what is the same in all trips, what the trip
-    before has made, by where, and slices of stacks."""
+    """The values that a loop takes, each a variable outside and the one inside: the same in all trips, made by the trip
+    before, by where, and slices of stacks."""
 
     constants: dict[Hashable, tuple[Variable, Variable]] = field(
         default_factory=dict[Hashable, tuple[Variable, Variable]]
@@ -251,7 +253,7 @@ def _one_of(stack: Variable, number: int, made: Variable) -> Iterator[Applicatio
     yield Application("squeeze", (row,), {"dimensions": (0,)}, (made,))
 
 
-def _common(edges: Sequence[Edge]) -> Edge | None:
+def _common(edges: Sequence[GraphEdge]) -> GraphEdge | None:
     """The edge of weights that are stacked: their path with `{layer}`, or `{2*layer+1}`, for the one number in which
     they differ; None where they differ otherwise."""
     paths = [edge.name for edge in edges]

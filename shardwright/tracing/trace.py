@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.models.weight_map import NUMBERED, Entry, WeightMap
+from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 
 if TYPE_CHECKING:
     from shardwright.ir import walk
     from shardwright.ir.program import Program
-    from shardwright.tracing.graph import Edge, Graph, Traced, Variable
-    from shardwright.tracing.writer import Site
+    from shardwright.tracing.graph import Graph, GraphEdge, TracedFunction, Variable
+    from shardwright.tracing.writer import ValueSite
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +53,7 @@ class Trace:
     paths: Mapping[str, str]
     """The weights of a module by the program's names, as its `state_dict` names them, with `{layer}` for the number of
     those that are stacked; empty for functions."""
-    sites: Mapping[str, Site] = field(default_factory=dict[str, "Site"], repr=False)
+    sites: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
     """Where the function has the values that stand in the program."""
     opaque: tuple[str, ...] = ()
     """The functions that the program calls by name, because the language has no words for them."""
@@ -66,10 +66,10 @@ class Trace:
     def weight_map(self) -> WeightMap:
         """The mapping of a module's weights, for `export` and for `run --weights`."""
         kinds = {value.name: value.shape for value in self.program.weights if value.name in self.paths}
-        entries: dict[str, Entry] = {}
+        entries: dict[str, WeightEntry] = {}
         for name, shape in kinds.items():
             stored = shape.names[1:] if NUMBERED.search(self.paths[name]) else shape.names
-            entries[name] = Entry(shape.names, tuple((dim,) for dim in stored), self.paths[name])
+            entries[name] = WeightEntry(shape.names, tuple((dim,) for dim in stored), self.paths[name])
         sizes = {dim.name: dim.size for shape in kinds.values() for dim in shape.dims}
         return WeightMap(self.program.funcs[0].name, sizes, entries)
 
@@ -119,8 +119,8 @@ def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int], name: str, seed: int,
     *, is_smaller: bool = False,
 ) -> Trace:  # fmt: skip
-    from shardwright.compiling import load, print_program
-    from shardwright.passes.recognize import Recognize, swept
+    from shardwright.compiling.compile_program import load, print_program
+    from shardwright.passes.compiling.recognize import Recognize, swept
     from shardwright.tracing.capture_jax import capture
     from shardwright.tracing.capture_torch import exported, is_module
     from shardwright.tracing.roles import letters
@@ -206,9 +206,9 @@ def _smaller_difference(
     return math.nan, {}
 
 
-def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[Traced, Sequence[str], Any]) -> float:
+def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[TracedFunction, Sequence[str], Any]) -> float:
     """How far the program's meaning is from the function, at random arguments."""
-    from shardwright.backends.reference import evaluate
+    from shardwright.backends.simulation.reference import evaluate
 
     (function, module, args, seed, is_smaller), (traced, names, weights) = asked, known
     inputs = random_arguments(args, traced.inputs, seed, is_scaled=is_smaller)
@@ -237,11 +237,11 @@ def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[Traced
 def _in_any_order(program: Program) -> Program:
     """The program without the statements that give a value its dimensions in another order, which names make needless;
     as it is where a reader counts on the order."""
-    from shardwright.compiling import load, print_program
+    from shardwright.compiling.compile_program import load, print_program
     from shardwright.ir import ops
     from shardwright.ir.program import Let, Marking, Statement
     from shardwright.ir.walk import map_sites, operand_names, rename_operands, sites, with_values
-    from shardwright.passes.recognize import asks_nothing
+    from shardwright.passes.compiling.recognize import asks_nothing
 
     func = program.funcs[0]
     kept: dict[str, str] = {}
@@ -280,7 +280,7 @@ def _in_any_order(program: Program) -> Program:
 
 def _with_used_dims(program: Program) -> Program:
     """The program without the dimensions of what recognizing has taken out."""
-    from shardwright.compiling import print_program
+    from shardwright.compiling.compile_program import print_program
 
     said = re.sub(r"^dim .*$", "", print_program(program), count=1, flags=re.MULTILINE)
     used = set(re.findall(r"[A-Z]\d*", said))
@@ -318,7 +318,7 @@ def _operations(program: Program) -> list[str]:
     ]  # fmt: skip
 
 
-def _rounds(traced: Traced) -> bool:
+def _rounds(traced: TracedFunction) -> bool:
     """Formats of 16 bits round in the function too, so the program's meaning is taken with its formats."""
     return bool({"bfloat16", "float16"}.intersection(variable.dtype for variable in _variables(traced.graph)))
 
@@ -358,7 +358,9 @@ def _variables(graph: Graph) -> Iterator[Variable]:
                 yield from _variables(body)
 
 
-def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int, *, is_scaled: bool = False) -> list[Array]:
+def random_arguments(
+    args: Sequence[Any], edges: Sequence[GraphEdge], seed: int, *, is_scaled: bool = False
+) -> list[Array]:
     """Random arrays in the order of the flattened arguments.
 
     Integers lie between the example's least and greatest, bools and floats without a negative number likewise; other
@@ -376,7 +378,7 @@ def random_arguments(args: Sequence[Any], edges: Sequence[Edge], seed: int, *, i
     return made
 
 
-def _random(leaf: Any, edge: Edge, random: np.random.Generator) -> Array:
+def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
     is_float = edge.dtype.startswith(("float", "bfloat"))
     known = None if type(leaf).__name__ == "ShapeDtypeStruct" or not np.size(leaf) else np.asarray(leaf)
     if known is not None and (not is_float or float(known.min()) >= 0):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.types import axis_set, row_text
 from shardwright.tracing.dimensions import Dimensions, Slot
-from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, Traced, Variable
+from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, TracedFunction, Variable
 from shardwright.tracing.places import untraceable
 from shardwright.tracing.ranges import note
 from shardwright.tracing.source_names import source_names
@@ -25,7 +25,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Value:
+class ProgramValue:
     """The value that stands in the program for a variable.
 
     `axes` has a slot for each axis of the variable, None for an axis of size 1 and for one along which the value is
@@ -39,16 +39,16 @@ class Value:
     is_number: bool = False
 
 
-Rule = Callable[["Writer", Application], None]
+Rule = Callable[["GraphWriter", Application], None]
 
 
-class Writer:
+class GraphWriter:
     """The statements of one function so far, and what is known of every variable."""
 
     def __init__(self, rules: Mapping[str, Rule], dimensions: Dimensions) -> None:
         self.rules = rules
         self.dimensions = dimensions
-        self.values: dict[Hashable, Value] = {}
+        self.values: dict[Hashable, ProgramValue] = {}
         self.lines: list[str] = []
         self.taken: set[str] = set()
         self.loops: tuple[Hashable, ...] = ()
@@ -71,12 +71,12 @@ class Writer:
     def slot(self, key: Slot, size: int) -> Slot:
         return self.dimensions.slot(key, size, inside=frozenset(self.loops))
 
-    def value(self, operand: Operand) -> Value:
+    def value(self, operand: Operand) -> ProgramValue:
         if isinstance(operand, Constant) and operand.value != operand.value:
             infinity = self.write("infinity", "inf", dtype_of(operand.dtype))
-            return Value(self.write("nan", f"{infinity} - {infinity}"), (None,) * len(operand.shape), ())
+            return ProgramValue(self.write("nan", f"{infinity} - {infinity}"), (None,) * len(operand.shape), ())
         if isinstance(operand, Constant):
-            return Value(number(operand.value), (None,) * len(operand.shape), (), is_number=True)
+            return ProgramValue(number(operand.value), (None,) * len(operand.shape), (), is_number=True)
         return self.values[operand.number]
 
     def name(self, slot: Slot) -> str:
@@ -128,15 +128,15 @@ class Writer:
         given = self.axes(result) if axes is None else tuple(axes)
         roots = {self.dimensions.find(slot) for slot in order}
         kept = tuple(a if a is not None and self.dimensions.find(a) in roots else None for a in given)
-        self.values[result.number] = Value(
+        self.values[result.number] = ProgramValue(
             self.write(self.names.get(result.number) or stem or "v", expression, type_), kept, tuple(order)
         )
 
-    def alias(self, result: Variable, value: Value, axes: Sequence[Slot | None]) -> None:
+    def alias(self, result: Variable, value: ProgramValue, axes: Sequence[Slot | None]) -> None:
         """The variable is this value, with `axes` in the place of the variable's own."""
-        self.values[result.number] = Value(value.text, tuple(axes), value.order, value.is_number)
+        self.values[result.number] = ProgramValue(value.text, tuple(axes), value.order, value.is_number)
 
-    def renamed(self, value: Value, targets: Mapping[Slot, Slot | None]) -> Value:
+    def renamed(self, value: ProgramValue, targets: Mapping[Slot, Slot | None]) -> ProgramValue:
         """The value with other dimensions: from each slot to its target; the others stay."""
         find = self.dimensions.find
         mapping = {find(a): b for a, b in targets.items() if b is not None}
@@ -145,11 +145,11 @@ class Writer:
         axes = tuple(mapping.get(find(a), a) if a is not None else None for a in value.axes)
         order = tuple(mapping.get(find(a), a) for a in value.order)
         if not changed:
-            return Value(value.text, axes, order, value.is_number)
+            return ProgramValue(value.text, axes, order, value.is_number)
         if value.text in self.iotas:
-            return Value(self.counted(order[0], f"{value.text}_r"), axes, order)
+            return ProgramValue(self.counted(order[0], f"{value.text}_r"), axes, order)
         inside = ", ".join(f"{self.name(a)} -> {self.name(b)}" for a, b in changed)
-        return Value(self.write(f"{value.text}_r", f"rename[{inside}]({value.text})"), axes, order)
+        return ProgramValue(self.write(f"{value.text}_r", f"rename[{inside}]({value.text})"), axes, order)
 
     def counted(self, slot: Slot, stem: str = "iota") -> str:
         """The indices of a dimension."""
@@ -157,12 +157,12 @@ class Writer:
         self.iotas[text] = slot
         return text
 
-    def counts(self, value: Value, size: int) -> bool:
+    def counts(self, value: ProgramValue, size: int) -> bool:
         """Tells whether the value is the indices of a dimension of this size, all of them in their order."""
         slot = self.iotas.get(value.text)
         return slot is not None and self.dimensions.size[self.dimensions.find(slot)] == size
 
-    def full(self, value: Value, slots: Sequence[Slot], dtype: str, stem: str = "v") -> str:
+    def full(self, value: ProgramValue, slots: Sequence[Slot], dtype: str, stem: str = "v") -> str:
         """The value with exactly these dimensions in this order, those that it lacks broadcast."""
         find, kind = self.dimensions.find, dtype_of(dtype)
         if value.is_number:
@@ -179,13 +179,13 @@ class Writer:
             text = f"{value.text} + {zeros}"
         return self.write(stem, text, self.type(dtype, slots))
 
-    def whole(self, operand: Operand) -> Value:
+    def whole(self, operand: Operand) -> ProgramValue:
         """The operand with all dimensions of its variable, in the order of its axes."""
         value = self.value(operand)
         axes = self.axes(operand) if isinstance(operand, Variable) else self._constant_axes(operand)
         value = self.renamed(value, {a: b for a, b in zip(value.axes, axes, strict=True) if a is not None})
         slots = tuple(slot for slot in axes if slot is not None)
-        return Value(self.full(value, slots, operand.dtype), axes, slots)
+        return ProgramValue(self.full(value, slots, operand.dtype), axes, slots)
 
     def _constant_axes(self, operand: Constant) -> tuple[Slot | None, ...]:
         return tuple(
@@ -199,7 +199,7 @@ class Writer:
         for application in graph.applications:
             if all(0 in result.shape for result in application.results):  # nobody reads an element of it
                 for result in application.results:
-                    self.values[result.number] = Value("0", (None,) * len(result.shape), (), is_number=True)
+                    self.values[result.number] = ProgramValue("0", (None,) * len(result.shape), (), is_number=True)
                 continue
             rule = self.rules.get(application.primitive)
             if rule is None:
@@ -224,7 +224,7 @@ def refusal(application: Application, reason: str, way_out: str = "") -> Excepti
 
 
 @dataclass(frozen=True)
-class Site:
+class ValueSite:
     """A value of the program where the function has it: the variable's number, for each of its axes the name of the
     dimension, None where the program's value has none, `FILE:LINE` of the user's, and the name that it has there, ""
     within an expression."""
@@ -236,26 +236,26 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenGraph:
     """A graph as text: the names of the function's parameters, where the function has the program's values, and what
     it calls by name."""
 
     text: str
     names: list[str]
-    sites: dict[str, Site]
+    sites: dict[str, ValueSite]
     opaque: list[str]
 
 
 def written(
-    traced: Traced,
+    traced: TracedFunction,
     rules: Mapping[str, Rule],
     mesh: Mapping[str, int],
     letters: Callable[[str, set[str]], Mapping[str, str]],
-) -> Written:
+) -> WrittenGraph:
     """The graph as a program. `letters` says of the text, once it stands, and of the names that are to stay, which
     dimensions go by another letter; where any does, it is written again."""
     dimensions = Dimensions()
-    _function(traced, Writer(rules, dimensions))
+    _function(traced, GraphWriter(rules, dimensions))
     _tie_by_path(traced, dimensions)
     dimensions.tie_pieces()
     _hint(traced, dimensions)
@@ -269,36 +269,38 @@ def written(
     return made
 
 
-def _written(traced: Traced, rules: Mapping[str, Rule], mesh: Mapping[str, int], dimensions: Dimensions) -> Written:
-    writer = Writer(rules, dimensions)
+def _written(
+    traced: TracedFunction, rules: Mapping[str, Rule], mesh: Mapping[str, int], dimensions: Dimensions
+) -> WrittenGraph:
+    writer = GraphWriter(rules, dimensions)
     called = source_names(traced.graph)
     writer.names = {number: name for number, (name, _) in called.items()}
     header, names = _function(traced, writer)
     items = [f"mesh {' '.join(f'{axis}={size}' for axis, size in mesh.items())}"] if mesh else []
     if declared := dimensions.declared():
         items.append(f"dim {declared}")
-    sites: dict[str, Site] = {}
+    sites: dict[str, ValueSite] = {}
     for variable, name in zip(traced.graph.parameters, names, strict=True):
         dims = tuple(None if slot is None else writer.name(slot) for slot in writer.axes(variable))
-        sites[name] = Site(variable.number, dims, "", "")
+        sites[name] = ValueSite(variable.number, dims, "", "")
     for application in traced.graph.applications:
         for result in application.results:
             value = writer.values.get(result.number)
             if value is not None and not value.is_number:
                 dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
                 own, place = called.get(result.number, ("", application.place))
-                sites.setdefault(value.text, Site(result.number, dims, place, own))
-    return Written("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
+                sites.setdefault(value.text, ValueSite(result.number, dims, place, own))
+    return WrittenGraph("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
 
 
-def _edge_axes(writer: Writer, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
+def _edge_axes(writer: GraphWriter, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
     """The dimensions at an edge, where axes of size 1 are there, too."""
     return [
         writer.slot(("one", shape[:axis].count(1)), 1) if slot is None else slot for axis, slot in enumerate(edge_axes)
     ]
 
 
-def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
+def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], list[str]]:
     graph = traced.graph
     header: list[str] = []
     names: list[str] = []
@@ -331,7 +333,7 @@ def _function(traced: Traced, writer: Writer) -> tuple[list[str], list[str]]:
     return [*weights, f"func {name}({', '.join(typed)}){returned} {{"], names
 
 
-def _before_loops(writer: Writer, name: str, dtype: str, slots: Sequence[Slot], axes: Layout | None) -> str:
+def _before_loops(writer: GraphWriter, name: str, dtype: str, slots: Sequence[Slot], axes: Layout | None) -> str:
     """The name of a parameter inside the function: of a value with another layout where chips divide between them a
     dimension that a loop goes along, which the language does not."""
     pairs = zip(slots, axes or (), strict=False)
@@ -340,15 +342,15 @@ def _before_loops(writer: Writer, name: str, dtype: str, slots: Sequence[Slot], 
     return name
 
 
-def _enter(writer: Writer, variable: Variable, name: str, slots: Sequence[Slot]) -> None:
+def _enter(writer: GraphWriter, variable: Variable, name: str, slots: Sequence[Slot]) -> None:
     axes = writer.axes(variable)
     for slot, axis in zip(slots, axes, strict=True):
         if axis is None:
             name = writer.write(name, f"take[{writer.name(slot)}, 0]({name})")
-    writer.values[variable.number] = Value(name, axes, tuple(axis for axis in axes if axis is not None))
+    writer.values[variable.number] = ProgramValue(name, axes, tuple(axis for axis in axes if axis is not None))
 
 
-def _tie_by_path(traced: Traced, dimensions: Dimensions) -> None:
+def _tie_by_path(traced: TracedFunction, dimensions: Dimensions) -> None:
     """Parameters whose paths differ in numbers alone, as those of two layers, have the same dimensions."""
     first: dict[tuple[object, ...], Variable] = {}
     for variable, edge in traced.stored():
@@ -360,7 +362,7 @@ def _tie_by_path(traced: Traced, dimensions: Dimensions) -> None:
             dimensions.tie(a, b)
 
 
-def _hint(traced: Traced, dimensions: Dimensions) -> None:
+def _hint(traced: TracedFunction, dimensions: Dimensions) -> None:
     _tie_logits(traced, dimensions)
     for variable in traced.graph.parameters:
         axes = dimensions.axes(variable, frozenset())
@@ -378,7 +380,7 @@ def _hint(traced: Traced, dimensions: Dimensions) -> None:
     _hint_weights(traced, dimensions)
 
 
-def _tie_logits(traced: Traced, dimensions: Dimensions) -> None:
+def _tie_logits(traced: TracedFunction, dimensions: Dimensions) -> None:
     """Results as wide as the vocabulary are logits: their last dimension is that of the table."""
     tables = [slot for slot, letter in dimensions.hinted().items() if letter == "V"]
     for operand in traced.graph.results:
@@ -388,7 +390,7 @@ def _tie_logits(traced: Traced, dimensions: Dimensions) -> None:
                 dimensions.tie(last[0], slot)
 
 
-def _hint_weights(traced: Traced, dimensions: Dimensions) -> None:
+def _hint_weights(traced: TracedFunction, dimensions: Dimensions) -> None:
     """Letters for the dimensions of weights by their company: E is in most of them, F the larger one beside it, X, F
     around it are those of experts, and H (K where there are fewer), D beside it those of attention."""
     known = dimensions.hinted()

@@ -12,15 +12,15 @@ from shardwright.ir.types import TensorType
 from shardwright.ir.walk import defined, reads, statements, values_in
 
 if TYPE_CHECKING:
-    from shardwright.cost.program_cost import Cost
-    from shardwright.ir import syntax
+    from shardwright.cost.programs.program_cost import Cost
+    from shardwright.ir.text import syntax
     from shardwright.passes.base import Proof
 
 Level = Literal["surface", "explicit"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExamineSettings:
     """How a text is looked at. `chip` "" is the program's own, else the reference chip. Unless `own_chips`, a chip is
     one that comes with the package, and no file is read."""
 
@@ -86,7 +86,7 @@ class LineCost:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examination:
     """The findings of a look in depth: types, the explicit program and its costs; or faults alone."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -102,12 +102,12 @@ class Examined:
     warnings: tuple[Diagnostic, ...] = ()
 
 
-def glance(source: Source, settings: Settings | None = None) -> Glance:
+def glance(source: Source, settings: ExamineSettings | None = None) -> Glance:
     """The faults of a text that need no choice of layouts; takes milliseconds. Raises nothing."""
-    from shardwright.compiling import load
-    from shardwright.ir.parser import parse
+    from shardwright.compiling.compile_program import load
+    from shardwright.ir.text.parser import parse
 
-    settings = settings or Settings()
+    settings = settings or ExamineSettings()
     module: syntax.Module | None = None
     try:
         module = parse(source)
@@ -119,32 +119,32 @@ def glance(source: Source, settings: Settings | None = None) -> Glance:
     return Glance(source, module, program)
 
 
-def examine(source: Source, settings: Settings | None = None) -> Examined:
+def examine(source: Source, settings: ExamineSettings | None = None) -> Examination:
     """The layouts of a text and what they cost. Faults of the text are in the answer, not raised."""
-    settings = settings or Settings()
+    settings = settings or ExamineSettings()
     seen = glance(source, settings)
     if seen.program is None:
-        return Examined(seen.diagnostics)
+        return Examination(seen.diagnostics)
     assert seen.module is not None
     try:
         with located(source):
             return _examined(seen.module, seen.program, settings)
     except DiagnosticError as error:
-        return Examined(error.diagnostics)
+        return Examination(error.diagnostics)
 
 
-def _examined(module: syntax.Module, program: Program, settings: Settings) -> Examined:
-    from shardwright.checking import warnings_of
-    from shardwright.compiling import print_program
-    from shardwright.cost.chips import REFERENCE, load_chip
-    from shardwright.cost.program_cost import cost_of
-    from shardwright.ir.completion import complete
-    from shardwright.ir.verifier import Level as Strictness
-    from shardwright.ir.verifier import verify
-    from shardwright.passes.pipelines import Trace, explicit, proof_of
-    from shardwright.passes.place import Place
+def _examined(module: syntax.Module, program: Program, settings: ExamineSettings) -> Examination:
+    from shardwright.compiling.checking import warnings_of
+    from shardwright.compiling.compile_program import print_program
+    from shardwright.cost.hardware.chips import REFERENCE, load_chip
+    from shardwright.cost.programs.program_cost import cost_of
+    from shardwright.ir.verification.completion import complete
+    from shardwright.ir.verification.verifier import Level as Strictness
+    from shardwright.ir.verification.verifier import verify
+    from shardwright.passes.compiling.place import Place
+    from shardwright.passes.pipelines import PassRecord, explicit, proof_of
 
-    traces: list[Trace] = []
+    traces: list[PassRecord] = []
     chip = settings.chip or program.chip
     if settings.level == "explicit":
         typed = made = complete(program)
@@ -158,29 +158,29 @@ def _examined(module: syntax.Module, program: Program, settings: Settings) -> Ex
     lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
     hints, text = tuple(_hints(module, values)), print_program(made)
     warnings = tuple(warnings_of(program, typed))
-    return Examined((), values, hints, made, text, proof_of(traces), costs, lines, priced, warnings)
+    return Examination((), values, hints, made, text, proof_of(traces), costs, lines, priced, warnings)
 
 
 def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:
     """The types that the author left open."""
-    from shardwright.ir import syntax
+    from shardwright.ir.text import syntax
     from shardwright.workbench.symbols import head_of
 
     facts_at = {(facts.place.line, facts.place.column): facts for facts in values}
     for node in syntax.nodes(module):
-        if isinstance(node, syntax.Target | syntax.Decl):
+        if isinstance(node, syntax.AssignedName | syntax.Decl):
             facts = facts_at.get((node.span.line, node.span.column))
             if facts is None or not facts.found or facts.name != node.name:
                 continue
             if node.type is None:
                 yield Hint(head_of(node, node.name), facts, None)
-            elif not (isinstance(node, syntax.Target) and node.found):
+            elif not (isinstance(node, syntax.AssignedName) and node.found):
                 yield Hint(node.type.span, facts, node.type.span)
 
 
-def _check_chip(program: Program, settings: Settings) -> None:
+def _check_chip(program: Program, settings: ExamineSettings) -> None:
     """Raises where a chip is unknown, or a file where no file may be read."""
-    from shardwright.cost.chips import chip_names, load_chip
+    from shardwright.cost.hardware.chips import chip_names, load_chip
 
     for name in filter(None, (settings.chip, program.chip)):
         if not settings.own_chips and name not in chip_names():
@@ -190,7 +190,7 @@ def _check_chip(program: Program, settings: Settings) -> None:
 
 
 def _values(program: Program, typed: Program) -> Iterator[ValueFacts]:
-    from shardwright.checking import named_globals, named_values
+    from shardwright.compiling.checking import named_globals, named_values
 
     for value, op in named_globals(program):
         yield from _facts(program, "", value, typed.globals[value.name], op)

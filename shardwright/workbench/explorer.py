@@ -84,7 +84,7 @@ def first_text(file: str | Path | None) -> tuple[str, str]:
     if file is None:
         name = jobs.example_names()[0] if jobs.example_names() else "program"
         return f"{name}.shard", jobs.example(name)
-    from shardwright.ir.parser import read_source
+    from shardwright.ir.text.parser import read_source
 
     source = read_source(Path(file))
     return source.name, source.text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.ir.diagnostics import NOWHERE, Diagnostic, Source, fault, located
-from shardwright.workbench.examine import Examined, Settings, glance
+from shardwright.workbench.examine import Examination, ExamineSettings, glance
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -16,7 +16,7 @@ REASONS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartingModel:
     """A model to begin from: its name, the preset of its layouts, and the sizes of the program. A `mesh` is as in
     `x=4 y=2`."""
 
@@ -28,12 +28,12 @@ class Beginning:
     cache: int
 
 
-def faults(source: Source, settings: Settings) -> tuple[Diagnostic, ...]:
+def faults(source: Source, settings: ExamineSettings) -> tuple[Diagnostic, ...]:
     """The faults of a text, found without choosing layouts."""
     return glance(source, settings).diagnostics
 
 
-def picture(found: Examined, name: str, text: str) -> str:
+def picture(found: Examination, name: str, text: str) -> str:
     """The explicit program of a text as SVG, its operations coloured by their share of the time."""
     from shardwright.backends.graph import draw
     from shardwright.backends.graph.annotations import of_costs
@@ -42,7 +42,7 @@ def picture(found: Examined, name: str, text: str) -> str:
     return draw(found.explicit, source=Source(name, text), annotations=of_costs(found.costs)).svg
 
 
-def timeline(found: Examined, func: str) -> str:
+def timeline(found: Examination, func: str) -> str:
     """When a call of a function computes and communicates, as SVG; of a long loop its first two trips."""
     from shardwright.backends.timeline.gantt import draw
     from shardwright.backends.timeline.predicted import predicted_timeline
@@ -56,21 +56,21 @@ def timeline(found: Examined, func: str) -> str:
 
 def _two_trips(entries: Sequence[object], seconds: float) -> tuple[float, float] | None:
     """From the beginning to where something is done for the third time, if that is long before the end."""
-    from shardwright.backends.timeline.record import Entry
+    from shardwright.backends.timeline.record import RecordedEvent
 
     times: dict[str, int] = {}
     for entry in entries:
-        assert isinstance(entry, Entry)
+        assert isinstance(entry, RecordedEvent)
         times[entry.name] = times.get(entry.name, 0) + 1
         if times[entry.name] == 3:
             return (0.0, entry.start) if 0 < entry.start < 0.5 * seconds else None
     return None
 
 
-def reasons(source: Source, settings: Settings) -> list[str]:
+def reasons(source: Source, settings: ExamineSettings) -> list[str]:
     """Why each layout is what it is, and the next best, as far as the time goes."""
-    from shardwright.next_best import explain
-    from shardwright.passes.place import Place
+    from shardwright.passes.compiling.place import Place
+    from shardwright.searching.next_best import explain
 
     program = glance(source, settings).program
     assert program is not None
@@ -79,15 +79,15 @@ def reasons(source: Source, settings: Settings) -> list[str]:
         return explain(program, Place.of(settings.objective, chip), REASONS_SECONDS)
 
 
-def module(found: Examined) -> str:
+def module(found: Examination) -> str:
     """The explicit program as a module of JAX."""
-    from shardwright.compiling import compile_program
+    from shardwright.compiling.compile_program import compile_program
 
     assert found.explicit is not None
     return compile_program(found.explicit).text
 
 
-def exported(found: Examined, form: str) -> str:
+def exported(found: Examination, form: str) -> str:
     """The layouts for another tool."""
     from shardwright.exporting.export import export
 
@@ -95,17 +95,17 @@ def exported(found: Examined, form: str) -> str:
     return export(found.explicit, form).text
 
 
-def begun(beginning: Beginning) -> str:
+def begun(beginning: StartingModel) -> str:
     """The text of a model's program. Raises a `DiagnosticError` where its sizes do not go with the mesh."""
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
     from shardwright.models.built_in import built_in
-    from shardwright.models.forward import Request, model_program
+    from shardwright.models.forward import ProgramRequest, model_program
 
     with located(Source(beginning.model, "")):
         axes = parse_sizes(beginning.mesh)
         mesh = Mesh(tuple(axes.items()))
-        request = Request(
+        request = ProgramRequest(
             beginning.layout, mesh, beginning.batch, beginning.length, DType.BF16, cache=beginning.cache or None
         )
         return model_program(built_in(beginning.model).model, request)[0]

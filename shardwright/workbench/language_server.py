@@ -17,12 +17,21 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Source, Span
 from shardwright.ir.diagnostics import Severity as Grade
-from shardwright.workbench.examine import Examined, Glance, Hint, LineCost, Settings, ValueFacts, examine, glance
+from shardwright.ir.text import syntax
+from shardwright.workbench.examine import (
+    Examination,
+    ExamineSettings,
+    Glance,
+    Hint,
+    LineCost,
+    ValueFacts,
+    examine,
+    glance,
+)
 from shardwright.workbench.suggestions import SuggestionKind, operation_help, suggestions
-from shardwright.workbench.symbols import Kind, Symbols, contains
+from shardwright.workbench.symbols import SymbolKind, Symbols, contains
 from shardwright.workbench.worker import SupersededError, Worker
 
 PAUSE = 0.2
@@ -40,12 +49,12 @@ _SIGNS = {
 
 
 @dataclass
-class Opened:
+class OpenText:
     """A text that is open in the editor: what is known of this version, and the last layouts found."""
 
     seen: Glance
     worker: Worker = field(default_factory=Worker)
-    examined: Examined | None = None
+    examined: Examination | None = None
     """Of this version; None until it is there."""
     task: asyncio.Task[None] | None = None
 
@@ -59,8 +68,8 @@ class Server(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("shardwright", version("shardwright"))  # pyright: ignore[reportUnknownMemberType]
-        self.settings = Settings()
-        self.texts: dict[str, Opened] = {}
+        self.settings = ExamineSettings()
+        self.texts: dict[str, OpenText] = {}
 
     @property
     def refreshes(self) -> bool:
@@ -69,7 +78,7 @@ class Server(LanguageServer):
         hints = workspace.inlay_hint if workspace is not None else None
         return bool(hints is not None and hints.refresh_support)
 
-    def opened(self, uri: str) -> Opened | None:
+    def opened(self, uri: str) -> OpenText | None:
         """The facts known of a text, None where it is not open."""
         return self.texts.get(uri)
 
@@ -77,7 +86,7 @@ class Server(LanguageServer):
         """Say what is wrong with a text as it is now, and look at its layouts in a moment."""
         document = self.workspace.get_text_document(uri)
         seen = glance(Source(document.filename or uri, document.source.replace("\r\n", "\n")), self.settings)
-        known = self.texts.setdefault(uri, Opened(seen))
+        known = self.texts.setdefault(uri, OpenText(seen))
         known.seen, known.examined = seen, None
         if known.task is not None:
             known.task.cancel()
@@ -86,7 +95,7 @@ class Server(LanguageServer):
         if seen.program is not None:
             known.task = asyncio.get_running_loop().create_task(self.examine_later(uri, known))
 
-    async def examine_later(self, uri: str, known: Opened) -> None:
+    async def examine_later(self, uri: str, known: OpenText) -> None:
         """Choose the layouts of a text unless it changes first, and say what came of it."""
         await asyncio.sleep(PAUSE)
         seen = known.seen
@@ -95,7 +104,7 @@ class Server(LanguageServer):
         except SupersededError:
             return
         except DiagnosticError as error:
-            found = Examined(error.diagnostics)
+            found = Examination(error.diagnostics)
         if known.seen is seen:
             known.examined = found
             self.report(uri, (*found.diagnostics, *found.warnings))
@@ -252,10 +261,10 @@ def make_server() -> Server:
     return server
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any]) -> ExamineSettings:
     """The settings that the client was told: `chip`, `objective` and `level`; what is of another kind is left out."""
     chip, objective, level = (options.get(key) for key in ("chip", "objective", "level"))
-    return Settings(
+    return ExamineSettings(
         chip=chip if isinstance(chip, str) else "",
         objective="bytes" if objective == "bytes" else "time",
         level="explicit" if level == "explicit" else "surface",
@@ -281,17 +290,17 @@ def _hover(server: Server, uri: str, position: lsp.Position) -> lsp.Hover | None
     symbol, here = found
     program = known.seen.program
     match symbol.kind:
-        case Kind.OPERATION:
+        case SymbolKind.OPERATION:
             _, text = operation_help().get(symbol.name, (symbol.name, ""))
             text = "\n\n".join(filter(None, [text, *_cost_lines(known.examined, here.line)]))
-        case Kind.AXIS:
+        case SymbolKind.AXIS:
             size = program.mesh.get(symbol.name) if program else None
             text = f"mesh axis `{symbol.name}`" + (f": {size} chips along it" if size else "")
-        case Kind.DIMENSION:
+        case SymbolKind.DIMENSION:
             text = _dimension_text(known, symbol.name, here)
-        case Kind.CHIP:
+        case SymbolKind.CHIP:
             text = _chip_text(symbol.name)
-        case Kind.FUNCTION:
+        case SymbolKind.FUNCTION:
             text = "\n\n".join([f"function `{symbol.name}`", *_function_lines(known.examined, symbol.name)])
         case _:
             text = "\n\n".join([*_value_lines(known.examined, symbol), *_cost_lines(known.examined, here.line)])
@@ -299,7 +308,7 @@ def _hover(server: Server, uri: str, position: lsp.Position) -> lsp.Hover | None
     return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), server.range(uri, here))
 
 
-def _dimension_text(known: Opened, name: str, here: Span) -> str:
+def _dimension_text(known: OpenText, name: str, here: Span) -> str:
     program = known.seen.program
     if program is None:
         return f"dimension `{name}`"
@@ -311,7 +320,7 @@ def _dimension_text(known: Opened, name: str, here: Span) -> str:
 
 
 def _chip_text(name: str) -> str:
-    from shardwright.cost.chips import load_chip
+    from shardwright.cost.hardware.chips import load_chip
     from shardwright.workbench.texts import bytes_text
 
     try:
@@ -323,7 +332,7 @@ def _chip_text(name: str) -> str:
     return f"chip `{name}`: {memory}; {rates}"
 
 
-def _value_lines(examined: Examined | None, symbol: Any) -> Iterator[str]:
+def _value_lines(examined: Examination | None, symbol: Any) -> Iterator[str]:
     from shardwright.workbench.texts import held_text
 
     for facts in examined.values if examined else ():
@@ -333,7 +342,7 @@ def _value_lines(examined: Examined | None, symbol: Any) -> Iterator[str]:
             return
 
 
-def _cost_lines(examined: Examined | None, line: int) -> Iterator[str]:
+def _cost_lines(examined: Examination | None, line: int) -> Iterator[str]:
     from shardwright.workbench.texts import cost_text
 
     for cost in examined.lines if examined else ():
@@ -341,7 +350,7 @@ def _cost_lines(examined: Examined | None, line: int) -> Iterator[str]:
             yield f"this line: {cost_text(cost)} on {examined.chip if examined else ''}"
 
 
-def _function_lines(examined: Examined | None, name: str) -> Iterator[str]:
+def _function_lines(examined: Examination | None, name: str) -> Iterator[str]:
     from shardwright.workbench.texts import function_text
 
     for cost in examined.costs if examined else ():
@@ -366,7 +375,7 @@ def _hints(server: Server, uri: str, within: lsp.Range) -> Iterator[lsp.InlayHin
             )
 
 
-def _tooltip(known: Opened, facts: ValueFacts) -> str:
+def _tooltip(known: OpenText, facts: ValueFacts) -> str:
     from shardwright.workbench.texts import cost_text, held_text
 
     lines: Sequence[LineCost] = known.examined.lines if known.examined else ()
@@ -386,8 +395,8 @@ def _written(server: Server, uri: str, hint: Hint) -> list[lsp.TextEdit]:
 
 
 def _formatted(server: Server, uri: str) -> list[lsp.TextEdit] | None:
-    from shardwright.ir.format import format_module
-    from shardwright.ir.parser import parse
+    from shardwright.ir.text.format import format_module
+    from shardwright.ir.text.parser import parse
 
     known = server.opened(uri)
     if known is None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from shardwright.cost.chips import chip_names
-from shardwright.cost.movements import duration_text
+from shardwright.cost.hardware.chips import chip_names
+from shardwright.cost.movements.movement import duration_text
 from shardwright.exporting.export import FORMATS
 from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Severity, Source, fault
 from shardwright.models.built_in import built_in_names
 from shardwright.models.layouts import PRESETS
 from shardwright.workbench import jobs, panels
-from shardwright.workbench.examine import Examined, Settings
+from shardwright.workbench.examine import Examination, ExamineSettings
 from shardwright.workbench.links import MOST_CHARACTERS, to_link
 from shardwright.workbench.texts import cost_text
 from shardwright.workbench.worker import SupersededError, Worker
@@ -46,10 +46,10 @@ class Explorer:
     quick: Worker = field(default_factory=lambda: Worker(seconds=10))
     deep: Worker = field(default_factory=lambda: Worker(seconds=60, spare=1))
     behind: Worker = field(default_factory=lambda: Worker(seconds=60))
-    found: Examined | None = None
+    found: Examination | None = None
     found_of: str = ""
     """The text that `found` is of."""
-    kept: tuple[str, Examined] | None = None
+    kept: tuple[str, Examination] | None = None
     """A version to compare with: its text, and what was found of it."""
     reasons: list[str] = field(default_factory=list[str])
     task: asyncio.Task[None] | None = None
@@ -59,10 +59,10 @@ class Explorer:
         return Source(self.name, self.text)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ExamineSettings:
         """The settings that the controls say. Raises a `DiagnosticError` where one is at fault."""
         said = self.controls.get
-        return Settings(
+        return ExamineSettings(
             mesh=jobs.parse_sizes(said("mesh", "")),
             dims=jobs.parse_sizes(said("sizes", "")),
             chip=said("chip", "") if said("chip", "") in chip_names() else "",
@@ -309,7 +309,7 @@ class Page:
         self.editor.run_method("setDecorations", made)
         self.editor.run_method("setLineTooltips", lines)
 
-    def show(self, found: Examined) -> None:
+    def show(self, found: Examination) -> None:
         """Shows what is known as soon as layouts are chosen."""
         self.panels["Program"].content = f"<pre>{panels.coloured(found.text)}</pre>"
         self.panels["Memory"].content = "".join(panels.memory_of(cost) for cost in found.costs)
@@ -385,7 +385,7 @@ class Page:
             cache = ui.number("positions of the cache", value=2048, min=1, precision=0).classes("w-64")
 
             async def begin() -> None:
-                wanted = jobs.Beginning(
+                wanted = jobs.StartingModel(
                     model.value, layout.value, mesh.value, *(int(n.value or 1) for n in (batch, length, cache))
                 )
                 text = await self.explorer.quick.ask(jobs.begun, wanted)

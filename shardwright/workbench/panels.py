@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from shardwright.backends.graph.labels import bytes_text
-from shardwright.cost.movements import duration_text
-from shardwright.cost.program_cost import Cost
-from shardwright.workbench.examine import Examined
+from shardwright.cost.movements.movement import duration_text
+from shardwright.cost.programs.program_cost import Cost
+from shardwright.workbench.examine import Examination
 
 STYLE = """
 .nicegui-content{padding:0;height:100vh;display:flex;flex-direction:column;gap:0}
@@ -81,7 +81,7 @@ def coloured(text: str) -> str:
     )
 
 
-def collectives_of(found: Examined) -> list[dict[str, Any]]:
+def collectives_of(found: Examination) -> list[dict[str, Any]]:
     """The rows of the table: every collective with what it takes in all its trips."""
     return [
         {
@@ -101,7 +101,7 @@ def collectives_of(found: Examined) -> list[dict[str, Any]]:
     ]
 
 
-def _line_near(found: Examined, func: str, name: str) -> int:
+def _line_near(found: Examination, func: str, name: str) -> int:
     """The line that a movement which a pass wrote is for."""
     return next((line.line for line in found.lines if line.func == func and name in line.values), 0)
 
@@ -138,7 +138,7 @@ _MEASURES: Sequence[Measure] = (
 )
 
 
-def compared(kept: tuple[str, Examined], now: tuple[str, Examined]) -> str:
+def compared(kept: tuple[str, Examination], now: tuple[str, Examination]) -> str:
     """Two texts with what was found of them, by function: time, bytes, memory, and the difference of their texts."""
     rows: list[str] = []
     before = {cost.func: cost for cost in kept[1].costs}

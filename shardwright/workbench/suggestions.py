@@ -46,7 +46,7 @@ _OPERANDS = {1: "x", 2: "a, b", 3: "m, a, b"}
 def operation_help() -> dict[str, tuple[str, str]]:
     """By keyword, how each operation is written, and what is said of it."""
     from shardwright.ir import ops
-    from shardwright.ir.builders import BUILDERS
+    from shardwright.ir.elaboration.builders import BUILDERS
     from shardwright.ir.operation import Operation
     from shardwright.ir.ops.elementwise_table import ENTRIES
 
@@ -102,7 +102,7 @@ def _read(text: str) -> tuple[list[Token], frozenset[str]]:
     """The tokens of a text up to the word being written, and what could come next."""
     from lark.exceptions import UnexpectedInput
 
-    from shardwright.ir.parser import grammar
+    from shardwright.ir.text.parser import grammar
 
     text = re.sub(r"[A-Za-z_][A-Za-z0-9_]*$", "", text)
     parser = grammar().parse_interactive(text, start="module")
@@ -174,6 +174,6 @@ def _declared(tokens: list[Token], item: str) -> list[tuple[str, str]]:
 
 
 def _chips() -> list[Suggestion]:
-    from shardwright.cost.chips import chip_names
+    from shardwright.cost.hardware.chips import chip_names
 
     return [Suggestion(name, SuggestionKind.CHIP) for name in chip_names()]

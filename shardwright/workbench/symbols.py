@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from shardwright.ir import syntax
 from shardwright.ir.diagnostics import Span
 from shardwright.ir.elaboration.names import head_span
+from shardwright.ir.text import syntax
 
 
-class Kind(StrEnum):
+class SymbolKind(StrEnum):
     """The things that a word can stand for."""
 
     VALUE = "value"
@@ -35,7 +35,7 @@ class Symbol:
     `func` is the function it belongs to, "" at the top; `scope` is where it is seen, None for everywhere.
     """
 
-    kind: Kind
+    kind: SymbolKind
     name: str
     place: Span | None = None
     func: str = ""
@@ -64,7 +64,7 @@ class Symbols:
 
     @cached_property
     def axes(self) -> frozenset[str]:
-        return frozenset(symbol.name for symbol in self.definitions if symbol.kind is Kind.AXIS)
+        return frozenset(symbol.name for symbol in self.definitions if symbol.kind is SymbolKind.AXIS)
 
     def func_at(self, line: int, column: int) -> str:
         """The function around a place, "" where there is none."""
@@ -75,7 +75,7 @@ class Symbols:
 
     def values_at(self, line: int, column: int) -> list[Symbol]:
         """The values that are seen at a place, those defined last first."""
-        kinds = (Kind.VALUE, Kind.PARAMETER, Kind.WEIGHT, Kind.STATE, Kind.INDEX)
+        kinds = (SymbolKind.VALUE, SymbolKind.PARAMETER, SymbolKind.WEIGHT, SymbolKind.STATE, SymbolKind.INDEX)
         seen: dict[str, Symbol] = {}
         for symbol in reversed(self.definitions):
             if symbol.kind in kinds and (symbol.scope is None or contains(symbol.scope, line, column)):
@@ -100,19 +100,19 @@ class Symbols:
                 return self._axis(word[0], here, column)
             case syntax.ChipItem(name):
                 at = node.span.end_column - len(name)
-                return Symbol(Kind.CHIP, name), Span(line, at, line, node.span.end_column)
+                return Symbol(SymbolKind.CHIP, name), Span(line, at, line, node.span.end_column)
             case syntax.FuncItem(name) if word[0] == name and line == node.span.line:
-                return Symbol(Kind.FUNCTION, name, head_span(node)), here
-            case syntax.Static() | syntax.RowDim() | syntax.Row() | syntax.DimDecl() | syntax.SizeExpr():
-                found = self._named(Kind.DIMENSION, word[0])
+                return Symbol(SymbolKind.FUNCTION, name, head_span(node)), here
+            case syntax.Static() | syntax.RowDim() | syntax.LayoutRow() | syntax.DimDecl() | syntax.SizeExpr():
+                found = self._named(SymbolKind.DIMENSION, word[0])
                 return (found, here) if found else self._axis(word[0], here, column)
             case syntax.CallExpr(name) if word[0] == name and node.span.column == word.start() + 1:
-                return Symbol(Kind.OPERATION, name), here
+                return Symbol(SymbolKind.OPERATION, name), here
             case syntax.ContractExpr() if word[0][0].isupper():
-                found = self._named(Kind.DIMENSION, word[0])
+                found = self._named(SymbolKind.DIMENSION, word[0])
                 return (found, here) if found else None
             case syntax.LoopStmt(dim=dim) if word[0] == dim:
-                found = self._named(Kind.DIMENSION, dim)
+                found = self._named(SymbolKind.DIMENSION, dim)
                 return (found, here) if found else None
             case _:
                 return self._value(word[0], here)
@@ -126,12 +126,12 @@ class Symbols:
                 return symbol, here
         return None
 
-    def _named(self, kind: Kind, name: str) -> Symbol | None:
+    def _named(self, kind: SymbolKind, name: str) -> Symbol | None:
         return next((s for s in self.definitions if s.kind is kind and s.name == name), None)
 
     def _axis(self, word: str, here: Span, column: int) -> tuple[Symbol, Span] | None:
         """The axis that a word names, or one of the letters that it is made of: the `y` of `xyz`."""
-        found = self._named(Kind.AXIS, word)
+        found = self._named(SymbolKind.AXIS, word)
         if found is not None:
             return found, here
         for letter in re.finditer("[a-z][0-9]*", word):
@@ -139,7 +139,7 @@ class Symbols:
             if start <= column <= here.column + letter.end() and letter[0] in self.axes:
                 at = Span(here.line, start, here.line, here.column + letter.end())
                 if column < at.end_column or letter.end() == len(word):
-                    axis = self._named(Kind.AXIS, letter[0])
+                    axis = self._named(SymbolKind.AXIS, letter[0])
                     return (axis, at) if axis else None
         return None
 
@@ -153,16 +153,16 @@ def _definitions(module: syntax.Module) -> Iterator[Symbol]:
     for item in module.items:
         match item:
             case syntax.MeshItem(axes):
-                yield from (Symbol(Kind.AXIS, axis.name, head_of(axis, axis.name)) for axis in axes)
+                yield from (Symbol(SymbolKind.AXIS, axis.name, head_of(axis, axis.name)) for axis in axes)
             case syntax.DimItem(dims):
-                yield from (Symbol(Kind.DIMENSION, dim.name, head_of(dim, dim.name)) for dim in dims)
+                yield from (Symbol(SymbolKind.DIMENSION, dim.name, head_of(dim, dim.name)) for dim in dims)
             case syntax.WeightsItem(decls) | syntax.StateItem(decls):
-                kind = Kind.WEIGHT if isinstance(item, syntax.WeightsItem) else Kind.STATE
+                kind = SymbolKind.WEIGHT if isinstance(item, syntax.WeightsItem) else SymbolKind.STATE
                 yield from (Symbol(kind, decl.name, head_of(decl, decl.name)) for decl in decls)
             case syntax.FuncItem():
-                yield Symbol(Kind.FUNCTION, item.name, head_span(item))
+                yield Symbol(SymbolKind.FUNCTION, item.name, head_span(item))
                 for param in item.params:
-                    yield Symbol(Kind.PARAMETER, param.name, head_of(param, param.name), item.name, item.span)
+                    yield Symbol(SymbolKind.PARAMETER, param.name, head_of(param, param.name), item.name, item.span)
                 yield from _inside(item.body, item.name, item.span)
             case _:
                 pass
@@ -172,11 +172,11 @@ def _inside(body: tuple[syntax.Stmt, ...], func: str, scope: Span) -> Iterator[S
     for statement in body:
         if isinstance(statement, syntax.LoopStmt):
             if statement.index:
-                yield Symbol(Kind.INDEX, statement.index, head_span(statement), func, statement.span)
+                yield Symbol(SymbolKind.INDEX, statement.index, head_span(statement), func, statement.span)
             for carry in statement.carries:
                 name = carry.target.name
-                yield Symbol(Kind.VALUE, name, head_of(carry.target, name), func, statement.span)
+                yield Symbol(SymbolKind.VALUE, name, head_of(carry.target, name), func, statement.span)
             yield from _inside(statement.body, func, statement.span)
         if isinstance(statement, syntax.LetStmt | syntax.LoopStmt):
             for target in statement.targets:
-                yield Symbol(Kind.VALUE, target.name, head_of(target, target.name), func, scope)
+                yield Symbol(SymbolKind.VALUE, target.name, head_of(target, target.name), func, scope)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.backends.graph.labels import bytes_text
-from shardwright.cost.movements import duration_text
+from shardwright.cost.movements.movement import duration_text
 
 if TYPE_CHECKING:
-    from shardwright.cost.program_cost import Cost
+    from shardwright.cost.programs.program_cost import Cost
     from shardwright.workbench.examine import LineCost, ValueFacts
 
 __all__ = ["bytes_text", "cost_text", "duration_text", "function_text", "held_text"]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 CONFTEST = """
-import shardwright.explaining
-from shardwright.explaining import CollectiveReport, Explanation, FunctionReport
+import shardwright.explaining.explain
+from shardwright.explaining.reports import CollectiveReport, Explanation, FunctionReport
 
 
 def explain(function, target, mesh, args):
@@ -23,7 +23,7 @@ def explain(function, target, mesh, args):
     return Explanation(target or "cpu", (FunctionReport("step", tuple(made)),))
 
 
-shardwright.explaining.explain = explain
+shardwright.explaining.explain.explain = explain
 """
 TESTS = """
 import os
@@ -253,4 +253,5 @@ def test_the_plugin_is_light() -> None:
     assert json.loads(done.stdout) == [
         "shardwright", "shardwright.asserting", "shardwright.asserting.assertion", "shardwright.asserting.lock",
         "shardwright.asserting.pytest_plugin", "shardwright.ir", "shardwright.ir.diagnostics",
+        "shardwright.ir.whole_files",
     ]  # fmt: skip

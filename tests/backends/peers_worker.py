@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from shardwright.backends.processes import Caller, Listener, Processes
+from shardwright.backends.processes.peers import Caller, Listener, Processes
 
 
 def compute(seconds: float) -> None:

@@ -17,12 +17,12 @@ from shardwright.backends.jax import attention as jax_attention
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.backends.torch import functions
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import explicit, run_passes
 
 Array = np.ndarray[Any, Any]

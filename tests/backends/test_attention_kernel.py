@@ -17,7 +17,7 @@ from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.module_files import abstract_arguments, load_module
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.passes.pipelines import explicit
 
 Array = np.ndarray[Any, Any]

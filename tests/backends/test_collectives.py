@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.backends.collectives import move, received_bytes
-from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Formats
-from shardwright.backends.sharding import ReplicaError, shard, unshard
+from shardwright.backends.simulation.collectives import move, received_bytes
+from shardwright.backends.simulation.local_values import KernelSetting, Local
+from shardwright.backends.simulation.sharding import ReplicaError, shard, unshard
 from shardwright.ir import ops
 from shardwright.ir.digits import Order, global_indices
 from shardwright.ir.mesh import Mesh
@@ -28,8 +28,8 @@ def kind(mesh: Mesh, dims: dict[str, int], dtype: DType = DType.BF16, **states: 
     return TensorType.of_states(Shape(dtype, tuple(Dim(*item) for item in dims.items())), meant)
 
 
-def setting(mesh: Mesh, **orders: Order) -> Setting:
-    return Setting(mesh, orders, Formats("exact"), mesh)
+def setting(mesh: Mesh, **orders: Order) -> KernelSetting:
+    return KernelSetting(mesh, orders, Formats("exact"), mesh)
 
 
 def test_shard_by_digits() -> None:

@@ -23,8 +23,8 @@ from oracles.torch_blocks import computed
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.reference import evaluate
-from shardwright.backends.torch.tensors import Named, from_numpy, held_as
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.torch.tensors import NamedTensor, from_numpy, held_as
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
 from shardwright.ir.program import Value
@@ -52,10 +52,10 @@ def columns(formats: Sequence[DType], rng: np.random.Generator) -> list[np.ndarr
     return [np.concatenate([combined[:, i].astype(numpy_dtype(dtype)), drawn[i]]) for i, dtype in enumerate(formats)]
 
 
-def named(array: np.ndarray, value: Value) -> Named:
+def named(array: np.ndarray, value: Value) -> NamedTensor:
     dtype = value.shape.dtype
     held = from_numpy(array.astype(np.int64) if dtype.is_integer else array)
-    return Named(held.clone().to(held_as(dtype)), value.shape.names, dtype)
+    return NamedTensor(held.clone().to(held_as(dtype)), value.shape.names, dtype)
 
 
 def agree(found: Any, wanted: Any, dtype: DType, what: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.backends.hlo.collectives import Collective
+from shardwright.backends.hlo.collectives import CompiledCollective
 from shardwright.backends.hlo.counts import count
-from shardwright.backends.hlo.module import Array, Frame, HloError
+from shardwright.backends.hlo.module import Array, HloError, SourceFrame
 from shardwright.backends.hlo.statements import Statement, matched
 
 MODULE = """HloModule jit_f, is_scheduled=true, num_partitions=8
@@ -403,15 +403,15 @@ def test_all_reduces_in_one_are_sliced_if_each_is() -> None:
 def test_one_collective_of_several_products() -> None:
     """XLA makes one product of those of queries, keys and values, and one array of their sums."""
 
-    def reduced(name: str, line: int, *sizes: int) -> Collective:
+    def reduced(name: str, line: int, *sizes: int) -> CompiledCollective:
         arrays = tuple(Array(16, (size,)) for size in sizes)
-        stack = (Frame("m.py", line),) if line else ()
-        return Collective(name, "all_reduce", ((0, 1),), (), arrays, arrays, 8, 1, "", stack)
+        stack = (SourceFrame("m.py", line),) if line else ()
+        return CompiledCollective(name, "all_reduce", ((0, 1),), (), arrays, arrays, 8, 1, "", stack)
 
     names = {1: "q", 2: "k", 3: "v", 4: "o"}
     asked = [Statement(names[line], reduced("", line, size)) for line, size in ((1, 64), (2, 8), (3, 8), (4, 64))]
 
-    def found(*compiled: Collective) -> list[list[str]]:
+    def found(*compiled: CompiledCollective) -> list[list[str]]:
         return [[s.name for s in own] for own in matched(compiled, asked, "m.py", names, 2)]
 
     assert found(reduced("", 0, 16), reduced("", 4, 64), reduced("", 1, 64)) == [["k", "v"], ["o"], ["q"]]

@@ -7,11 +7,11 @@ from math import prod
 
 import pytest
 
-from shardwright.backends.hlo.kernels import Kernel, Product, Traffic, kernels_of, traffic_of
+from shardwright.backends.hlo.kernels import ArrayTraffic, CompiledKernel, CompiledProduct, kernels_of, traffic_of
 from shardwright.backends.hlo.module import parse
-from shardwright.backends.targets.estimates import Rates, estimated_s
+from shardwright.backends.targets.estimates import CompilerRates, estimated_s
 from shardwright.backends.targets.names import parse_target
-from shardwright.cost.chips import load_chip
+from shardwright.cost.hardware.chips import load_chip
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"93977"}}'
 MODULE = """HloModule jit_f, is_scheduled=true, num_partitions=1
@@ -34,7 +34,7 @@ PARAMETERS = """  %a = bf16[512,4608]{1,0:T(8,128)(2,1)S(1)} parameter(0)
 """
 
 
-def kernel(fused: str, entry: str) -> Kernel:
+def kernel(fused: str, entry: str) -> CompiledKernel:
     text = MODULE.format(fused=PARAMETERS + fused, entry=PARAMETERS + entry)
     (only,) = kernels_of(parse(text))
     return only
@@ -50,17 +50,17 @@ def test_a_product_with_a_slice_of_a_stacked_weight_and_what_follows() -> None:
         "  ROOT %f = bf16[512,4608]{0,1:T(8,128)(2,1)S(1)} fusion(%a, %b, %i), kind=kOutput, calls=%fused, " + CYCLES,
     )
     assert (made.name, made.cycles, made.trips, made.alone, made.moves_only) == ("f", 93977, 1, False, False)
-    assert made.products == (Product(1, 512, 4608, 4608, 16),)
+    assert made.products == (CompiledProduct(1, 512, 4608, 4608, 16),)
     assert made.reads == (
-        Traffic(512 * 4608 * 2, 512 * 4608, 16, on_chip=True),
-        Traffic(4608 * 4608 * 2, 4608 * 4608, 16, on_chip=False),  # one of six
-        Traffic(4, 1, 32, on_chip=False),
+        ArrayTraffic(512 * 4608 * 2, 512 * 4608, 16, on_chip=True),
+        ArrayTraffic(4608 * 4608 * 2, 4608 * 4608, 16, on_chip=False),  # one of six
+        ArrayTraffic(4, 1, 32, on_chip=False),
     )
-    assert made.writes == (Traffic(512 * 4608 * 2, 512 * 4608, 16, on_chip=True),)
+    assert made.writes == (ArrayTraffic(512 * 4608 * 2, 512 * 4608, 16, on_chip=True),)
     assert made.instructions == {"dynamic-slice": 4608 * 4608, "tanh": 512 * 4608, "convert": 512 * 4608}
 
     chip = load_chip("tpu-v4")
-    rates = Rates(1e9, 0.5, 0.25, 8.0, 1.0, kernel_cycles=1000, block_cycles=2000, vector_cycles=0.5, alone=9.0)
+    rates = CompilerRates(1e9, 0.5, 0.25, 8.0, 1.0, kernel_cycles=1000, block_cycles=2000, vector_cycles=0.5, alone=9.0)
     matrix = 2 * 512 * 4608 * 4608 / 2.75e14 / 0.5
     vector = (4608 * 4608 + (8 + 1) * 512 * 4608) / 1024 * 0.5 / 1e9
     assert estimated_s(made, chip, rates) == pytest.approx(matrix + vector + 2e-6 + 1e-6)
@@ -73,18 +73,20 @@ def test_a_product_with_a_slice_of_a_stacked_weight_and_what_follows() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "result", "attributes", "wanted"),
     [
-        ("32,4608", "4608,256", "32,256", "dim_labels=bf_io->bf", Product(1, 32, 256, 4608, 16)),
+        ("32,4608", "4608,256", "32,256", "dim_labels=bf_io->bf", CompiledProduct(1, 32, 256, 4608, 16)),
         ("4,2048,18432", "18432,4608,1", "4,2048,4608", "window={size=1}, dim_labels=0bf_io0->0bf",
-         Product(1, 4 * 2048, 4608, 18432, 16)),
+         CompiledProduct(1, 4 * 2048, 4608, 18432, 16)),
         ("8,16,128", "8,64,128", "8,16,64", "window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0oi->0bf",
-         Product(8, 16, 64, 128, 16)),
+         CompiledProduct(8, 16, 64, 128, 16)),
         ("512,4608,1", "4608,4,256", "512,4,256",
-         "window={size=4 pad=3_3 rhs_reversal=1}, dim_labels=bf0_i0o->b0f", Product(1, 512, 1024, 4608, 16)),
+         "window={size=4 pad=3_3 rhs_reversal=1}, dim_labels=bf0_i0o->b0f", CompiledProduct(1, 512, 1024, 4608, 16)),
         ("512,4,256", "4,256,4608", "512,4608,1", "window={size=4}, dim_labels=b0f_0io->bf0",
-         Product(1, 512, 4608, 1024, 16)),
+         CompiledProduct(1, 512, 4608, 1024, 16)),
     ],
 )  # fmt: skip
-def test_what_a_convolution_multiplies(left: str, right: str, result: str, attributes: str, wanted: Product) -> None:
+def test_what_a_convolution_multiplies(
+    left: str, right: str, result: str, attributes: str, wanted: CompiledProduct
+) -> None:
     text = f"""HloModule jit_f, num_partitions=1
 
 ENTRY %main (a: bf16[{left}], b: bf16[{right}]) -> f32[{result}] {{
@@ -127,7 +129,7 @@ def test_a_reduction_passes_over_what_it_reads() -> None:
         + CYCLES,
     )
     assert (made.reduced, made.alone) == (512 * 4608, True)
-    rates = Rates(1e9, 1.0, 1.0, 8.0, 1.0, kernel_cycles=0, block_cycles=0, vector_cycles=0, alone=0.5)
+    rates = CompilerRates(1e9, 1.0, 1.0, 8.0, 1.0, kernel_cycles=0, block_cycles=0, vector_cycles=0, alone=0.5)
     nbytes = 512 * 4608 * 2 + 512 * 4 + 1.5 * 4 * 512 * 4608
     assert estimated_s(made, load_chip("tpu-v4"), rates) == pytest.approx(nbytes / 1.2e12)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.backends.hlo.module import parse
 from shardwright.backends.hlo.overlap import kernels_beside
-from shardwright.explaining import explain_text
+from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import Source
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"500"}}'

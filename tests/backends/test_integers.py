@@ -11,9 +11,9 @@ from oracles.torch_blocks import computed
 from program_text import program
 
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.reference import evaluate
-from shardwright.backends.validation import ValidationError, compare
-from shardwright.compiling import compile_program
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.validation.validate import ValidationError, compare
+from shardwright.compiling.compile_program import compile_program
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 

@@ -16,9 +16,9 @@ from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import DType
 from shardwright.ir.walk import statements

@@ -17,7 +17,7 @@ from program_text import program
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.session import run_program
-from shardwright.ir.builders import BUILDERS
+from shardwright.ir.elaboration.builders import BUILDERS
 from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
 from shardwright.passes.pipelines import explicit
 

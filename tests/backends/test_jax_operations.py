@@ -7,7 +7,7 @@ import pytest
 from oracles.jax_agreement import check
 
 from shardwright.backends.jax.expressions import LOWERINGS
-from shardwright.backends.kernels import KERNELS
+from shardwright.backends.simulation.kernels import KERNELS
 
 HEAD = "mesh x=2 y=2 z=2\ndim B=4 L=4 T=8 E=16 F=24 V=32 H=8 K=4 G=2 D=8 D2=4 E2=4 long=4\n"
 

@@ -10,8 +10,8 @@ from oracles.jax_agreement import check, explicit
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.simulator import simulate
-from shardwright.cost.resharding import plan
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let
 from shardwright.ir.types import TensorType

@@ -10,14 +10,14 @@ from oracles.layout_pairs import mesh_of, roomy, type_of
 from oracles.layout_search import SUM, layouts
 
 from shardwright.backends.jax.session import run_program
-from shardwright.cost.resharding import plan
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, TensorType
-from shardwright.passes.choose_digit_order import ChooseDigitOrder
-from shardwright.passes.insert_moves import InsertMoves
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.insert_moves import InsertMoves
 from shardwright.passes.pipelines import run_passes
 
 PAIRS = 24

@@ -14,14 +14,14 @@ from oracles.jax_agreement import check, explicit
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.source_text import WIDTH, Forms
-from shardwright.compiling import explicit as surface_explicit
-from shardwright.compiling import load
+from shardwright.compiling.compile_program import explicit as surface_explicit
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Number
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Let
+from shardwright.ir.text.parser import parse
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.backends.hlo.mesh_axes import IRREGULAR
-from shardwright.backends.hlo.notation import Entry, entries_text, parse_entries
+from shardwright.backends.hlo.notation import CollectiveEntry, entries_text, parse_entries
 from shardwright.ir.diagnostics import DiagnosticError, Source, located
 
 MESH = {"x": 4, "y0": 2, "data": 2, "model": 8}
@@ -18,7 +18,7 @@ AXES = [
     ("model:(1)2", "model:(4)2"), IRREGULAR,
 ]  # fmt: skip
 entries = st.builds(
-    Entry,
+    CollectiveEntry,
     st.sampled_from(["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute"]),
     st.sampled_from(AXES),
     st.integers(1, 2**50),
@@ -27,7 +27,7 @@ entries = st.builds(
 
 
 @given(st.lists(entries), st.randoms(use_true_random=False), st.sampled_from(["\n", ";", " ; ", "\n\n  "]))
-def test_what_is_printed_reads_again(listed: list[Entry], random: st.DrawFn, between: str) -> None:
+def test_what_is_printed_reads_again(listed: list[CollectiveEntry], random: st.DrawFn, between: str) -> None:
     counted = Counter(listed)
     lines = entries_text(counted)
     assert lines == entries_text(Counter(reversed(listed)))

@@ -9,11 +9,11 @@ import pytest
 
 from shardwright.backends.timeline.predicted import predicted_timeline
 from shardwright.backends.timeline.record import Course
-from shardwright.compiling import explicit, load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.program_cost import Cost, cost_of
-from shardwright.cost.schedule import happenings
-from shardwright.cost.work import Repeat, steps_of
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.kernels.work import Repeat, steps_of
+from shardwright.cost.programs.program_cost import Cost, cost_of
+from shardwright.cost.programs.schedule import happenings
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import built_in
 from shardwright.prediction.programs import Deployment, phase_program

@@ -9,11 +9,11 @@ import pytest
 
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.session import Session
-from shardwright.backends.random_bits import threefry2x32, uniform
-from shardwright.compiling import explicit
+from shardwright.backends.simulation.random_bits import threefry2x32, uniform
+from shardwright.compiling.compile_program import explicit
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.parser import parse
 
 KNOWN = (
     ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from program_text import program
 
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.reference import evaluate
 
 Array = np.ndarray[Any, Any]
 DIMS = "dim A=3 B=2 C=4 D=6 G=3 K=2 L=3 T=5 V=7 I=3 N=2\n"

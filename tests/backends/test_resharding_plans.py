@@ -10,11 +10,11 @@ import pytest
 from oracles.layout_pairs import all_meshes, mesh_of, roomy, type_of
 from oracles.layout_search import MAX, SUM, layouts
 
-from shardwright.backends.collectives import move, permute, received_bytes
-from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Formats
-from shardwright.backends.sharding import shard, unshard
-from shardwright.cost.resharding import Plan, plan
+from shardwright.backends.simulation.collectives import move, permute, received_bytes
+from shardwright.backends.simulation.local_values import KernelSetting, Local
+from shardwright.backends.simulation.sharding import shard, unshard
+from shardwright.cost.resharding.planner import ReshardingPlan, plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
@@ -23,14 +23,14 @@ from shardwright.ir.strategies import divides
 from shardwright.ir.types import DType
 
 
-def executed(made: Plan, mesh: Mesh, orders: Mapping[str, Order], seed: int) -> None:
+def executed(made: ReshardingPlan, mesh: Mesh, orders: Mapping[str, Order], seed: int) -> None:
     """Runs a plan's movements on an array, and compares what every chip has in the end, and each step's bytes."""
     source, target = made.source, made.target
     orders = dict(orders)
     for step in made.steps:  # temporary splits are digits, too
         for name, axes in zip(step.type.names, step.type.splits, strict=True):
             orders[name] = (*orders[name], *(axis for axis in axes if axis not in orders[name]))
-    setting = Setting(mesh, orders, Formats("exact"), dict(mesh))
+    setting = KernelSetting(mesh, orders, Formats("exact"), dict(mesh))
     extents = tuple(dim.size for dim in source.dims)
     value = np.arange(np.prod(extents), dtype=np.int64).reshape(extents) % 1009
     kind, array = source, shard(value, source, orders, mesh, np.random.default_rng(seed))

@@ -16,12 +16,12 @@ from shardwright.backends.hlo.module import parse
 from shardwright.backends.timeline.predicted import predicted_timeline
 from shardwright.backends.timeline.record import Course
 from shardwright.backends.timeline.scheduled import scheduled_course
-from shardwright.compiling import explicit, load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.constants import DATASHEET
-from shardwright.cost.program_cost import cost_of
-from shardwright.cost.topology import topology_of
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.constants import DATASHEET
+from shardwright.cost.hardware.topology import topology_of
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 

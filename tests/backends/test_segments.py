@@ -7,11 +7,21 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from shardwright.backends.segments import Run, Segment, Segments, between, cut, equate, leaves, length, short
+from shardwright.backends.validation.stretches import (
+    Run,
+    Segments,
+    Stretch,
+    between,
+    cut,
+    equate,
+    leaves,
+    length,
+    short,
+)
 
 
 def run(*lengths: int) -> Run:
-    return tuple(Segment(n) for n in lengths)
+    return tuple(Stretch(n) for n in lengths)
 
 
 def lengths(of: Run) -> list[int]:
@@ -32,7 +42,7 @@ def test_equal_runs_are_cut_alike() -> None:
 
 def test_runs_of_the_same_segments_in_another_order() -> None:
     """As two dimensions F and D packed as F + D here and as D + F there, of which values meet."""
-    f, d = Segment(6), Segment(4)
+    f, d = Stretch(6), Stretch(4)
     equate((f, d), (d, f))
     assert length((f,)) == 6
     assert {segment.length for segment in leaves((f, d))} == {2}

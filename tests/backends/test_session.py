@@ -178,7 +178,7 @@ def test_results_stay_on_the_devices(compiled: Program) -> None:
 
 
 def test_what_comes_out_is_what_the_program_means(compiled: Program) -> None:
-    from shardwright.backends.reference import evaluate
+    from shardwright.backends.simulation.reference import evaluate
 
     weights = arrays_of(compiled)
     x = np.random.default_rng(1).standard_normal((8, 32), np.float32)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import SimulationResult, simulate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import SimulationResult, simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 

@@ -18,14 +18,14 @@ from oracles.jax_agreement import explicit
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.jax.tiled_forms import Exchange, Front, gather_form, scatter_form
+from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
 from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target
-from shardwright.compiling import passes_of
-from shardwright.cost.chips import chip_names as priced_chips
-from shardwright.cost.chips import load_chip
+from shardwright.compiling.compile_program import passes_of
+from shardwright.cost.hardware.chips import chip_names as priced_chips
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.types import DType
@@ -67,20 +67,20 @@ FORMS = [
     ((4, 2048, 4608), 2, 4, Front((4608, 4, 2048), (1, 0, 2))),
     ((8, 16, 4608), 2, 4, Front((4608, 128), (0, 1))),
     ((64, 4608), 1, 4, Front((4, 64, 1152), (0, 1, 2), blocks=True)),
-    ((8, 4608), 1, 4, Exchange()),  # 9 tiles
-    ((4, 8192), 1, 4, Exchange()),  # less than a tile's rows
+    ((8, 4608), 1, 4, AddendExchange()),  # 9 tiles
+    ((4, 8192), 1, 4, AddendExchange()),  # less than a tile's rows
     ((4, 1024, 4, 256), 2, 4, Front((4, 4096, 256), (0, 1, 2))),  # one head each
     ((4, 1024, 256), 1, 16, Front((1024, 4, 256), (1, 0, 2))),
     ((64, 1, 256), 0, 4, Front((64, 256), (0, 1))),
     ((64, 2048), 0, 16, Front((64, 16, 128), (0, 1, 2))),
-    ((64, 256), 0, 16, Exchange()),  # one tile
-    ((64,), 0, 4, Exchange()),
+    ((64, 256), 0, 16, AddendExchange()),  # one tile
+    ((64,), 0, 4, AddendExchange()),
 ]
 
 
 @pytest.mark.parametrize(("shape", "at", "chips", "form"), FORMS)
 def test_the_form_of_a_reduce_scatter(
-    shape: tuple[int, ...], at: int, chips: int, form: Front | Exchange | None
+    shape: tuple[int, ...], at: int, chips: int, form: Front | AddendExchange | None
 ) -> None:
     """As tried on the compilers of TPU v4, v5e, v5p and v6e (`backends/targets/tpus.toml`)."""
     assert scatter_form(shape, at, chips, (8, 128)) == form
@@ -140,7 +140,7 @@ def test_a_reduce_scatter_in_the_form_that_the_compiler_keeps(target: str, tiled
     program = explicit("mesh x=2 y=2\ndim " + " ".join(dims) + "\n" + "\n".join(funcs))
     text = emit(program, forms=parse_target(target).forms)
     assert text.count("= scattered_in_front(") == (forms["Front"] if tiled else 0)
-    assert text.count("lax.all_to_all(") == (forms["Exchange"] if tiled else 0)
+    assert text.count("lax.all_to_all(") == (forms["AddendExchange"] if tiled else 0)
     module = load_module(text)
     mesh = module.make_mesh(arrange_devices(4).devices)
     for i, shape in enumerate(shapes):

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.backends.timeline import (
     Course,
-    Entry,
+    RecordedEvent,
     Recorder,
     Timeline,
     course_of,
@@ -20,9 +20,9 @@ from shardwright.backends.timeline import (
 from shardwright.backends.timeline.durations import by_measurement, by_rates, token_of
 from shardwright.backends.timeline.gantt import draw
 from shardwright.backends.timeline.perfetto import to_trace
-from shardwright.backends.torch.event_threads import Timed
-from shardwright.cost.offloading.simulation import Span, simulate
-from shardwright.cost.unrolling import Action, Event, Resource
+from shardwright.backends.torch.event_threads import TimedEvent
+from shardwright.cost.offloading.simulation import EventSpan, simulate
+from shardwright.cost.programs.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError, Source
 
 # Two layers, a batch, two tokens: 6 bytes of weights each, 4 from host and 2 from disk; a prompt of 3 positions, of
@@ -65,7 +65,7 @@ def event_of(number: int, line: str) -> Event:
     return Event(number, Resource(line[:12].strip()), Action(name.split()[0]), name, (), trips, waited, int(nbytes))
 
 
-def small() -> tuple[list[Event], list[Span]]:
+def small() -> tuple[list[Event], list[EventSpan]]:
     events = [event_of(number, line) for number, line in enumerate(SCHEDULE.strip().splitlines())]
     return events, simulate(events, seconds)
 
@@ -118,12 +118,12 @@ def test_the_recorder_keeps_the_first_block_in_the_order_of_its_schedule() -> No
     events, spans = small()
     used = {"host": 0.0}
     recorder = Recorder(lambda: used)
-    timed = [Timed(event, *span) for event, span in zip(events, spans, strict=True)]
+    timed = [TimedEvent(event, *span) for event, span in zip(events, spans, strict=True)]
     for each in sorted(timed, key=lambda each: each.end):
         used["host"] = each.event.nbytes
         recorder(each)
-    recorder(Timed(events[0], 0.0, 99.0))  # the next block begins
-    recorder(Timed(events[1], 99.0, 99.5))
+    recorder(TimedEvent(events[0], 0.0, 99.0))  # the next block begins
+    recorder(TimedEvent(events[1], 99.0, 99.5))
     timeline = recorder.recording.timeline("a run", {"host": 100})
     assert timeline.measured is not None
     assert timeline.predicted is not None
@@ -137,7 +137,7 @@ def test_a_run_that_was_cut_short_is_drawn_as_far_as_it_came() -> None:
     events, spans = small()
     recorder = Recorder()
     for event, span in list(zip(events, spans, strict=True))[3:8]:
-        recorder(Timed(event, *span))
+        recorder(TimedEvent(event, *span))
     measured = recorder.recording.timeline("cut").measured
     assert measured is not None
     assert [entry.number for entry in measured.entries] == [0, 1, 2, 3, 4]
@@ -169,7 +169,9 @@ def memory(points: object) -> str:
 
 
 def test_what_may_be_left_out() -> None:
-    assert read_timeline(Source("t.json", file())) == Timeline("", Course((Entry(0, "device", "compute", 0, 1),)))
+    assert read_timeline(Source("t.json", file())) == Timeline(
+        "", Course((RecordedEvent(0, "device", "compute", 0, 1),))
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,11 +258,11 @@ def test_a_window_has_what_happens_in_it() -> None:
 
 
 def test_many_short_events_are_drawn_together() -> None:
-    entries = tuple(Entry(n, "device", "compute", 0.001 * n, 0.001 * (n + 1), step=n) for n in range(20_000))
+    entries = tuple(RecordedEvent(n, "device", "compute", 0.001 * n, 0.001 * (n + 1), step=n) for n in range(20_000))
     assert len(draw(Timeline("many", Course(entries)), "svg")) < 100_000
 
 
 def test_a_measurement_alone_and_a_course_of_no_length_are_drawn() -> None:
     assert any(word.startswith("measured: 13 s") for word in words(draw(Timeline("m", None, course()), "svg")))
-    at_once = Course((Entry(0, "device", "compute", 0.0, 0.0, step=0),))
+    at_once = Course((RecordedEvent(0, "device", "compute", 0.0, 0.0, step=0),))
     assert any(word.startswith("predicted: 0 µs") for word in words(draw(Timeline("m", at_once), "svg")))

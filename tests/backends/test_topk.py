@@ -10,14 +10,14 @@ from oracles.jax_agreement import check
 from program_text import program
 
 from shardwright.backends.jax.session import Session
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.backends.validation import validate
-from shardwright.compiling import print_program as printed
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.backends.validation.validate import validate
+from shardwright.compiling.compile_program import print_program as printed
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Let, Program
-from shardwright.ir.verifier import Level, verify
-from shardwright.passes.decompose import Decompose
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import explicit
 
 HEAD = "mesh x=2 y=2 z=2\ndim B=4 V=4096 C=5 D=2 L=3\n"
@@ -149,7 +149,7 @@ def test_faults() -> None:
 
 def test_pictures_and_memory_know_both_results() -> None:
     from shardwright.backends.graph import draw
-    from shardwright.cost.memory import memory_of
+    from shardwright.cost.programs.memory import memory_of
 
     made = explicit(of("f32 BV_xyz", "BC"))
     drawn = draw(made).dot

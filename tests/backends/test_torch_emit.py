@@ -19,14 +19,14 @@ from oracles.random_programs.texts import TYPED
 from program_text import program
 
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.torch.emit import emit
 from shardwright.cli.front import main
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "passes"

@@ -15,9 +15,9 @@ from oracles.random_programs.texts import TYPED
 from oracles.torch_blocks import computed
 from program_text import program
 
-from shardwright.backends import kernels
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation import kernels
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.torch.kernels import KERNELS, check_kernels
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import DiagnosticError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.torch.session import run_program
 from shardwright.backends.torch.world import alone
-from shardwright.passes.offload import Offload
+from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import explicit, run_passes
 
 TEXT = """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from program_text import by_bytes, program
 
-from shardwright.backends.reduced_sizes import at_reduced_sizes
-from shardwright.backends.validation import ValidationError, validate
-from shardwright.ir.format import format_module
+from shardwright.backends.validation.reduced_sizes import at_reduced_sizes
+from shardwright.backends.validation.validate import ValidationError, validate
 from shardwright.ir.ops import Iota
 from shardwright.ir.program import Loop
-from shardwright.ir.unparse import unparse
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.unparse import unparse
 from shardwright.ir.walk import lets_in, sites
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 

@@ -9,9 +9,9 @@ from program_text import program
 
 from shardwright.backends.graph import to_dot
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.compiling import print_program
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.compiling.compile_program import print_program
 
 STARTED = """mesh x=2 y=2
 dim E=8 order x y F=4

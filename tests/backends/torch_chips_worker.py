@@ -24,14 +24,14 @@ from oracles.random_programs.draw import draw_program
 from oracles.random_programs.meaning import meaning
 from oracles.random_programs.texts import TYPED
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.backends.torch.session import run_program
 from shardwright.backends.torch.world import World, joined
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
-from shardwright.passes.offload import Offload
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.parser import parse
+from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import explicit, run_passes
 
 

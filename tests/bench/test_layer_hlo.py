@@ -10,8 +10,8 @@ from oracles.layer_programs import PRESETS, attention, feedforward
 from program_text import by_bytes, program
 from versus_xla import compile_ours
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from long_caches import around, decode
 
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import Objective
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.mesh import Mesh
-from shardwright.passes.choosing import search
+from shardwright.passes.compiling.choosing import search
 
 CASES = [
     # 16 chips, 8 heads of keys: one copy of a million positions is read in less time, two of fewer cost no collectives.

@@ -11,14 +11,14 @@ from quantized_logits import logits, measure, table
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import EXPLICIT, run_with_weights
-from shardwright.passes.quantize_weights import QuantizeWeights
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 

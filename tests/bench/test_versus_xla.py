@@ -9,8 +9,8 @@ from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small
 from versus_xla import measure
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.program import Loop, Marking
 from shardwright.ir.types import OpenType
 

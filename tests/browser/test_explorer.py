@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from shardwright.compiling import load, print_program
+from shardwright.compiling.compile_program import load, print_program
 from shardwright.ir.diagnostics import Source
 
 LAYER = """\

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from program_text import by_bytes, program
 
-from shardwright.cost.memory import memory_of
-from shardwright.cost.work import Work, work_of
+from shardwright.cost.kernels.work import Work, work_of
+from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.program import Program
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import explicit, run_passes
 
 HEAD = "mesh x=2 y=2\ndim B=4 L=64 T=64 S=256 K=2 G=4 D=16 W=32\n"

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from shardwright.backends.validation import validate
-from shardwright.cost import axis_descent
-from shardwright.cost.divisible_placement import place_layouts
-from shardwright.cost.layout_problem import Group, LayoutProblem
-from shardwright.cost.layouts import Moves
-from shardwright.cost.limited_placement import LimitedPlacement
-from shardwright.cost.placement import Effort, Placement, PlacementOptions, Solver
-from shardwright.cost.program_layouts import layout_problem
+from shardwright.backends.validation.validate import validate
+from shardwright.cost.choosing import axis_descent
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.layout_problem import Group, LayoutProblem
+from shardwright.cost.choosing.layouts import Moves
+from shardwright.cost.choosing.limited_placement import LimitedPlacement
+from shardwright.cost.choosing.placement import Effort, LayoutSolution, PlacementOptions, Solver
+from shardwright.cost.choosing.program_layouts import layout_problem
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.ir.text.parser import parse
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.place import place
 from shardwright.passes.pipelines import MOVEMENTS, run_passes
-from shardwright.passes.place import place
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2
@@ -79,7 +79,7 @@ def program(text: str) -> Program:
     return elaborate(parse(Source("<test>", text)))
 
 
-def quickly(made: Program) -> Placement:
+def quickly(made: Program) -> LayoutSolution:
     return place_layouts(made, effort=Effort(proof=False))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.calibration import EXPECTED, Sample, calibrate, predicted_s
-from shardwright.cost.constants import NAMES, Constants, Demand
+from shardwright.cost.hardware.calibration import EXPECTED, Sample, calibrate, predicted_s
+from shardwright.cost.hardware.constants import NAMES, Constants, KernelDemand
 
 TRUE = Constants(0.7, 0.9, 0.8, 1.5, 2e-6, 0.2)
 
@@ -13,12 +13,12 @@ TRUE = Constants(0.7, 0.9, 0.8, 1.5, 2e-6, 0.2)
 def samples(constants: Constants) -> list[Sample]:
     """Kernels that tell all six apart."""
     demands = [
-        [(1000.0, Demand(compute_s=1e-3, memory_s=1e-6))],
-        [(1000.0, Demand(compute_s=1e-6, memory_s=1e-3))],
-        [(1000.0, Demand(compute_s=1e-3, memory_s=1e-3))],
-        [(1000.0, Demand(transfer_s=1e-3, kernels=0))],
-        [(1000.0, Demand(latency_s=1e-5, kernels=0))],
-        [(1000.0, Demand())],
+        [(1000.0, KernelDemand(compute_s=1e-3, memory_s=1e-6))],
+        [(1000.0, KernelDemand(compute_s=1e-6, memory_s=1e-3))],
+        [(1000.0, KernelDemand(compute_s=1e-3, memory_s=1e-3))],
+        [(1000.0, KernelDemand(transfer_s=1e-3, kernels=0))],
+        [(1000.0, KernelDemand(latency_s=1e-5, kernels=0))],
+        [(1000.0, KernelDemand())],
     ]
     return [Sample(predicted_s(Sample(1.0, made), constants), made) for made in demands for _ in range(25)]
 
@@ -45,4 +45,4 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples to calibrate on"):
         calibrate([])
     with pytest.raises(ValueError, match="measured times are above 0"):
-        calibrate([Sample(0.0, [(1.0, Demand())])])
+        calibrate([Sample(0.0, [(1.0, KernelDemand())])])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.chips import Switched, Torus, chip_names, load_chip, load_machine, machine_names
+from shardwright.cost.hardware.chips import Switched, Torus, chip_names, load_chip, load_machine, machine_names
 from shardwright.ir.diagnostics import DiagnosticError
 
 GIB = 2**30

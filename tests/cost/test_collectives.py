@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.chips import load_chip
-from shardwright.cost.collectives import CollectiveKind, Steps, collective_time, joint_or_sequential
-from shardwright.cost.topology import Topology, topology_of
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.topology import Topology, topology_of
+from shardwright.cost.movements.collectives import CollectiveKind, Steps, collective_time, joint_or_sequential
 from shardwright.ir.diagnostics import DiagnosticError
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE = CollectiveKind

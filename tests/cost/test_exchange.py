@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from shardwright.backends.collectives import permute
-from shardwright.backends.local_values import Local, Setting
 from shardwright.backends.number_formats import Formats
-from shardwright.backends.sharding import shard
-from shardwright.cost.chips import load_chip
-from shardwright.cost.collectives import CollectiveKind, latency_and_transfer, round_latency
-from shardwright.cost.exchange import Exchange, exchange_of
-from shardwright.cost.movements import collective_of, movement_time
-from shardwright.cost.resharding_bound import lacking_elements
-from shardwright.cost.topology import topology_of
+from shardwright.backends.simulation.collectives import permute
+from shardwright.backends.simulation.local_values import KernelSetting, Local
+from shardwright.backends.simulation.sharding import shard
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.topology import topology_of
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer, round_latency
+from shardwright.cost.movements.exchange import Exchange, exchange_of
+from shardwright.cost.movements.movement import collective_of, movement_time
+from shardwright.cost.resharding.bound import lacking_elements
 from shardwright.ir.digits import Order, fitting_order, global_indices
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Permute
@@ -66,7 +66,7 @@ def executed(
 ) -> Exchange:
     """Moves real numbers, and compares with the layout made anew."""
     array = np.arange(before.shape.elements).reshape([dim.size for dim in before.dims])
-    setting = Setting(mesh, orders, Formats("exact"), mesh)
+    setting = KernelSetting(mesh, orders, Formats("exact"), mesh)
     moved, nbytes = permute(operation, Local(shard(array, before, orders, mesh), before), after, setting)
     np.testing.assert_array_equal(moved, shard(array, after, orders, mesh))
     made = exchange_of(operation, before, after, mesh, orders)

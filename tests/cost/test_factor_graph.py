@@ -5,8 +5,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from shardwright.cost.factor_graph import FactorGraph, Solution, improved
-from shardwright.cost.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, subtrees
+from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution, improved
+from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, subtrees
 
 
 def random_moves(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -231,8 +231,8 @@ def test_blocks_of_variables_take_what_is_best_beside_the_others() -> None:
         TableFactor((a, b), same, np.array([1.0, 0.5])),
         TableFactor((c,), np.array([[0], [1]]), np.array([3.0, 9.0])),
     ]
-    before = Solution((0, 0, 0), 4.0, 3.0, 0)
-    assert improved(graph, before, [([a, b], [[0, 0], [1, 1]])]) == Solution((1, 1, 0), 3.5, 3.0, 0)
+    before = GraphSolution((0, 0, 0), 4.0, 3.0, 0)
+    assert improved(graph, before, [([a, b], [[0, 0], [1, 1]])]) == GraphSolution((1, 1, 0), 3.5, 3.0, 0)
     assert improved(graph, before, [([a], [[0], [1]])]) == before
 
 

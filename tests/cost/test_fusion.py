@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from program_text import program
 
-from shardwright.cost.kernels import Kernel, fused
-from shardwright.ir.completion import complete
+from shardwright.cost.kernels.body import Kernel, fused
 from shardwright.ir.program import Scope
+from shardwright.ir.verification.completion import complete
 
 
 def kernels(text: str) -> list[tuple[str, list[str], list[tuple[str, int]]]]:

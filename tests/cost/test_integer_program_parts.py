@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from oracles.whole_integer_programs import solve_integer_program
 
-from shardwright.cost import highs
-from shardwright.cost.highs import STOPPED, Matrix, Running, linear_minimum, minimize
+from shardwright.cost.integer_program import highs
 from shardwright.cost.integer_program import solve as solving
 from shardwright.cost.integer_program.elimination import Order, eliminate
 from shardwright.cost.integer_program.frontier import frontier
-from shardwright.cost.integer_program.mathopt import Solved, Solving
+from shardwright.cost.integer_program.highs import STOPPED, Matrix, RunningSolver, linear_minimum, minimize
+from shardwright.cost.integer_program.mathopt import SolverOutcome, SolverRun
 from shardwright.cost.integer_program.multipliers import best_prices
 from shardwright.cost.integer_program.neighbourhood import Neighbourhoods
 from shardwright.cost.integer_program.problem import Choice, Edge, Problem
@@ -220,7 +220,7 @@ def test_what_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sleeper.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(sleeper))
     monkeypatch.setattr(highs, "GRACE", 0.05)
-    with Running(knapsack(2000), None, 0.3) as running:
+    with RunningSolver(knapsack(2000), None, 0.3) as running:
         assert running.result(0.0) is None
         assert running.result(20) is STOPPED
         process = running.process
@@ -233,7 +233,7 @@ def test_an_interrupt_ends_the_process(tmp_path: Path, monkeypatch: pytest.Monke
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(sleeper))
-    running = Running(knapsack(2000), None, 50)
+    running = RunningSolver(knapsack(2000), None, 50)
     with pytest.raises(KeyboardInterrupt), running:
         raise KeyboardInterrupt
     assert running.process is not None
@@ -249,7 +249,7 @@ def test_a_process_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(highs, "MOST_COLUMNS_HERE", 0)
     problem = copied_problem(4)
     assert minimize(knapsack(20), None, 20) is STOPPED
-    assert solve_integer_program(reduce(problem).problem, 20) == Solved(
+    assert solve_integer_program(reduce(problem).problem, 20) == SolverOutcome(
         None, -math.inf, optimal=False, infeasible=False
     )
     assert solve(problem, 5).cost == best_of(problem)[0]
@@ -274,7 +274,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_program_beside_other_work() -> None:
     problem = copied_problem(7)
     small = reduce(problem).problem
-    with Solving(small, 20) as solving:
+    with SolverRun(small, 20) as solving:
         found = None
         while found is None:
             found = solving.result(0.01)

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from search_fillings import every_filling, homes, least, limits_that_bind, products
 
-from shardwright.compiling import load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.factors import FORBIDDEN, TableFactor
-from shardwright.cost.kernel_shares import structure_of
-from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.layout_program.cases import Case, Cases
-from shardwright.cost.layout_program.priced_graph import PricedGraph
-from shardwright.cost.program_layouts import layout_problem
-from shardwright.cost.time_placement import NANOSECONDS, Prices, TimeSolver
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor
+from shardwright.cost.choosing.kernel_shares import structure_of
+from shardwright.cost.choosing.layout_problem import PlacementOptions
+from shardwright.cost.choosing.layout_program.cases import Case, Cases
+from shardwright.cost.choosing.layout_program.priced_graph import PricedGraph
+from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import Source
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import run_passes
 
 CHIP = load_chip("tpu-v4")
@@ -51,7 +51,7 @@ def solver_of(sizes: dict[str, int]) -> TimeSolver:
     """The loop's solver, its graph made without prices."""
     program = run_passes(load(Source("loop", LOOP.format(**sizes, **OPEN))), (Decompose(), Cleanup()))
     problem = layout_problem(program, PlacementOptions())
-    made = TimeSolver(problem, CHIP, CHIP.constants, structure_of(program), Prices())
+    made = TimeSolver(problem, CHIP, CHIP.constants, structure_of(program), MemoryPrices())
     made.build()
     return made
 
@@ -62,7 +62,7 @@ def test_a_priced_graph_is_the_graph_under_this_price(seed: int) -> None:
     solver = solver_of({"B": 256, "E": 512, "F": 1024})
     byte_ns = float(rng.random())
     made = PricedGraph(solver).graph(byte_ns)
-    wanted = solver.under(Prices(byte_ns=byte_ns)).graph
+    wanted = solver.under(MemoryPrices(byte_ns=byte_ns)).graph
     for ours, theirs in zip(made.factors, wanted.factors, strict=True):
         if isinstance(ours, TableFactor):
             assert isinstance(theirs, TableFactor)

@@ -10,27 +10,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwright.compiling import load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.factor_graph import FactorGraph, Solution
-from shardwright.cost.factors import TableFactor, TreeFactor
-from shardwright.cost.kernel_shares import structure_of
-from shardwright.cost.layout_problem import LayoutProblem, Node, PlacementOptions, UsesTree
-from shardwright.cost.layout_program.candidates import Candidates, narrowed
-from shardwright.cost.layout_program.columns import Linear
-from shardwright.cost.layout_program.formulation import Formulation
-from shardwright.cost.layout_program.memory_rows import MemoryRows
-from shardwright.cost.memory import memory_of
-from shardwright.cost.placement import Placement
-from shardwright.cost.time_placement import Prices, TimeSolver
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
+from shardwright.cost.choosing.factors import TableFactor, TreeFactor
+from shardwright.cost.choosing.kernel_shares import structure_of
+from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, UsesTree, ValueNode
+from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed
+from shardwright.cost.choosing.layout_program.columns import Linear
+from shardwright.cost.choosing.layout_program.formulation import Formulation
+from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
+from shardwright.cost.choosing.placement import LayoutSolution
+from shardwright.cost.choosing.time_placement import MemoryPrices, TimeSolver
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
-from shardwright.passes.choose_digit_order import ChooseDigitOrder
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
-from shardwright.passes.insert_moves import InsertMoves
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.insert_moves import InsertMoves
+from shardwright.passes.compiling.place import place
 from shardwright.passes.pipelines import run_passes
-from shardwright.passes.place import place
 
 CHIP = load_chip("tpu-v4")
 
@@ -137,14 +137,16 @@ class _Anything:
         self.structure = structure_of(program)
         self.counted: dict[str, float] = {}
 
-    def __call__(self, problem: LayoutProblem) -> Placement:
-        edges: dict[Node, list[tuple[int, int]]] = {}
+    def __call__(self, problem: LayoutProblem) -> LayoutSolution:
+        edges: dict[ValueNode, list[tuple[int, int]]] = {}
 
         class Solver(TimeSolver):
-            def edges(self, node: Node, costs: NDArray[np.float64], choice: Sequence[int]) -> list[tuple[int, int]]:
+            def edges(
+                self, node: ValueNode, costs: NDArray[np.float64], choice: Sequence[int]
+            ) -> list[tuple[int, int]]:
                 return edges.get(node, [])
 
-        solver = Solver(problem, CHIP, CHIP.constants, self.structure, Prices())
+        solver = Solver(problem, CHIP, CHIP.constants, self.structure, MemoryPrices())
         solver.build()
         left = narrowed(Candidates.all_of(solver.graph), solver.graph, 1e18, 0.0, lambda: False)
         assert left is not None
@@ -176,7 +178,7 @@ class _Anything:
             sums = [float(coefficients @ solved.values[columns]) for columns, coefficients in joined]
             self.counted[name] = max(sums, default=-math.inf)
         choice = tuple(made.chosen(solved.values))
-        return solver.placement(solver.in_groups(Solution(choice, 0.0, 0.0, 0)), solver.moves, 1.0)
+        return solver.placement(solver.in_groups(GraphSolution(choice, 0.0, 0.0, 0)), solver.moves, 1.0)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

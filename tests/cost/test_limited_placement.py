@@ -13,24 +13,24 @@ from oracles.compiled_programs import in_simulator
 from oracles.random_programs.texts import surface_program
 from program_text import program
 
-from shardwright.backends.validation import TOLERANCE, compare
+from shardwright.backends.validation.validate import TOLERANCE, compare
 from shardwright.cli.front import main
-from shardwright.compiling import load
-from shardwright.cost import limited_placement
-from shardwright.cost.divisible_placement import place_layouts
-from shardwright.cost.layout_codes import Coding
-from shardwright.cost.layout_problem import PlacementOptions
-from shardwright.cost.layouts import moving_costs
-from shardwright.cost.limited_placement import LimitedPlacement, PlacementProof, on_axes
-from shardwright.cost.work_limit import WorkLimit
+from shardwright.compiling.compile_program import load
+from shardwright.cost.choosing import limited_placement
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.layout_codes import StateNumbering
+from shardwright.cost.choosing.layout_problem import PlacementOptions
+from shardwright.cost.choosing.layouts import moving_costs
+from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof, on_axes
+from shardwright.cost.choosing.work_limit import WorkLimit
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import Dim, DType, Shape
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
-from shardwright.passes.found import TimeProof
-from shardwright.passes.pipelines import Trace, explicit, proof_of
-from shardwright.passes.place import Place
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.found import TimeProof
+from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import PassRecord, explicit, proof_of
 
 HARD = sorted((Path(__file__).parent / "hard").glob("*.shard"))
 
@@ -51,7 +51,7 @@ def plain(source: Program) -> Program:
 @pytest.mark.parametrize("path", HARD, ids=lambda path: path.stem)
 def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path) -> None:
     source = load(str(path))
-    traces: list[Trace] = []
+    traces: list[PassRecord] = []
     compiled = explicit(source, traces.append)
     assert max(compare(source, compiled, func, 0) for func in source.funcs) <= TOLERANCE
     by_time = proof_of(traces)
@@ -136,14 +136,14 @@ def test_movements_on_part_of_a_mesh_take_no_more_than_their_share() -> None:
     """The ground of the bound: of two layouts, what the axes of a part have to move."""
     mesh = Mesh.of(x=2, y=3, z=2)
     shape = Shape(DType.F32, (Dim("A", 36), Dim("B", 36)))
-    coding = Coding(mesh, ("A", "B"))
+    coding = StateNumbering(mesh, ("A", "B"))
     states = np.array([0, 1, *(coding.number_of_dim(name) for name in "AB")])
     codes = coding.combine([states] * 3)
     whole, _, _ = moving_costs(coding, codes, shape)
     digits = coding.digits(codes)
     for axes in (chosen for count in (1, 2) for chosen in combinations(range(3), count)):
         sizes = [list(mesh.items())[i] for i in axes]
-        part = Coding(Mesh(tuple(sizes)), ("A", "B"))
+        part = StateNumbering(Mesh(tuple(sizes)), ("A", "B"))
         own = digits[:, axes] @ part.radix ** np.arange(len(axes))
         layouts, at = np.unique(own, return_inverse=True)
         costs, _, _ = moving_costs(part, layouts, shape)

@@ -6,18 +6,18 @@ import pytest
 from oracles.example_programs import load
 from program_text import program
 
-from shardwright.cost.memory import Memory, memory_of
-from shardwright.ir.completion import complete
+from shardwright.cost.programs.memory import MemoryUse, memory_of
+from shardwright.ir.verification.completion import complete
 from shardwright.passes.pipelines import explicit
 
 
-def memory(text: str) -> Memory:
+def memory(text: str) -> MemoryUse:
     """Of the function f."""
     made = complete(program(text))
     return memory_of(made, made.func("f"))
 
 
-def live(found: Memory) -> list[tuple[str, int]]:
+def live(found: MemoryUse) -> list[tuple[str, int]]:
     return [(value.name, value.bytes) for value in found.live]
 
 
@@ -36,7 +36,7 @@ func f(a: BE) -> BE(partialsum-x) {
   return y
 }
 """)
-    assert found == Memory(2 * 8 * 16 * 2, 0, 256, found.live, "y")
+    assert found == MemoryUse(2 * 8 * 16 * 2, 0, 256, found.live, "y")
     assert live(found) == [("y_gelu", 128), ("a", 64), ("y", 64)]
     assert found.peak == 512 + 256
 
@@ -53,7 +53,7 @@ func f(a: BE) -> BF {
   return d
 }
 """)
-    assert found == Memory(32, 0, 96, found.live, "c")
+    assert found == MemoryUse(32, 0, 96, found.live, "c")
     assert live(found) == [("a", 32), ("b", 32), ("c", 32)]
 
 

@@ -8,17 +8,17 @@ from itertools import product
 
 import pytest
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
+from shardwright.cost.hardware.runtimes import NAMES, Runtime, load_runtime, rates_of, runtime_names
 from shardwright.cost.offloading.calibration import Measurement, calibrate
 from shardwright.cost.offloading.group_quantization import INT4, INT8
 from shardwright.cost.offloading.linear_program import Blocks, best_shares
 from shardwright.cost.offloading.memory import attends_on_host, peaks_of
 from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import Policy, Shares, parse_policy, policy_of_json, shares
-from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.runtimes import NAMES, Runtime, load_runtime, rates_of, runtime_names
+from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.cost.offloading.search import improved, search
-from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
+from shardwright.cost.offloading.sizes import Sizes, WeightGroup, WeightTensor
 from shardwright.cost.offloading.times import computation, times_of
 from shardwright.ir.diagnostics import DiagnosticError
 
@@ -27,13 +27,13 @@ E, F, N = 1024, 4096, 4  # a small OPT without vectors
 
 
 def small(prompt: int = 64, generated: int = 8) -> Sizes:
-    square = [Tensor(name, E * E, 2 * E * E, True) for name in ("wq", "wk", "wv", "wo")]
-    wide = [Tensor(name, E * F, 2 * E * F, True) for name in ("w_up", "w_down")]
-    nothing = Part("embedding", (), 0.0)
+    square = [WeightTensor(name, E * E, 2 * E * E, True) for name in ("wq", "wk", "wv", "wo")]
+    wide = [WeightTensor(name, E * F, 2 * E * F, True) for name in ("w_up", "w_down")]
+    nothing = WeightGroup("embedding", (), 0.0)
     return Sizes(
         layers=N,
-        attention=Part("attention", tuple(square), 8.0 * E * E),
-        feedforward=Part("feedforward", tuple(wide), 4.0 * E * F),
+        attention=WeightGroup("attention", tuple(square), 8.0 * E * E),
+        feedforward=WeightGroup("feedforward", tuple(wide), 4.0 * E * F),
         embedding=nothing,
         unembedding=replace(nothing, name="unembedding"),
         cache_elements=2 * E,
@@ -254,8 +254,8 @@ def test_files_outside_the_page_cache_cost_every_step_a_time() -> None:
 def test_a_pipeline_fills_in_prefill_and_waits_in_decode() -> None:
     """4 stages of one layer: prefill of 2 batches takes 2 + 3 rounds, a token 4 rounds where 2 have work; 8 batches go
     in 4 groups, for each of which weights are loaded."""
-    one = Setting(replace(small(), layers=1), T4, OURS)
-    four = Setting(small(), T4, OURS, devices=4)
+    one = OffloadSetting(replace(small(), layers=1), T4, OURS)
+    four = OffloadSetting(small(), T4, OURS, devices=4)
     for block, group, rounds in (("2,2", "2,1", 5), ("2,8", "2,2", 7), ("2,7", "2,2", 7)):
         whole, part = (parse_policy(f"{n},0,100,100,0,100,0") for n in (block, group))
         assert four.price(whole).prefill_s == pytest.approx(one.price(part).prefill_s * rounds)
@@ -267,10 +267,10 @@ def test_a_pipeline_fills_in_prefill_and_waits_in_decode() -> None:
 # ---------------------------------------------------------------- search
 
 
-def tight(runtime: str = "flexgen") -> Setting:
+def tight(runtime: str = "flexgen") -> OffloadSetting:
     """A machine on which neither weights nor the cache of a large block fit on the device or the host."""
     machine = replace(T4, chip=replace(T4.chip, memory_bytes=120e6), host=replace(T4.host, memory_bytes=150e6))
-    return Setting(small(), machine, replace(load_runtime(runtime), reserve_bytes=0.0))
+    return OffloadSetting(small(), machine, replace(load_runtime(runtime), reserve_bytes=0.0))
 
 
 @pytest.mark.parametrize("runtime", ["flexgen", "ours", "accelerate"])

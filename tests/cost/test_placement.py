@@ -12,19 +12,19 @@ from oracles.compiled_programs import in_simulator
 from program_text import program
 
 from shardwright import explicit, print_program
-from shardwright.backends.validation import TOLERANCE
-from shardwright.cost import layouts
-from shardwright.cost.divisible_placement import place_layouts
-from shardwright.cost.layout_codes import Coding
-from shardwright.cost.layouts import Links, Moves, moving_costs
-from shardwright.cost.resharding import plan
+from shardwright.backends.validation.validate import TOLERANCE
+from shardwright.cost.choosing import layouts
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.layout_codes import StateNumbering
+from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import strategies
 from shardwright.ir.types import Dim, DType, OpenType, Shape, TensorType
-from shardwright.passes.place import Place
+from shardwright.passes.compiling.place import Place
 
 # ---------------------------------------------------------------- enumeration
 
@@ -181,7 +181,7 @@ def test_placement_equals_enumeration(name: str) -> None:
 @pytest.mark.parametrize("mesh", ["x=2 y=2", "x=2 y=3", "x=4 y=2", "x=1 y=2"])
 def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
     compiled = program(f"mesh {mesh}\ndim B=24 E=24\nfunc f(x: f32 BE) -> f32 BE {{\n y = x\n return y\n}}")
-    coding = Coding(compiled.mesh, ("B", "E"))
+    coding = StateNumbering(compiled.mesh, ("B", "E"))
     shape = compiled.funcs[0].params[0].shape
     codes = coding.combine([np.arange(coding.radix)] * 2)
     codes = codes[coding.valid(codes, shape, lambda dim, axis: True, sizes_of(shape))]
@@ -200,7 +200,7 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
 
 def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(DType.F32, (Dim("A", 24), Dim("B", 36)))
-    coding = Coding(Mesh.of(x=2, y=3, z=2), ("A", "B"))
+    coding = StateNumbering(Mesh.of(x=2, y=3, z=2), ("A", "B"))
     codes = coding.combine([np.arange(coding.radix)] * 3)
     codes = codes[coding.valid(codes, shape, lambda dim, axis: True, sizes_of(shape))]
     times = np.linspace(1, 2, 8), np.linspace(3, 4, 8)
@@ -208,7 +208,7 @@ def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatc
     for at_once in (1 << 30, 5 * len(codes), 1):
         monkeypatch.setattr(layouts, "_AT_ONCE", at_once)
         monkeypatch.setattr(layouts, "_RECENT", layouts._Recent(OrderedDict()))
-        found.append(moving_costs(coding, codes, shape, Links(times, times, (1.0, 2.0))))
+        found.append(moving_costs(coding, codes, shape, LinkTimes(times, times, (1.0, 2.0))))
     for part in found[1:]:
         assert all(map(np.array_equal, found[0], part))
 

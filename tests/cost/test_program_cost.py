@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from program_text import program
 
-from shardwright.cost.chips import Chip, Disk, HostLink, load_chip
-from shardwright.cost.constants import DATASHEET, Constants, Demand, times_of
-from shardwright.cost.demand import compute_s
-from shardwright.cost.program_cost import Cost, cost_of
-from shardwright.cost.work import Matmul
-from shardwright.ir.completion import complete
+from shardwright.cost.hardware.chips import Chip, Disk, HostLink, load_chip
+from shardwright.cost.hardware.constants import DATASHEET, Constants, KernelDemand, times_of
+from shardwright.cost.kernels.demand import compute_s
+from shardwright.cost.kernels.work import Matmul
+from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
+from shardwright.ir.verification.completion import complete
 from shardwright.passes.base import Pass
-from shardwright.passes.gather_ahead import GatherAhead
 from shardwright.passes.pipelines import run_passes
+from shardwright.passes.transformations.gather_ahead import GatherAhead
 
 TPU = replace(load_chip("tpu-v4"), calibrated=None)
 FEEDFORWARD = """
@@ -51,21 +51,21 @@ def cost(text: str, chip: Chip = TPU, constants: Constants | None = None, passes
 
 def test_a_kernel_takes_the_longer_time_and_a_share_of_the_shorter() -> None:
     constants = Constants(0.5, 0.25, 1.0, 1.0, 1e-6, 0.1)
-    times = times_of(Demand(compute_s=2e-6, memory_s=3e-6), constants)
+    times = times_of(KernelDemand(compute_s=2e-6, memory_s=3e-6), constants)
     assert times.total == pytest.approx(12e-6 + 0.1 * 4e-6 + 1e-6)
     assert (times.compute, times.memory, times.bound) == (4e-6, 12e-6, "memory")
 
 
 def test_a_collective_takes_its_transfer_and_its_latencies() -> None:
     times = times_of(
-        Demand(transfer_s=4e-6, latency_s=1e-6, kernels=0), Constants(link_efficiency=0.5, latency_factor=3)
+        KernelDemand(transfer_s=4e-6, latency_s=1e-6, kernels=0), Constants(link_efficiency=0.5, latency_factor=3)
     )
     assert times.total == pytest.approx(8e-6 + 3e-6)
     assert times.bound == "link"
 
 
 def test_a_small_kernel_is_bound_by_its_overhead() -> None:
-    assert times_of(Demand(memory_s=1e-9), Constants(kernel_overhead_s=1e-6)).bound == "overhead"
+    assert times_of(KernelDemand(memory_s=1e-9), Constants(kernel_overhead_s=1e-6)).bound == "overhead"
 
 
 def test_products_are_padded_to_whole_tiles_whichever_operand_stays() -> None:
@@ -172,7 +172,7 @@ def test_a_chip_without_a_rate_for_a_format_says_which_it_has() -> None:
 
 
 def test_calibrated_constants_in_a_file_are_checked(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "cost" / "chips" / "tpu-v4.toml").read_text()
+    text = (Path(__file__).parents[2] / "cost" / "hardware" / "chips" / "tpu-v4.toml").read_text()
     file = tmp_path / "own.toml"
     file.write_text(re.sub(r"compute_efficiency = [\d.]+", "compute_efficiency = 1.5", text))
     with pytest.raises(DiagnosticError) as caught:

@@ -13,18 +13,18 @@ from oracles.layout_execution import execute
 from oracles.layout_pairs import all_meshes, cramped, mesh_of, roomy, type_of
 from oracles.layout_search import MAX, SUM, Layout, cheapest, layouts
 
-from shardwright.cost.chips import load_chip
-from shardwright.cost.movements import movement_time
-from shardwright.cost.resharding import (
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.topology import topology_of
+from shardwright.cost.movements.movement import movement_time
+from shardwright.cost.resharding.planner import (
     BYTES,
     TIME,
-    Plan,
+    ReshardingPlan,
     lower_bound_bytes,
     plan,
     plan_in_any_order,
     received_bytes,
 )
-from shardwright.cost.topology import topology_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
@@ -57,11 +57,11 @@ def text(operation: Movement) -> str:
     return f"{operation.keyword}[{inside}]"
 
 
-def texts(made: Plan) -> list[str]:
+def texts(made: ReshardingPlan) -> list[str]:
     return [text(step.operation) for step in made.steps]
 
 
-def between(mesh: Mesh, extents: tuple[int, ...], source: Layout, target: Layout) -> Plan:
+def between(mesh: Mesh, extents: tuple[int, ...], source: Layout, target: Layout) -> ReshardingPlan:
     return plan(type_of(source, extents), type_of(target, extents), mesh)
 
 
@@ -437,7 +437,7 @@ def test_the_fastest_plan_is_no_slower_than_the_one_with_the_fewest_bytes(chip: 
 
 def test_where_separate_steps_are_faster_the_plan_has_them_and_says_so(tmp_path: Path) -> None:
     """Messages that go round a ring one after the other: 7 of them for a joint step over 8 chips, 1 and 3 apart."""
-    h100 = Path(str(files("shardwright.cost") / "chips" / "h100.toml")).read_text(encoding="utf-8")
+    h100 = Path(str(files("shardwright.cost") / "hardware" / "chips" / "h100.toml")).read_text(encoding="utf-8")
     ring = tmp_path / "ring.toml"
     ring.write_text(h100.replace('messages = "direct"', 'messages = "ring"'), encoding="utf-8")
     mesh = mesh_of((2, 4))

@@ -14,7 +14,7 @@ from fractions import Fraction
 import pytest
 from oracles.layout_execution import execute
 
-from shardwright.cost.resharding import plan
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Axes, Dim, DType, Partial, Reduction, TensorType, axis_set
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.cost.resizing import resized
-from shardwright.cost.work import work_of
-from shardwright.ir.completion import complete
+from shardwright.cost.kernels.work import work_of
+from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 TEXT = """
 mesh x=2 y=4

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from program_text import program
 
-from shardwright.cost.schedule import added_seconds
-from shardwright.cost.work import Carried, Repeat, Steps, Work, steps_of, works_in
-from shardwright.ir.completion import complete
+from shardwright.cost.kernels.work import CarriedValue, Repeat, Steps, Work, steps_of, works_in
+from shardwright.cost.programs.schedule import added_seconds
+from shardwright.ir.verification.completion import complete
 
 MADE = complete(
     program(
@@ -72,7 +72,7 @@ def test_what_is_added_to_a_product_is_waited_for_after_it() -> None:
 
 def test_a_loop_that_gathers_ahead_takes_the_longer_of_the_two() -> None:
     body = (work("next", GATHER, ("w",), in_flight=True), work("p", PRODUCT, ("h", "now")))
-    loop = Repeat(1000, body, (Carried("begun", "now", "next", "rest"), Carried("x", "h", "p", "y")))
+    loop = Repeat(1000, body, (CarriedValue("begun", "now", "next", "rest"), CarriedValue("x", "h", "p", "y")))
     steps = (work("begun", GATHER, ("w",), in_flight=True), loop)
     assert time_of(steps, {"begun": 3.0, "next": 3.0, "p": 5.0}) == pytest.approx(3.0 + 1000 * 5.0)
     assert time_of(steps, {"begun": 5.0, "next": 5.0, "p": 3.0}) == pytest.approx(1000 * 5.0 + 3.0)
@@ -110,7 +110,7 @@ def drawn(rng: random.Random, deep: int, known: list[str], prefix: str) -> Steps
                 Repeat(
                     rng.randint(1, 12),
                     body,
-                    tuple(Carried(rng.choice(names), each, rng.choice(inside), f"{each}r") for each in carried),
+                    tuple(CarriedValue(rng.choice(names), each, rng.choice(inside), f"{each}r") for each in carried),
                 )
             )
             names += [f"{each}r" for each in carried]

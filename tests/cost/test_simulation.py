@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 import pytest
 from program_text import program
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
+from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.runtimes import load_runtime
-from shardwright.cost.offloading.simulation import Bound, Span, bounds, critical_path, simulate, step_bounds
-from shardwright.cost.offloading.sizes import Part, Sizes, Tensor
+from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.cost.offloading.simulation import Bound, EventSpan, bounds, critical_path, simulate, step_bounds
+from shardwright.cost.offloading.sizes import Sizes, WeightGroup, WeightTensor
 from shardwright.cost.offloading.times import steps_of, times_of
-from shardwright.cost.unrolling import Action, events_of
+from shardwright.cost.programs.unrolling import Action, events_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
-from shardwright.offloading.programs import scheduled_model
 from shardwright.prediction.models import model_of
 from shardwright.prediction.offload_timeline import predicted_timeline
 from shardwright.prediction.offloading import setting_of
+from shardwright.serving.offloading.programs import scheduled_model
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def test_a_path_goes_through_what_is_shared() -> None:
 
 def test_time_in_which_nothing_ran_is_bound_by_nothing() -> None:
     tasks = [Task(0, "link", 1.0), Task(1, "device", 1.0, (0,))]
-    assert bounds(tasks, [Span(0.5, 1.5), Span(2.0, 3.0)]) == [
+    assert bounds(tasks, [EventSpan(0.5, 1.5), EventSpan(2.0, 3.0)]) == [
         Bound(0, 0.5, ""), Bound(0.5, 1.5, "link"), Bound(1.5, 2, ""), Bound(2, 3, "device"),
     ]  # fmt: skip
 
@@ -130,15 +130,15 @@ E, F = 512, 2048
 
 
 def small(prompt: int, generated: int, layers: int = 3) -> Sizes:
-    square = tuple(Tensor(name, E * E, 2 * E * E, True) for name in ("wq", "wk", "wv", "wo"))
-    wide = tuple(Tensor(name, E * F, 2 * E * F, True) for name in ("w_up", "w_down"))
-    table = (Tensor("table", 1000 * E, 2000 * E, True),)
+    square = tuple(WeightTensor(name, E * E, 2 * E * E, True) for name in ("wq", "wk", "wv", "wo"))
+    wide = tuple(WeightTensor(name, E * F, 2 * E * F, True) for name in ("w_up", "w_down"))
+    table = (WeightTensor("table", 1000 * E, 2000 * E, True),)
     return Sizes(
         layers=layers,
-        attention=Part("attention", square, 8.0 * E * E),
-        feedforward=Part("feedforward", wide, 4.0 * E * F),
-        embedding=Part("embedding", table, 0.0),
-        unembedding=Part("unembedding", table, 2000.0 * E),
+        attention=WeightGroup("attention", square, 8.0 * E * E),
+        feedforward=WeightGroup("feedforward", wide, 4.0 * E * F),
+        embedding=WeightGroup("embedding", table, 0.0),
+        unembedding=WeightGroup("unembedding", table, 2000.0 * E),
         cache_elements=2 * E,
         cache_element_bytes=2,
         hidden_bytes=2 * E,
@@ -165,19 +165,19 @@ POLICIES = [
 def test_the_simulated_steps_of_a_runtime_that_waits_take_what_the_closed_form_says(policy: str, runtime: str) -> None:
     """Exactly so with one step of decode, for then the cache has its mean length; and a little shorter or longer with
     more, where the resource that bounds a step changes as the cache grows."""
-    setting = Setting(small(64, 2), load_machine("t4"), load_runtime(runtime))
+    setting = OffloadSetting(small(64, 2), load_machine("t4"), load_runtime(runtime))
     chosen = parse_policy(policy)
     timeline = predicted_timeline(setting, chosen, "small")
     assert timeline.predicted is not None
     assert timeline.predicted.seconds == pytest.approx(setting.price(chosen).seconds, rel=1e-12)
-    longer = Setting(small(64, 33), load_machine("t4"), load_runtime(runtime))
+    longer = OffloadSetting(small(64, 33), load_machine("t4"), load_runtime(runtime))
     simulated = predicted_timeline(longer, chosen, "small").predicted
     assert simulated is not None
     assert simulated.seconds == pytest.approx(longer.price(chosen).seconds, rel=1e-3)
 
 
 def test_the_steps_of_a_block_come_in_the_order_of_tokens_layers_and_batches() -> None:
-    setting = Setting(small(16, 2, layers=2), load_machine("t4"), load_runtime("flexgen"))
+    setting = OffloadSetting(small(16, 2, layers=2), load_machine("t4"), load_runtime("flexgen"))
     steps = list(steps_of(setting.sizes, parse_policy("4,2,0,100,0,100,0,100"), setting.runtime, setting.rates))
     layer = ["attention", "attention", "feedforward", "feedforward"]
     once = ["embedding", "embedding", *layer, *layer, "unembedding", "unembedding"]

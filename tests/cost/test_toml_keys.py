@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.chips import load_chip, load_machine
+from shardwright.cost.hardware.chips import load_chip, load_machine
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError
 
 TORUS = """name = "mine"

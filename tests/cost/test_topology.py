@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.chips import load_chip
-from shardwright.cost.topology import (
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.topology import (
     Digit,
-    Ring,
     SwitchedTopology,
+    TorusRing,
     TorusTopology,
     check_axes,
     topology_of,
@@ -32,7 +32,7 @@ def test_one_axis_each() -> None:
     cube = torus("tpu-v4", {"x": 4, "y": 4, "z": 4})
     assert (cube.shape, cube.wraps) == ((4, 4, 4), (True, True, True))
     assert cube.digits == ((Digit(0, 4, 1),), (Digit(1, 4, 1),), (Digit(2, 4, 1),))
-    assert cube.rings(["y"]) == (Ring(1, 4, 1, True, 9e10),)
+    assert cube.rings(["y"]) == (TorusRing(1, 4, 1, True, 9e10),)
 
 
 def test_a_slice_that_fits_the_mesh_one_to_one_is_preferred() -> None:
@@ -44,7 +44,7 @@ def test_a_slice_that_fits_the_mesh_one_to_one_is_preferred() -> None:
 
 def test_small_slices_do_not_wrap() -> None:
     small = torus("tpu-v4", {"x": 2, "y": 2, "z": 2})
-    assert small.rings(["x"]) == (Ring(0, 2, 1, False, 4.5e10),)
+    assert small.rings(["x"]) == (TorusRing(0, 2, 1, False, 4.5e10),)
 
 
 def test_several_mesh_axes_share_a_physical_axis() -> None:
@@ -52,16 +52,16 @@ def test_several_mesh_axes_share_a_physical_axis() -> None:
     shared = torus("tpu-v5e", {"x": 4, "y": 4, "z": 16})
     assert shared.digits == ((Digit(0, 4, 4),), (Digit(0, 4, 1),), (Digit(1, 16, 1),))
     # y: a line of four neighbours. x: a ring of every fourth chip, four such rings on the same links.
-    assert shared.rings(["y"]) == (Ring(0, 4, 1, False, 4.5e10),)
-    assert shared.rings(["x"]) == (Ring(0, 4, 4, True, 9e10 / 4),)
+    assert shared.rings(["y"]) == (TorusRing(0, 4, 1, False, 4.5e10),)
+    assert shared.rings(["x"]) == (TorusRing(0, 4, 4, True, 9e10 / 4),)
     assert shared.rings(["x"])[0].hops == 8
     # Together they are the whole ring.
-    assert shared.rings(["y", "x"]) == (Ring(0, 16, 1, True, 9e10),)
+    assert shared.rings(["y", "x"]) == (TorusRing(0, 16, 1, True, 9e10),)
 
 
 def test_digits_that_are_not_neighbours_share_links() -> None:
     split = torus("tpu-v5e", {"x": 2, "y": 2, "z": 4, "w": 16})
-    assert split.rings(["x", "z"]) == (Ring(0, 4, 1, False, 4.5e10 / 2), Ring(0, 2, 8, True, 9e10 / 16))
+    assert split.rings(["x", "z"]) == (TorusRing(0, 4, 1, False, 4.5e10 / 2), TorusRing(0, 2, 8, True, 9e10 / 16))
 
 
 def test_one_mesh_axis_spans_several_physical_axes() -> None:

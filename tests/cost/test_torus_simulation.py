@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from oracles.torus_simulation import simulate
 
-from shardwright.cost.chips import Chip, Torus
-from shardwright.cost.collectives import CollectiveKind, collective_time
-from shardwright.cost.topology import TorusTopology, topology_of
+from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.topology import TorusTopology, topology_of
+from shardwright.cost.movements.collectives import CollectiveKind, collective_time
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE = CollectiveKind
 

@@ -6,9 +6,9 @@ import pytest
 from oracles.example_programs import NAMES, load, small
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.simulator import simulate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.passes.pipelines import explicit
 
 LAYERS = """

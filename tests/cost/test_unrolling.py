@@ -6,7 +6,7 @@ import pytest
 from program_text import program
 
 from shardwright.cost.offloading.simulation import simulate
-from shardwright.cost.unrolling import events_of
+from shardwright.cost.programs.unrolling import events_of
 from shardwright.ir.types import Tier
 
 PREFETCHED = """

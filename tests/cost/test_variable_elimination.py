@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardwright.cost.factor_graph import FactorGraph
-from shardwright.cost.factors import Costs, Factor, TableFactor
+from shardwright.cost.choosing.factor_graph import FactorGraph
+from shardwright.cost.choosing.factors import Costs, Factor, TableFactor
 
 MOST = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from oracles.example_programs import AS_WRITTEN, Sizes, load, small, text
 from program_text import by_bytes
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.movements.traffic import bytes_received
 
 FEEDFORWARD = [
     "01_feedforward_1d_weight_stationary",

@@ -9,8 +9,8 @@ import pytest
 from oracles.example_programs import load
 from program_text import by_bytes
 
-from shardwright.ir.format import format_module
-from shardwright.ir.unparse import unparse
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.unparse import unparse
 
 MOVEMENT = re.compile(r"^ *(\w+) ?:~? (?:\w+ )?(\S+) = ((?:all|reduce)_\w+\[[^\]]*\])\((\w+)\)$", re.MULTILINE)
 

@@ -9,10 +9,10 @@ import pytest
 from oracles.example_programs import FOLDER, NAMES, load, small, text
 from program_text import program
 
-from shardwright.ir.completion import complete
-from shardwright.ir.format import format_module
-from shardwright.ir.unparse import unparse
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.unparse import unparse
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.passes.pipelines import explicit
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import shardwright
-from shardwright.generation.engine import Completion, Engine
-from shardwright.generation.loading import load_engine
-from shardwright.generation.plan import Plan
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.mesh import Mesh
 from shardwright.models.config import read_config
+from shardwright.serving.generation.engine import Completion, Engine
+from shardwright.serving.generation.loading import load_engine
+from shardwright.serving.generation.plan import GenerationPlan
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
 
 STEPS = 16
 PROMPTS = [
@@ -34,7 +34,7 @@ def folder(checkpoint: Checkpoint) -> Path:
     return checkpoint("llama-grouped")
 
 
-def engine_of(folder: Path, plan: Plan) -> Engine:
+def engine_of(folder: Path, plan: GenerationPlan) -> Engine:
     return load_engine(folder, read_config(folder).keys, plan)
 
 
@@ -42,22 +42,22 @@ def engine_of(folder: Path, plan: Plan) -> Engine:
 def adopting(folder: Path) -> Engine:
     """Two axes, attention over batch, prefill of two prompts in rows of their own, chunks of four tokens."""
     mesh = Mesh.of(x=2, y=2)
-    return engine_of(folder, Plan(mesh, 4, 4, 28, "ws2d", "wg-x", "batch", prefill_batch=2, scores=True))
+    return engine_of(folder, GenerationPlan(mesh, 4, 4, 28, "ws2d", "wg-x", "batch", prefill_batch=2, scores=True))
 
 
 @pytest.fixture(scope="module")
 def in_place(folder: Path) -> Engine:
     """One axis, attention over heads, prefill in decode's three rows, whole prompts."""
-    return engine_of(folder, Plan(Mesh.of(x=2), 3, 11, 28, "megatron", scores=True))
+    return engine_of(folder, GenerationPlan(Mesh.of(x=2), 3, 11, 28, "megatron", scores=True))
 
 
 @pytest.fixture(scope="module")
 def over_positions(folder: Path) -> Engine:
     """Heads of keys over one axis, positions of the caches over the other, prefill in rows of its own."""
-    return engine_of(folder, Plan(Mesh.of(x=2, y=2), 3, 4, 28, "ws2d", "wg-xy", "positions", prefill_batch=2))
+    return engine_of(folder, GenerationPlan(Mesh.of(x=2, y=2), 3, 4, 28, "ws2d", "wg-xy", "positions", prefill_batch=2))
 
 
-def run(engine: Engine, settings: Settings, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
+def run(engine: Engine, settings: GenerationSettings, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
     done = engine.run(make_prompts(prompts, 96, None), settings)
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
 
@@ -91,7 +91,7 @@ def generated(model: Any, prompt: Sequence[int], **options: Any) -> tuple[int, .
 
 @pytest.mark.parametrize("name", ["adopting", "in_place", "over_positions"])
 def test_greedy(name: str, theirs: Any, request: pytest.FixtureRequest) -> None:
-    done = run(request.getfixturevalue(name), Settings(STEPS))
+    done = run(request.getfixturevalue(name), GenerationSettings(STEPS))
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
 
 
@@ -99,7 +99,7 @@ def test_stop_tokens(in_place: Engine, theirs: Any) -> None:
     """Its sequences end with the stop token, and so do ours."""
     wanted = [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
     stops = [wanted[0][3], wanted[1][5]]
-    done = run(in_place, Settings(STEPS, stop_tokens=frozenset(stops)))
+    done = run(in_place, GenerationSettings(STEPS, stop_tokens=frozenset(stops)))
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=stops) for prompt in PROMPTS]
     assert len(done[0].new_tokens) <= 4
 
@@ -108,7 +108,7 @@ def test_log_probabilities(adopting: Engine, in_place: Engine, theirs: Any) -> N
     import torch
 
     for engine in (adopting, in_place):
-        for completion, prompt in zip(run(engine, Settings(4, logprobs=True)), PROMPTS, strict=True):
+        for completion, prompt in zip(run(engine, GenerationSettings(4, logprobs=True)), PROMPTS, strict=True):
             tokens = [*prompt, *completion.new_tokens]
             with torch.no_grad():
                 scores = torch.log_softmax(theirs(torch.tensor([tokens])).logits[0].double(), -1).numpy()
@@ -122,14 +122,14 @@ def test_log_probabilities(adopting: Engine, in_place: Engine, theirs: Any) -> N
 
 def test_a_shared_prefix_changes_nothing(adopting: Engine, in_place: Engine) -> None:
     prompts = [[*PROMPTS[4], token] for token in range(40, 46)]
-    found, wanted = (run(engine, Settings(6, logprobs=True), prompts) for engine in (adopting, in_place))
+    found, wanted = (run(engine, GenerationSettings(6, logprobs=True), prompts) for engine in (adopting, in_place))
     for ours, alone in zip(found, wanted, strict=True):
         assert ours.new_tokens == alone.new_tokens
         assert ours.prompt_logprobs == pytest.approx(alone.prompt_logprobs, abs=1e-4)
 
 
 def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_place: Engine) -> None:
-    settings = Settings(8, temperature=0.9, top_k=40, top_p=0.95, seed=5, samples=3)
+    settings = GenerationSettings(8, temperature=0.9, top_k=40, top_p=0.95, seed=5, samples=3)
     found, wanted = (run(engine, settings) for engine in (adopting, in_place))
     assert [c.new_tokens for c in found] == [c.new_tokens for c in wanted]
     assert len({c.new_tokens for c in found}) == 24

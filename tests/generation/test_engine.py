@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.toy_session import ToySession, log_softmax, logits_after
 
-from shardwright.generation.engine import Completion, Engine
-from shardwright.generation.prompts import Prompt, make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.serving.generation.engine import Completion, Engine
+from shardwright.serving.generation.prompts import Prompt, make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
 
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8, 9], [7, 9], [3, 1, 4, 1], [8], [2, 7, 1, 8, 2, 8]]
 
 
 def run(
-    session: ToySession, prompts: Sequence[Sequence[int]], settings: Settings, observe: Any = None
+    session: ToySession, prompts: Sequence[Sequence[int]], settings: GenerationSettings, observe: Any = None
 ) -> list[Completion]:
     engine = Engine(session, None)  # pyright: ignore[reportArgumentType]
     done = list(engine.run(make_prompts(prompts, 50, None), settings, observe))
@@ -36,14 +36,14 @@ def greedy(prompt: Sequence[int], n: int, stops: frozenset[int] = frozenset()) -
 
 @pytest.mark.parametrize(("rows", "chunk", "own"), [(7, 9, None), (3, 2, None), (1, 4, None), (4, 3, 1), (2, 5, 20)])
 def test_greedy_is_that_of_each_prompt_alone(rows: int, chunk: int, own: int | None) -> None:
-    done = run(ToySession(rows, chunk, own), PROMPTS, Settings(max_new_tokens=5))
+    done = run(ToySession(rows, chunk, own), PROMPTS, GenerationSettings(max_new_tokens=5))
     assert [completion.new_tokens for completion in done] == [greedy(prompt, 5) for prompt in PROMPTS]
 
 
 def test_a_text_ends_with_its_stop_token_and_frees_its_row() -> None:
     stops = frozenset(range(0, 50, 3))
     session = ToySession(2, 4)
-    done = run(session, PROMPTS, Settings(max_new_tokens=20, stop_tokens=stops))
+    done = run(session, PROMPTS, GenerationSettings(max_new_tokens=20, stop_tokens=stops))
     wanted = [greedy(prompt, 20, stops) for prompt in PROMPTS]
     assert [completion.new_tokens for completion in done] == wanted
     assert {len(tokens) for tokens in wanted} != {20}
@@ -52,7 +52,7 @@ def test_a_text_ends_with_its_stop_token_and_frees_its_row() -> None:
 
 def test_samples_of_a_prompt_read_it_once() -> None:
     session = ToySession(rows=6, chunk=4, own=2)
-    done = run(session, PROMPTS[:4], Settings(max_new_tokens=4, temperature=1.0, samples=3))
+    done = run(session, PROMPTS[:4], GenerationSettings(max_new_tokens=4, temperature=1.0, samples=3))
     assert [(c.prompt.index, c.sample) for c in done] == [(i, s) for i in range(4) for s in range(3)]
     assert len({c.new_tokens for c in done}) == 12
     assert session.calls["prefill"] == 3 + 1  # chunks of the longest of two prompts, and of the two others
@@ -60,7 +60,7 @@ def test_samples_of_a_prompt_read_it_once() -> None:
 
 def test_more_samples_than_rows() -> None:
     few, many = (
-        run(session, PROMPTS[:2], Settings(max_new_tokens=3, temperature=1.0, samples=5, seed=7))
+        run(session, PROMPTS[:2], GenerationSettings(max_new_tokens=3, temperature=1.0, samples=5, seed=7))
         for session in (ToySession(2, 4, 1), ToySession(16, 16))
     )
     assert [c.new_tokens for c in few] == [c.new_tokens for c in many]
@@ -80,7 +80,7 @@ def test_a_token_depends_on_seed_prompt_sample_and_position_alone(
 ) -> None:
     """Whatever the rows, chunks and shared prefixes: the same tokens and log-probabilities as one at a time."""
     given = [[*common, *prompt] for prompt in prompts]
-    settings = Settings(max_new_tokens=3, temperature=1.0, samples=samples, seed=3, logprobs=scores)
+    settings = GenerationSettings(max_new_tokens=3, temperature=1.0, samples=samples, seed=3, logprobs=scores)
     found = run(ToySession(rows, chunk, own, scores), given, settings)
     wanted = run(ToySession(32, 32, None, scores), given, settings)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -94,7 +94,7 @@ def test_a_shared_prefix_is_read_once(own: int | None) -> None:
     prefix = list(range(20))
     prompts = [[*prefix, 30 + i] for i in range(12)]
     session = ToySession(3, 5, own)
-    done = run(session, prompts, Settings(max_new_tokens=2))
+    done = run(session, prompts, GenerationSettings(max_new_tokens=2))
     assert [c.new_tokens for c in done] == [greedy(prompt, 2) for prompt in prompts]
     groups = 12 if own == 1 else 4
     assert session.calls["prefill"] == 4 + groups  # 19 tokens in chunks of 5, then two tokens of each prompt
@@ -102,7 +102,7 @@ def test_a_shared_prefix_is_read_once(own: int | None) -> None:
 
 def test_log_probabilities_are_the_models() -> None:
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
-    done = run(ToySession(2, 2, None, scores=True), prompts, Settings(max_new_tokens=2, logprobs=True))
+    done = run(ToySession(2, 2, None, scores=True), prompts, GenerationSettings(max_new_tokens=2, logprobs=True))
     for completion, prompt in zip(done, prompts, strict=True):
         tokens = [*prompt, *completion.new_tokens]
         wanted = [float(log_softmax(logits_after(tokens[:i]))[tokens[i]]) for i in range(1, len(tokens))]
@@ -112,7 +112,7 @@ def test_log_probabilities_are_the_models() -> None:
 
 def test_scoring_draws_nothing() -> None:
     session = ToySession(2, 4, None, scores=True)
-    done = run(session, PROMPTS, Settings(max_new_tokens=0, logprobs=True))
+    done = run(session, PROMPTS, GenerationSettings(max_new_tokens=0, logprobs=True))
     assert [c.new_tokens for c in done] == [()] * len(PROMPTS)
     assert [len(c.prompt_logprobs or ()) for c in done] == [len(prompt) for prompt in PROMPTS]
     assert session.calls["decode"] == session.calls["greedy"] == 0
@@ -124,7 +124,7 @@ def test_every_token_is_told_as_it_comes() -> None:
     def observe(prompt: Prompt, sample: int, token: int) -> None:
         told.setdefault((prompt.index, sample), []).append(token)
 
-    done = run(ToySession(3, 4, 2), PROMPTS, Settings(max_new_tokens=4, temperature=0.7, samples=2), observe)
+    done = run(ToySession(3, 4, 2), PROMPTS, GenerationSettings(max_new_tokens=4, temperature=0.7, samples=2), observe)
     assert {key: tuple(tokens) for key, tokens in told.items()} == {
         (c.prompt.index, c.sample): c.new_tokens for c in done
     }
@@ -132,7 +132,8 @@ def test_every_token_is_told_as_it_comes() -> None:
 
 def test_seeds_differ() -> None:
     first, second = (
-        run(ToySession(4, 4), PROMPTS, Settings(max_new_tokens=6, temperature=1.0, seed=seed)) for seed in (0, 1)
+        run(ToySession(4, 4), PROMPTS, GenerationSettings(max_new_tokens=6, temperature=1.0, seed=seed))
+        for seed in (0, 1)
     )
     assert all(a.new_tokens != b.new_tokens for a, b in zip(first, second, strict=True))
 
@@ -141,7 +142,7 @@ def test_a_free_row_does_not_wait_for_ever() -> None:
     """The last prompts are fewer than are worth a call, and are read as soon as there is room for them."""
     session = ToySession(8, 4)
     prompts = np.arange(9 * 2).reshape(9, 2).tolist()
-    done = run(session, prompts, Settings(max_new_tokens=3))
+    done = run(session, prompts, GenerationSettings(max_new_tokens=3))
     assert [c.new_tokens for c in done] == [greedy(prompt, 3) for prompt in prompts]
     assert session.calls["prefill"] == 2
 
@@ -149,7 +150,7 @@ def test_a_free_row_does_not_wait_for_ever() -> None:
 def test_logits_that_are_not_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToySession, "greedy", lambda self, logits: (np.full(len(logits), 50, np.int32),))
     with pytest.raises(DiagnosticError) as caught:
-        run(ToySession(2, 4), PROMPTS, Settings(max_new_tokens=2))
+        run(ToySession(2, 4), PROMPTS, GenerationSettings(max_new_tokens=2))
     assert caught.value.render() == (
         "prompt 1: error: new token 1 of the prompt with index 0 cannot be chosen: its logits are not numbers"
         " [not-numbers]"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardwright.cli.progress import GenerationProgress
-from shardwright.generation.prompts import Prompt
+from shardwright.serving.generation.prompts import Prompt
 
 
 @pytest.fixture

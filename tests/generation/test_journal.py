@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from shardwright.generation import run_settings as settings_module
-from shardwright.generation.file_digests import file_digests
-from shardwright.generation.journal import Journal
-from shardwright.generation.prompts import Prompt
-from shardwright.generation.run_settings import RunSettings, run_settings
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.serving.generation import run_settings as settings_module
+from shardwright.serving.generation.file_digests import file_digests
+from shardwright.serving.generation.journal import Journal
+from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.run_settings import RunSettings, run_settings
+from shardwright.serving.generation.settings import GenerationSettings
 
 PROMPTS = [Prompt(index, (1, index), {"id": index}) for index in range(4)]
 
@@ -143,9 +143,9 @@ def test_another_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_pat
     path = tmp_path / "out"
     script = (
         "import sys, time\n"
-        "from shardwright.generation.journal import Journal\n"
-        "from shardwright.generation.prompts import Prompt\n"
-        "from shardwright.generation.run_settings import RunSettings\n"
+        "from shardwright.serving.generation.journal import Journal\n"
+        "from shardwright.serving.generation.prompts import Prompt\n"
+        "from shardwright.serving.generation.run_settings import RunSettings\n"
         "prompts = [Prompt(index, (1, index), {'id': index}) for index in range(4)]\n"
         "journal = Journal(sys.argv[1], prompts, lambda: RunSettings({'--seed': 0}, {}))\n"
         "journal.write({'id': 0, 'index': 0, 'new_tokens': [7]})\n"
@@ -208,8 +208,8 @@ def test_settings_of_a_run_that_answered_nothing_mean_nothing(tmp_path: Path) ->
     assert "temperature was 0.8" in refused(path, temperature=0.5)
 
 
-def changed(field: str, value: Any) -> Settings:
-    return replace(Settings(temperature=1.0), **{field: value})
+def changed(field: str, value: Any) -> GenerationSettings:
+    return replace(GenerationSettings(temperature=1.0), **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,9 @@ def changed(field: str, value: Any) -> Settings:
         (changed("logprobs", True), "--logprobs was false, and is true now"),
     ],
 )
-def test_every_setting_of_generation_counts(settings: Settings, said: str, checkpoint: Callable[..., Path]) -> None:
+def test_every_setting_of_generation_counts(
+    settings: GenerationSettings, said: str, checkpoint: Callable[..., Path]
+) -> None:
     folder = checkpoint("llama-grouped")
     then, now = (
         settings_module.kept_settings(run_settings("offload", folder, PROMPTS, each, dtype="f32"), None)
@@ -238,7 +240,9 @@ def test_every_setting_of_generation_counts(settings: Settings, said: str, check
 def test_prompts_and_what_they_carry_count(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     given = [PROMPTS, PROMPTS[:3], [*PROMPTS[:3], Prompt(3, (1, 2), {"id": 3})], [*PROMPTS[:3], Prompt(3, (1, 3), {})]]
-    named = [run_settings("offload", folder, prompts, Settings()).named["the set of prompts"] for prompts in given]
+    named = [
+        run_settings("offload", folder, prompts, GenerationSettings()).named["the set of prompts"] for prompts in given
+    ]
     assert len(set(named)) == 4
     assert [text.partition(",")[0] for text in named] == ["4", "3", "4", "4"]
 
@@ -247,7 +251,7 @@ def test_a_checkpoint_is_known_by_all_its_bytes(spoken: Path, tmp_path: Path) ->
     folder = shutil.copytree(spoken, tmp_path / "checkpoint")
 
     def kept(before: Any = None) -> Any:
-        return settings_module.kept_settings(run_settings("offload", folder, PROMPTS, Settings()), before)
+        return settings_module.kept_settings(run_settings("offload", folder, PROMPTS, GenerationSettings()), before)
 
     then = kept()
     assert "tokenizer.json of the checkpoint" in then.digests
@@ -273,7 +277,7 @@ def test_a_checkpoint_is_known_by_all_its_bytes(spoken: Path, tmp_path: Path) ->
 
 
 def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright.generation import file_digests as module
+    from shardwright.serving.generation import file_digests as module
 
     path = tmp_path / "weights"
     path.write_bytes(bytes(range(256)) * 1000)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.generation.plan import Plan
-from shardwright.generation.programs import compile_for_generation, surface_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.models.importing import import_model
+from shardwright.serving.generation.plan import GenerationPlan
+from shardwright.serving.generation.programs import compile_for_generation, surface_program
 
 X2Y2 = Mesh.of(x=2, y=2)
 KEYS = config_of("llama-grouped")
@@ -26,11 +26,11 @@ def write(path: Path, layout: str, prefill: str | None = None, edit: Callable[[s
     return str(path)
 
 
-def plan(decode: str, prefill: str | None = None, *, scores: bool = False) -> Plan:
-    return Plan(X2Y2, 2, 4, 16, decode, prefill, scores=scores)
+def plan(decode: str, prefill: str | None = None, *, scores: bool = False) -> GenerationPlan:
+    return GenerationPlan(X2Y2, 2, 4, 16, decode, prefill, scores=scores)
 
 
-def names(made: Plan) -> list[str]:
+def names(made: GenerationPlan) -> list[str]:
     return [func.name for func in surface_program(KEYS, made).funcs]
 
 
@@ -39,10 +39,10 @@ def test_what_is_missing_is_added(tmp_path: Path) -> None:
 
 
 def test_what_generation_wrote_is_taken_as_it_is(tmp_path: Path) -> None:
-    from shardwright.ir.format import format_module
-    from shardwright.ir.unparse import unparse
+    from shardwright.ir.text.format import format_module
+    from shardwright.ir.text.unparse import unparse
 
-    written = surface_program(KEYS, Plan(X2Y2, 2, 4, 16, scores=True))
+    written = surface_program(KEYS, GenerationPlan(X2Y2, 2, 4, 16, scores=True))
     path = tmp_path / "m.shard"
     path.write_text(format_module(unparse(written)))
     again = surface_program(KEYS, plan(str(path), scores=True))
@@ -72,7 +72,7 @@ def test_prefill_of_one_file_and_decode_of_another(tmp_path: Path) -> None:
 
 def test_sizes_are_those_of_the_plan(tmp_path: Path) -> None:
     path = write(tmp_path / "m.shard", "ws2d")
-    made = surface_program(KEYS, Plan(X2Y2, 6, 3, 32, path))
+    made = surface_program(KEYS, GenerationPlan(X2Y2, 6, 3, 32, path))
     assert {name: made.sizes()[name] for name in "BLT"} == {"B": 6, "L": 3, "T": 32}
 
 
@@ -143,7 +143,7 @@ def test_what_search_finds_for_an_open_program_says_the_same(
     spoken: Path, tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
     """On a chip whose memory is so slow that weights are split; some of them are packed."""
-    fast = (Path(__file__).parents[2] / "cost" / "chips" / "h100.toml").read_text()
+    fast = (Path(__file__).parents[2] / "cost" / "hardware" / "chips" / "h100.toml").read_text()
     chip, opened, found = (str(tmp_path / name) for name in ("slow.toml", "open.shard", "found.shard"))
     Path(chip).write_text(fast.replace("memory_bytes_per_s = 3.35e12", "memory_bytes_per_s = 1e6"))
     mesh = ("--mesh", "x=2")

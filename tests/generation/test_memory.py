@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.generation.memory import compile_within, compiled, declared, exhaustion
-from shardwright.generation.plan import Plan
-from shardwright.generation.programs import surface_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
+from shardwright.serving.generation.memory import compile_within, compiled, declared, exhaustion
+from shardwright.serving.generation.plan import GenerationPlan
+from shardwright.serving.generation.programs import surface_program
 
 KEYS = config_of("falcon")
 
 
-def plan(**options: Any) -> Plan:
-    return Plan(**{"mesh": Mesh.of(x=2), "batch": 8, "chunk": 4, "cache": 64, "sampled": False, **options})
+def plan(**options: Any) -> GenerationPlan:
+    return GenerationPlan(**{"mesh": Mesh.of(x=2), "batch": 8, "chunk": 4, "cache": 64, "sampled": False, **options})
 
 
 def test_declarations_count_weights_and_cache() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.generation.engine import Completion
-from shardwright.generation.outputs import completion_keys, in_order, json_line
-from shardwright.generation.prompts import Prompt
+from shardwright.serving.generation.engine import Completion
+from shardwright.serving.generation.outputs import completion_keys, in_order, json_line
+from shardwright.serving.generation.prompts import Prompt
 
 
 def completion(index: int, sample: int = 0, **keys: Any) -> Completion:

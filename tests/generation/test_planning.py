@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.generation.plan import default_mesh
-from shardwright.generation.planning import Options, default_new_tokens, make_plan, read_passes
-from shardwright.generation.prefix import shared_prefix
-from shardwright.generation.prompts import Prompt, read_prompts
-from shardwright.generation.settings import Settings
-from shardwright.generation.stopping import stop_tokens
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import EXPLICIT
-from shardwright.passes.place import Place
+from shardwright.serving.generation.plan import default_mesh
+from shardwright.serving.generation.planning import PlanOptions, default_new_tokens, make_plan, read_passes
+from shardwright.serving.generation.prefix import shared_prefix
+from shardwright.serving.generation.prompts import Prompt, read_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.generation.stopping import stop_tokens
 
 MODEL = describe(Config(config_of("llama-grouped")))
 X2Y2 = Mesh.of(x=2, y=2)
@@ -29,8 +29,10 @@ def prompts_of(*lengths: int) -> list[Prompt]:
     return [Prompt(index, (1,) * length) for index, length in enumerate(lengths)]
 
 
-def plan(lengths: tuple[int, ...], settings: Settings | None = None, **options: Any) -> dict[str, Any]:
-    made = make_plan(MODEL, prompts_of(*lengths), settings or Settings(max_new_tokens=5), Options(X2Y2, **options))
+def plan(lengths: tuple[int, ...], settings: GenerationSettings | None = None, **options: Any) -> dict[str, Any]:
+    made = make_plan(
+        MODEL, prompts_of(*lengths), settings or GenerationSettings(max_new_tokens=5), PlanOptions(X2Y2, **options)
+    )
     return {name: getattr(made, name) for name in ("batch", "prefill_batch", "chunk", "cache")}
 
 
@@ -47,14 +49,14 @@ def test_rows_are_few_and_divisible_where_they_are_split() -> None:
 
 
 def test_new_tokens_are_as_many_as_fit() -> None:
-    assert default_new_tokens(MODEL, prompts_of(3, 7), Options()) == 58
-    assert default_new_tokens(MODEL, prompts_of(3, 7), Options(cache=9)) == 3
-    assert default_new_tokens(MODEL, prompts_of(1), Options()) == 64
-    assert default_new_tokens(MODEL, prompts_of(70), Options()) == 1  # which make_plan then refuses
+    assert default_new_tokens(MODEL, prompts_of(3, 7), PlanOptions()) == 58
+    assert default_new_tokens(MODEL, prompts_of(3, 7), PlanOptions(cache=9)) == 3
+    assert default_new_tokens(MODEL, prompts_of(1), PlanOptions()) == 64
+    assert default_new_tokens(MODEL, prompts_of(70), PlanOptions()) == 1  # which make_plan then refuses
 
 
 def test_samples_are_read_in_rows_of_their_own() -> None:
-    settings = Settings(max_new_tokens=5, temperature=1.0, samples=4)
+    settings = GenerationSettings(max_new_tokens=5, temperature=1.0, samples=4)
     assert plan((3,) * 2, settings) == {"batch": 8, "prefill_batch": 2, "chunk": 3, "cache": 7}
     assert plan((3,) * 40, settings)["prefill_batch"] == 4
     assert plan((3,) * 2, settings, prefill_batch=1)["prefill_batch"] == 1
@@ -115,7 +117,7 @@ def test_all_devices_make_a_mesh(devices: int, mesh: str) -> None:
 def test_a_cache_that_is_full_is_foreseen(options: dict[str, Any], new: int, said: str) -> None:
     prompts = read_prompts(Source("in.jsonl", '{"tokens": [1]}\n{"tokens": [1, 2, 3]}\n'), 96, None)
     with pytest.raises(DiagnosticError) as caught:
-        make_plan(MODEL, prompts, Settings(max_new_tokens=new), Options(X2Y2, **options), "folder")
+        make_plan(MODEL, prompts, GenerationSettings(max_new_tokens=new), PlanOptions(X2Y2, **options), "folder")
     assert caught.value.render() == said
 
 
@@ -135,7 +137,7 @@ def test_a_cache_that_is_full_is_foreseen(options: dict[str, Any], new: int, sai
 )
 def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
-        Settings(**values)
+        GenerationSettings(**values)
     assert caught.value.diagnostics[0].says() == f"{message} [bad-setting]"
 
 
@@ -151,7 +153,7 @@ def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
 )
 def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
-        Options(**values)
+        PlanOptions(**values)
     assert caught.value.diagnostics[0].says() == f"{message} [bad-setting]"
 
 
@@ -181,13 +183,13 @@ def test_stop_tokens_are_the_checkpoints(tmp_path: Path) -> None:
 
 def test_layouts_are_chosen_as_is_asked() -> None:
     place = Place.of("bytes", "tpu-v4", {"decode": 8})
-    made = make_plan(MODEL, prompts_of(3), Settings(5), Options(X2Y2, place=place))
+    made = make_plan(MODEL, prompts_of(3), GenerationSettings(5), PlanOptions(X2Y2, place=place))
     assert [applied for applied in made.pipeline if applied.name == "place"] == [place]
 
 
 def test_passes_on_explicit_programs_come_last() -> None:
     passes = read_passes("loop-collectives,fuse-parallel-block")
-    made = make_plan(MODEL, prompts_of(3), Settings(5), Options(X2Y2, passes=passes, weights="int8"))
+    made = make_plan(MODEL, prompts_of(3), GenerationSettings(5), PlanOptions(X2Y2, passes=passes, weights="int8"))
     names = [applied.name for applied in made.pipeline]
     assert names[:2] == ["fuse-parallel-block", "quantize-weights"]
     assert names[2:-1] == [applied.name for applied in EXPLICIT]

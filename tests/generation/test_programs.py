@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from models.checkpoints import CHECKPOINTS, config_of
 
-from shardwright.generation.plan import Plan
-from shardwright.generation.programs import surface_program
 from shardwright.ir.mesh import Mesh
+from shardwright.serving.generation.plan import GenerationPlan
+from shardwright.serving.generation.programs import surface_program
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_variant_can_be_scored_and_adopted(name: str) -> None:
-    plan = Plan(Mesh.of(x=2, y=2), 4, 6, 20, "ws2d", "wg-x", "batch", prefill_batch=2, scores=True)
+    plan = GenerationPlan(Mesh.of(x=2, y=2), 4, 6, 20, "ws2d", "wg-x", "batch", prefill_batch=2, scores=True)
     program = surface_program(config_of(name), plan)
     signatures = {
         func.name: ([str(value.type) for value in func.params], [str(kind) for kind in func.results])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.generation.prompts import make_prompts, read_prompts
 from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.serving.generation.prompts import make_prompts, read_prompts
 
 
 def encode(text: str) -> Sequence[int]:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.backends.simulator import SimulationResult, simulate
-from shardwright.compiling import explicit
-from shardwright.generation.sampling import sampling_functions
+from shardwright.backends.simulation.simulator import SimulationResult, simulate
+from shardwright.compiling.compile_program import explicit
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
+from shardwright.serving.generation.sampling import sampling_functions
 
 Array = np.ndarray[Any, Any]
 

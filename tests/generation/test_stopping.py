@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.generation.stopping import asked_for
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.serving.generation.stopping import asked_for
 
 
 def test_stop_tokens_are_tokens_of_the_model() -> None:

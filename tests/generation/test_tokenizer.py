@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.generation.tokenizer import TextStream, Tokenizer, read_tokenizer
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.serving.generation.tokenizer import TextStream, Tokenizer, read_tokenizer
 
 
 def test_words_to_ids_and_back(spoken: Path) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, located
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.parser import parse
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 FOLDER = Path(__file__).parent / "diagnostics"
 FILES = sorted(FOLDER.glob("*.txt"))

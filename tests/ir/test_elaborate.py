@@ -8,13 +8,13 @@ from program_text import program
 
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.format import format_module
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.operation import Number
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Loop, Marking, Program, SetState
-from shardwright.ir.unparse import unparse
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.text.unparse import unparse
+from shardwright.ir.verification.verifier import Level, verify
 
 
 def printed(made: Program) -> str:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.ir import syntax as ast
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.format import WIDTH, format_expr, format_module, format_type
 from shardwright.ir.names import DTYPES, is_valid_name
-from shardwright.ir.parser import parse, parse_type
+from shardwright.ir.text import syntax as ast
+from shardwright.ir.text.format import WIDTH, format_expr, format_module, format_type
+from shardwright.ir.text.parser import parse, parse_type
 
 SAMPLES = {
     "ffn": """\
@@ -286,11 +286,11 @@ INTEGERS = st.integers(0, 10**15 - 1)
 
 
 @st.composite
-def _rows(draw: st.DrawFn) -> ast.Row:
+def _rows(draw: st.DrawFn) -> ast.LayoutRow:
     compact = draw(st.booleans())
     name, axes = (CAPITALS, AXES) if compact else (st.one_of(CAPITALS, WORDS), LONG_AXES)
     dims = draw(st.lists(st.builds(ast.RowDim, name, st.none() | axes), min_size=int(compact), max_size=4))
-    return ast.Row(tuple(dims), draw(st.booleans()))
+    return ast.LayoutRow(tuple(dims), draw(st.booleans()))
 
 
 PARTIALS = st.builds(ast.PartialExpr, st.sampled_from(["sum", "max"]), st.none() | LONG_AXES.filter(bool))
@@ -355,7 +355,7 @@ EXPRESSIONS = st.recursive(
     _larger,
     max_leaves=12,
 )
-TARGETS = st.one_of(st.builds(ast.Target, NAMES), st.builds(ast.Target, NAMES, TYPES, st.booleans()))
+TARGETS = st.one_of(st.builds(ast.AssignedName, NAMES), st.builds(ast.AssignedName, NAMES, TYPES, st.booleans()))
 LINES = st.one_of(
     st.builds(ast.LetStmt, st.lists(TARGETS, min_size=1, max_size=2).map(tuple), EXPRESSIONS),
     st.builds(ast.SetStmt, NAMES, EXPRESSIONS),
@@ -369,7 +369,7 @@ STATEMENTS = st.recursive(
         st.lists(TARGETS, max_size=2).map(tuple),
         st.one_of(CAPITALS, WORDS),
         st.none() | NAMES,
-        st.lists(st.builds(ast.Carry, TARGETS, EXPRESSIONS), max_size=3).map(tuple),
+        st.lists(st.builds(ast.CarrySyntax, TARGETS, EXPRESSIONS), max_size=3).map(tuple),
         st.lists(inner, max_size=3).map(tuple),
     ),
     max_leaves=4,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.ir import grammar_tables
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.parser import grammar, parse
+from shardwright.ir.text import grammar_tables
+from shardwright.ir.text.parser import grammar, parse
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "12_explicit_attention.shard"
 
 
 def test_kept_as_they_are_made() -> None:
-    """Else: python -m shardwright.ir.grammar_tables"""
+    """Else: python -m shardwright.ir.text.grammar_tables"""
     from lark import __version__
 
     kept = json.loads((Path(grammar_tables.__file__).parent / "grammar.json").read_text(encoding="utf-8"))

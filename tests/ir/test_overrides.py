@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 
 TEXT = "mesh data=2 model=2\ndim B=8 E=4*D D=4\nfunc f(a: [B E_{model}]) -> [B E_{model}] {\n  return a\n}\n"
 BARE = "dim B=8\nfunc f(a: B?) -> B? {\n  return a\n}\n"

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from shardwright.ir import syntax as ast
 from shardwright.ir.diagnostics import DiagnosticError, Source, Span
 from shardwright.ir.names import check_name, is_valid_name
-from shardwright.ir.parser import comments, parse, parse_type, read_source
-from shardwright.ir.syntax import RowDim
+from shardwright.ir.text import syntax as ast
+from shardwright.ir.text.parser import comments, parse, parse_type, read_source
+from shardwright.ir.text.syntax import RowDim
 
 
 def _module(text: str) -> ast.Module:
@@ -92,13 +92,13 @@ def test_mesh_and_dim() -> None:
     ],
 )
 def test_layout(text: str, dims: tuple[RowDim, ...], is_open: bool) -> None:
-    assert _type(text) == ast.TypeExpr(None, ast.Row(dims, is_open))
+    assert _type(text) == ast.TypeExpr(None, ast.LayoutRow(dims, is_open))
 
 
 def test_dtype() -> None:
     assert _type("f32") == ast.TypeExpr("f32", None)
     assert _type("f32 []") == ast.TypeExpr("f32", None)
-    assert _type("int4 E") == ast.TypeExpr("int4", ast.Row(_dims("E")))
+    assert _type("int4 E") == ast.TypeExpr("int4", ast.LayoutRow(_dims("E")))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_dtype() -> None:
 )
 def test_partial(text: str, kind: str, axes: tuple[str, ...] | None) -> None:
     assert _type(f"B{text}").partial == ast.PartialExpr(kind, axes)
-    assert _type(f"BLF?{text}").row == ast.Row(_dims("B", "L", "F"), True)
+    assert _type(f"BLF?{text}").row == ast.LayoutRow(_dims("B", "L", "F"), True)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_static(text: str, expected: ast.Static) -> None:
 def test_statements() -> None:
     x = _name("x")
     assert _statement("a, b: f32 B = x") == ast.LetStmt(
-        (ast.Target("a"), ast.Target("b", ast.TypeExpr("f32", ast.Row(_dims("B"))))), x
+        (ast.AssignedName("a"), ast.AssignedName("b", ast.TypeExpr("f32", ast.LayoutRow(_dims("B"))))), x
     )
     assert _statement("h :~ B = x") == ast.LetStmt(
-        (ast.Target("h", ast.TypeExpr(None, ast.Row(_dims("B"))), found=True),), x
+        (ast.AssignedName("h", ast.TypeExpr(None, ast.LayoutRow(_dims("B"))), found=True),), x
     )
     assert _statement("set k = x") == ast.SetStmt("k", x)
     assert _statement("next x, x") == ast.NextStmt((x, x))
@@ -220,12 +220,12 @@ def test_statements() -> None:
 def test_loop() -> None:
     x = _name("x")
     carries = (
-        ast.Carry(ast.Target("h"), x),
-        ast.Carry(ast.Target("g", ast.TypeExpr(None, ast.Row(_dims("B")))), x),
+        ast.CarrySyntax(ast.AssignedName("h"), x),
+        ast.CarrySyntax(ast.AssignedName("g", ast.TypeExpr(None, ast.LayoutRow(_dims("B")))), x),
     )
     body = (ast.NextStmt((_name("h"), _name("g"))),)
     assert _statement("p, q = loop[N as i](h = x, g: B = x) { next h, g }") == ast.LoopStmt(
-        (ast.Target("p"), ast.Target("q")), "N", "i", carries, body
+        (ast.AssignedName("p"), ast.AssignedName("q")), "N", "i", carries, body
     )
     assert _statement("loop[N] {\n}") == ast.LoopStmt((), "N", None, (), ())
 
@@ -312,12 +312,12 @@ def test_every_node_has_its_place() -> None:
         ("PartialExpr", "(partialsum-y)"),
         ("PlacementExpr", "on host"),
         ("TypeExpr", "[batch e_{x}](partialsum-y)"),
-        ("Target", "h: BF?"),
+        ("AssignedName", "h: BF?"),
         ("BinaryExpr", "gelu[form=tanh](x @[E] w) * -2.5"),
         ("ContractExpr", "x @[E] w"),
         ("OptionStatic", "form=tanh"),
         ("NegExpr", "-2.5"),
-        ("Carry", "d: B = take[E 0:3](x)"),
+        ("CarrySyntax", "d: B = take[E 0:3](x)"),
         ("RangeStatic", "E 0:3"),
         ("MoveStatic", "{a,b}: B -> A"),
         ("ArrowStatic", "L -> T"),
@@ -395,7 +395,7 @@ def test_the_grammar_has_no_conflicts(caplog: pytest.LogCaptureFixture, monkeypa
 
     monkeypatch.setattr(logger, "level", logging.DEBUG)
     monkeypatch.setattr(logger, "propagate", True)
-    grammar = (Path(__file__).parents[2] / "ir" / "grammar.lark").read_text(encoding="utf-8")
+    grammar = (Path(__file__).parents[2] / "ir" / "text" / "grammar.lark").read_text(encoding="utf-8")
     with caplog.at_level(logging.DEBUG, logger=logger.name):
         Lark(grammar, parser="lalr", lexer="basic", start=["module", "lone_type"], debug=True)
     assert [record.message for record in caplog.records if "onflict" in record.message] == []

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 
 FAILURES: dict[str, tuple[str, list[str]]] = {
     "missing-equals": (

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from program_text import program
 
-from shardwright.compiling import print_program
+from shardwright.compiling.compile_program import print_program
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.ops import Alias, Mul
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Marking
 from shardwright.ir.rewriter import Namer, Rewriter, derived
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import OpenType
 from shardwright.ir.walk import values_in
-from shardwright.passes.decompose import Decompose
-from shardwright.passes.insert_moves import InsertMoves
-from shardwright.passes.place import Place
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.insert_moves import InsertMoves
+from shardwright.passes.compiling.place import Place
 
 TEXT = """
     mesh x=2

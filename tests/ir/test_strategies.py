@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg
@@ -13,7 +12,8 @@ from shardwright.ir.ops import Contract
 from shardwright.ir.program import Let
 from shardwright.ir.strategies import strategies
 from shardwright.ir.types import Dim, DType, Shape
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 HEAD = "mesh x=2 y=2\ndim B=4 L=4 E=8 F=8 T=4 D=4 V=8 H=8 K=4 G=2\n"
 

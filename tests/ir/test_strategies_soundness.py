@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from oracles.extremes import whole_range
 
-from shardwright.backends.collectives import move, permute, roll
-from shardwright.backends.kernels import KERNELS, compute
-from shardwright.backends.local_values import Argument, Local, Setting
 from shardwright.backends.number_formats import Formats
-from shardwright.backends.reference import rolled
-from shardwright.backends.sharding import shard, unshard
+from shardwright.backends.simulation.collectives import move, permute, roll
+from shardwright.backends.simulation.kernels import KERNELS, compute
+from shardwright.backends.simulation.local_values import Argument, KernelSetting, Local
+from shardwright.backends.simulation.reference import rolled
+from shardwright.backends.simulation.sharding import shard, unshard
 from shardwright.ir import ops
 from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
@@ -245,7 +245,7 @@ class _Numbers:
     def meaning(self, case: Case, strategy: Strategy, mesh: Mesh) -> Sequence[Array]:
         """The unsharded results."""
         if not self.meant:
-            unsharded = Setting(Mesh(()), {}, EXACT, mesh)
+            unsharded = KernelSetting(Mesh(()), {}, EXACT, mesh)
             args: list[Argument] = [
                 array if isinstance(array, Number) else Local(array, TensorType.whole(kind.shape))
                 for array, kind in zip(self.whole, strategy[0], strict=True)
@@ -269,7 +269,7 @@ def _check(case: Case, strategy: Strategy, numbers: _Numbers, mesh: Mesh, rng: n
     orders = _orders(strategy, case.operation, mesh, rng)
     if operands and operands[0] is not None and not digits_fit(case.operation, operands[0], results[0], orders, mesh):
         return False
-    on_chips = Setting(mesh, orders, EXACT, mesh)
+    on_chips = KernelSetting(mesh, orders, EXACT, mesh)
     local_args: list[Argument] = []
     for array, kind in zip(numbers.whole, operands, strict=True):
         if isinstance(array, Number):
@@ -360,7 +360,7 @@ def test_a_missing_movement_is_noticed() -> None:
     shape = Shape(F, (Dim("A", 4),))
     partial = TensorType.of_states(shape, {"x": Reduction.SUM})
     value = np.arange(4.0)
-    setting = Setting(mesh, {}, EXACT, mesh)
+    setting = KernelSetting(mesh, {}, EXACT, mesh)
     parts = Local(shard(value, partial, {}, mesh, np.random.default_rng(1)), partial)
     (squares,) = compute(ops.Mul(), [parts, parts], [partial], setting)
     assert not np.array_equal(unshard(squares, partial, {}, mesh), value * value)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.ir.declarations import Declarations
 from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaboration.declarations import Declarations
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse_type
 from shardwright.ir.program import DimInfo
+from shardwright.ir.text.parser import parse_type
 from shardwright.ir.types import Dim, DType, OpenType, Partial, Reduction, Shape, TensorType, ValueType
 
 MESH = Mesh.of(x=4, y=2, data=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.compiling import print_program
+from shardwright.compiling.compile_program import print_program
 
 TYPES = ["BF?", "B_xF?", "BF_?", "B_?F_y", "B_xF(partialsum-?)", "B_xF?(partialsum-?)", "BF on ?", "f32 B_xF? on host"]
 

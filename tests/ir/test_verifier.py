@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from program_text import program
 
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllReduce, Function
 from shardwright.ir.program import Func, Let, Loop, Program, Statement
 from shardwright.ir.types import Dim, OpenType, TensorType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 FEEDFORWARD = """
     mesh x=2 y=2

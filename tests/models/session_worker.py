@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse, read_source
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.parser import parse, read_source
 from shardwright.models.architectures import describe
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config

@@ -15,9 +15,9 @@ from models.checkpoints import config_of
 from safetensors.numpy import load_file, save_file
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.checkpoint import CheckpointSource, load_weights

@@ -15,17 +15,17 @@ from safetensors.numpy import load_file, save_file
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.index_boxes import Index, box_shape, whole
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models import checkpoint as checkpoint_module
 from shardwright.models.architectures import describe
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import Config
 from shardwright.models.importing import import_model
-from shardwright.models.weight_map import Entry, WeightMap, extents, weight_map
+from shardwright.models.weight_map import WeightEntry, WeightMap, extents, weight_map
 from shardwright.models.weights import dims_of
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_with_weights
 
@@ -34,7 +34,7 @@ def mapping_of(name: str) -> WeightMap:
     return weight_map(describe(Config(config_of(name))))
 
 
-def arranged(stored: np.ndarray, entry: Entry, mapping: WeightMap) -> np.ndarray:
+def arranged(stored: np.ndarray, entry: WeightEntry, mapping: WeightMap) -> np.ndarray:
     """What an entry says, with whole arrays: reshaped to all items, parts taken, transposed."""
     items = [item for group in entry.stored for item in group]
     taken = tuple(slice(None) if isinstance(i, str) else slice(i.start, i.stop) if i.dims else i.start for i in items)
@@ -100,7 +100,7 @@ def test_memory_is_the_box_and_a_block(tmp_path: Path) -> None:
     """A transposed part of 16 MiB of a tensor of 64 MiB, in another number format: 16 MiB and 8 MiB more."""
     rows = cols = 4096
     save_file({"w": np.ones((rows, cols), np.float32)}, tmp_path / "model.safetensors")
-    mapping = WeightMap("test", {"E": cols, "F": rows}, {"w": Entry(("E", "F"), (("F",), ("E",)), "w")})
+    mapping = WeightMap("test", {"E": cols, "F": rows}, {"w": WeightEntry(("E", "F"), (("F",), ("E",)), "w")})
     with CheckpointSource(tmp_path, mapping, {"w": DType.F16}) as source:
         tracemalloc.start()
         part = source.read("w", (slice(0, cols // 2), slice(0, rows)))

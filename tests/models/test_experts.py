@@ -13,18 +13,18 @@ from models.checkpoints import config_of
 from program_text import by_bytes
 
 from shardwright.backends.jax.session import Session
-from shardwright.backends.reference import evaluate
-from shardwright.backends.validation import validate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.validation.validate import validate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
-from shardwright.models.importing import Imported, import_model
+from shardwright.models.importing import ImportedModel, import_model
 from shardwright.models.layouts import PRESETS
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.transformers_logits import transformers_logits
@@ -32,15 +32,15 @@ from shardwright.models.transformers_logits import transformers_logits
 X, XY, XYZ = Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2)
 
 
-def sending(folder: Path, layout: str, mesh: Mesh, batch: int, length: int, **options: Any) -> Imported:
+def sending(folder: Path, layout: str, mesh: Mesh, batch: int, length: int, **options: Any) -> ImportedModel:
     return import_model(read_config(folder).keys, layout, mesh, batch, length, experts="all-to-all", **options)
 
 
-def program_of(made: Imported) -> Program:
+def program_of(made: ImportedModel) -> Program:
     return elaborate(parse(Source("imported", made.text)))
 
 
-def weights_of(folder: Path, made: Imported, program: Program) -> dict[str, np.ndarray]:
+def weights_of(folder: Path, made: ImportedModel, program: Program) -> dict[str, np.ndarray]:
     return load_weights(folder, made.mapping, {v.name: v.type.dtype for v in program.weights})
 
 

@@ -20,7 +20,7 @@ from oracles.layer_tables import ROWS, table
 from oracles.layer_tables import at as palm
 from program_text import by_bytes, program
 
-from shardwright.cost.traffic import Traffic, bytes_received
+from shardwright.cost.movements.traffic import Traffic, bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from models.checkpoints import config_of
 
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model

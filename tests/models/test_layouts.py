@@ -11,15 +11,15 @@ from models.checkpoints import CHECKPOINTS, config_of
 from program_text import by_bytes
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.format import format_module
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Loop
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, TensorType
-from shardwright.ir.verifier import Level, verify
-from shardwright.models.importing import Imported, import_model
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.models.importing import ImportedModel, import_model
 from shardwright.models.layouts import PRESETS, AttentionOver
 
 MESHES = [
@@ -37,7 +37,7 @@ MESHES = [
 ]
 
 
-def imported(name: str, layout: str, mesh: Mesh, **changes: object) -> Imported:
+def imported(name: str, layout: str, mesh: Mesh, **changes: object) -> ImportedModel:
     return import_model(config_of(name, **changes), layout, mesh, 2, 8)
 
 

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from models.checkpoints import CHECKPOINTS
 
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
-from shardwright.models.importing import Imported, import_model
+from shardwright.models.importing import ImportedModel, import_model
 from shardwright.models.transformers_logits import transformers_logits
 
 BATCH, LENGTH = 2, 40  # longer than the context that the scaled rotary embeddings were made for
 
 
-def logits_of(folder: Path, imported: Imported, ids: np.ndarray) -> np.ndarray:
+def logits_of(folder: Path, imported: ImportedModel, ids: np.ndarray) -> np.ndarray:
     program = elaborate(parse(Source("imported", imported.unformatted)))
     weights = load_weights(folder, imported.mapping, {v.name: v.type.dtype for v in program.weights})
     (logits,), _ = evaluate(program, "forward", {"ids": ids}, weights)

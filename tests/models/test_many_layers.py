@@ -9,13 +9,13 @@ from models.checkpoints import config_of
 from program_text import by_bytes, program
 
 from shardwright.backends.jax.emit import emit
-from shardwright.cost.divisible_placement import place_layouts
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.passes.cleanup import Cleanup
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
 
 
 @dataclass(frozen=True)

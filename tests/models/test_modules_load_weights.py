@@ -17,8 +17,8 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 from shardwright.models.checkpoint import load_weights
 from shardwright.models.weight_map import WeightMap
-from shardwright.passes.packed_weights import pack
-from shardwright.passes.packing import packing
+from shardwright.passes.transformations.packed_weights import pack
+from shardwright.passes.transformations.packing import packing
 
 
 def module_of(program: Program, mapping: WeightMap, chip: str = "") -> tuple[Any, Program]:

@@ -23,12 +23,12 @@ from safetensors.numpy import load_file
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.processes import Processes, joined, processes_of
-from shardwright.compiling import print_program
+from shardwright.compiling.compile_program import print_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import WeightMap

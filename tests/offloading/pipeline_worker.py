@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.backends.torch.links import Links
+from shardwright.backends.torch.links import PipelineLinks
 from shardwright.backends.torch.world import World, joined
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
-SEND = Links.send_hidden
+SEND = PipelineLinks.send_hidden
 
 
 def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]], OffloadedModel]:
@@ -35,19 +35,19 @@ def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]
         policy = replace(policy, quantized_weights=INT4, quantized_cache=INT4)
     settings = dict(case["settings"])
     settings["stop_tokens"] = frozenset(settings.get("stop_tokens", ()))
-    request = Request(policy, case["schedule"], DType.F32)
+    request = OffloadRequest(policy, case["schedule"], DType.F32)
     prompts = make_prompts(case["prompts"], 96, None)
-    with OffloadedModel(case["folder"], request, prompts, Settings(**settings), world=world) as model:
+    with OffloadedModel(case["folder"], request, prompts, GenerationSettings(**settings), world=world) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     return [completion.new_tokens for completion in made], model
 
 
 def slow_down(seconds: float) -> None:
-    def late(self: Links, values: Sequence[Any]) -> None:
+    def late(self: PipelineLinks, values: Sequence[Any]) -> None:
         time.sleep(seconds)
         SEND(self, values)
 
-    Links.send_hidden = late
+    PipelineLinks.send_hidden = late
 
 
 def main(cases: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shardwright.backends.torch.disk import CHUNK, PAGE, Readers, page_aligned
-from shardwright.backends.torch.memory import Memory
+from shardwright.backends.torch.memory import MemoryAccount
 from shardwright.backends.torch.spill import SpillFile
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
@@ -160,7 +160,7 @@ def test_several_threads_read_at_once(readers: Readers) -> None:
 @pytest.mark.parametrize("name", ["opt", "llama-grouped", "falcon-grouped", "mixtral"])
 def test_ranges_hold_what_is_read(name: str, checkpoint: Callable[..., Path]) -> None:
     """The bytes of a box's ranges are those of the box, its dimensions in their stored order."""
-    from shardwright.offloading.placing import stored_order
+    from shardwright.serving.offloading.placing import stored_order
 
     folder = checkpoint(name)
     imported = import_model(read_config(folder).keys, "ws2d", Mesh(()), 1, 1, DType.F32)
@@ -199,7 +199,7 @@ def test_ranges_hold_what_is_read(name: str, checkpoint: Callable[..., Path]) ->
 
 
 def test_what_is_spilled_comes_back(readers: Readers, tmp_path: Path) -> None:
-    spill = SpillFile(str(tmp_path), Memory(Tier.DISK, None, "a policy"), readers)
+    spill = SpillFile(str(tmp_path), MemoryAccount(Tier.DISK, None, "a policy"), readers)
     first, second = spill.region("one", 3 * PAGE + 5), spill.region("two", 100)
     assert first % PAGE == second % PAGE == 0
     numbers = torch.arange(100, dtype=torch.uint8)
@@ -219,7 +219,7 @@ def test_what_is_spilled_comes_back(readers: Readers, tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_while_it_is_written(
     readers: Readers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spill = SpillFile(str(tmp_path), Memory(Tier.DISK, None, "a policy"), readers)
+    spill = SpillFile(str(tmp_path), MemoryAccount(Tier.DISK, None, "a policy"), readers)
     place = spill.region("keys and values of layer 3, batch 1", 100)
 
     def full(*_: object) -> int:

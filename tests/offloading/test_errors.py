@@ -14,25 +14,25 @@ import pytest
 
 from shardwright.backends.torch.homes import Home
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType, Tier
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 POLICY = "2,2,0,50,0,50,0,100"
 
 
 def run(folder: Path, policy: str = POLICY, spill: Path | None = None, **caps: int) -> None:
-    request = Request(
+    request = OffloadRequest(
         parse_policy(policy),
         dtype=DType.F32,
         caps={Tier(tier): nbytes for tier, nbytes in caps.items()},
         spill=None if spill is None else str(spill),
     )
     prompts = make_prompts([[3, 4, 5]] * 5, 96, None)
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=6)) as model:
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=6)) as model:
         list(model.completions())
 
 
@@ -69,9 +69,9 @@ def test_devices_that_are_not_here(
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_peaks_stay_below_caps(tier: str, checkpoint: Callable[..., Path]) -> None:
     """A cap of what a run has measured is enough for it, and half of that is not."""
-    request = Request(parse_policy(POLICY), dtype=DType.F32)
+    request = OffloadRequest(parse_policy(POLICY), dtype=DType.F32)
     prompts = make_prompts([[3, 4, 5]] * 5, 96, None)
-    with OffloadedModel(checkpoint("llama-grouped"), request, prompts, Settings(max_new_tokens=6)) as model:
+    with OffloadedModel(checkpoint("llama-grouped"), request, prompts, GenerationSettings(max_new_tokens=6)) as model:
         list(model.completions())
     peak = model.report.peak_bytes[tier]
     run(checkpoint("llama-grouped"), POLICY, None, **{tier: peak})

@@ -19,12 +19,12 @@ import torch
 from interrupting import interruptible
 
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType, Tier
-from shardwright.offloading.request import Request, ScheduleName
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
+from shardwright.serving.offloading.run import OffloadedModel
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(60)]
 
@@ -37,8 +37,10 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def model(folder: Path, policy: str, **changes: Any) -> OffloadedModel:
-    request = Request(parse_policy(policy), dtype=DType.F32, **changes)
-    return OffloadedModel(folder, request, make_prompts([[3, 4, 5]] * 12, 96, None), Settings(max_new_tokens=8))
+    request = OffloadRequest(parse_policy(policy), dtype=DType.F32, **changes)
+    return OffloadedModel(
+        folder, request, make_prompts([[3, 4, 5]] * 12, 96, None), GenerationSettings(max_new_tokens=8)
+    )
 
 
 # ---------------------------------------------------------------- files

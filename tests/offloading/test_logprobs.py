@@ -12,13 +12,13 @@ import pytest
 from models.greedy_generation import STEPS, Truth, truth
 
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.engine import Completion
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType, Tier
-from shardwright.offloading.request import Request, ScheduleName
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.engine import Completion
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
+from shardwright.serving.offloading.run import OffloadedModel
 
 DEVICE, MIXED, DISK = "8,1,100,0,100,0,100,0", "3,2,20,50,30,30,20,40", "3,2,0,0,0,0,0,0"
 """Batches of the eight prompts of `truth`, which have 1 to 11 tokens: each is padded."""
@@ -28,13 +28,13 @@ def run(
     folder: Path,
     wanted: Truth,
     policy: str,
-    settings: Settings,
+    settings: GenerationSettings,
     schedule: ScheduleName = "zigzag",
     caps: dict[Tier, int | None] | None = None,
 ) -> tuple[list[Completion], dict[str, int]]:
     """The completions by prompt, and the peaks."""
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    request = Request(parse_policy(policy), schedule, DType.F32, caps or {})
+    request = OffloadRequest(parse_policy(policy), schedule, DType.F32, caps or {})
     with OffloadedModel(folder, request, prompts, settings) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     return made, model.report.peak_bytes
@@ -68,14 +68,14 @@ def test_transformers_log_softmax(
 ) -> None:
     folder = checkpoint(name)
     wanted = truth(folder)
-    check(run(folder, wanted, policy, Settings(STEPS, logprobs=True), schedule)[0], wanted)
+    check(run(folder, wanted, policy, GenerationSettings(STEPS, logprobs=True), schedule)[0], wanted)
 
 
 @pytest.mark.parametrize("schedule", ["zigzag", "diagonal"])
 def test_prompts_alone(schedule: ScheduleName, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    check(run(folder, wanted, MIXED, Settings(0, logprobs=True), schedule)[0], wanted, 0)
+    check(run(folder, wanted, MIXED, GenerationSettings(0, logprobs=True), schedule)[0], wanted, 0)
 
 
 def test_they_are_of_the_model_and_not_of_what_is_drawn_from(checkpoint: Callable[..., Path]) -> None:
@@ -85,7 +85,7 @@ def test_they_are_of_the_model_and_not_of_what_is_drawn_from(checkpoint: Callabl
 
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    drawn, _ = run(folder, wanted, DISK, Settings(4, temperature=2.0, top_k=30, seed=3, logprobs=True))
+    drawn, _ = run(folder, wanted, DISK, GenerationSettings(4, temperature=2.0, top_k=30, seed=3, logprobs=True))
     library: Any = transformers
     model = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
     for completion in drawn:
@@ -101,7 +101,7 @@ def test_texts_that_end_have_as_many_as_tokens(checkpoint: Callable[..., Path]) 
     folder = checkpoint("opt")
     wanted = truth(folder)
     stop = int(wanted.tokens[0][3])
-    found, _ = run(folder, wanted, MIXED, Settings(STEPS, stop_tokens=frozenset({stop}), logprobs=True))
+    found, _ = run(folder, wanted, MIXED, GenerationSettings(STEPS, stop_tokens=frozenset({stop}), logprobs=True))
     assert len(found[0].new_tokens) == 4
     for completion, theirs, prompt in zip(found, wanted.logprobs, wanted.prompts, strict=True):
         n = len(completion.new_tokens)
@@ -119,9 +119,11 @@ def test_logits_are_counted_and_the_cap_is_kept_to(tmp_path: Path) -> None:
     library.LlamaForCausalLM(library.LlamaConfig(vocab_size=4000, **sizes)).save_pretrained(tmp_path)
     wanted = truth(tmp_path)
     policy = "8,1,0,100,0,100,0,100"
-    found, peaks = run(tmp_path, wanted, policy, Settings(1, logprobs=True))
+    found, peaks = run(tmp_path, wanted, policy, GenerationSettings(1, logprobs=True))
     check(found, wanted, 1)
-    found, again = run(tmp_path, wanted, policy, Settings(1, logprobs=True), caps={Tier.DEVICE: peaks["device"]})
+    found, again = run(
+        tmp_path, wanted, policy, GenerationSettings(1, logprobs=True), caps={Tier.DEVICE: peaks["device"]}
+    )
     check(found, wanted, 1)
     assert 8 * 4000 * 4 < again["device"] <= peaks["device"]
 
@@ -181,7 +183,10 @@ def test_what_is_refused(checkpoint: Callable[..., Path], tmp_path: Path, shardw
     assert refused.status == 2
     assert "--max-new-tokens 0 needs --logprobs: there is nothing else to compute" in refused.err
     prompts = make_prompts([[3] * 65], 96, None)
-    for settings, code in ((Settings(0, logprobs=True), "too-long"), (Settings(1, 1.0, samples=2), "bad-setting")):
+    for settings, code in (
+        (GenerationSettings(0, logprobs=True), "too-long"),
+        (GenerationSettings(1, 1.0, samples=2), "bad-setting"),
+    ):
         with pytest.raises(DiagnosticError) as caught:
-            OffloadedModel(folder, Request(parse_policy(DEVICE)), prompts, settings)
+            OffloadedModel(folder, OffloadRequest(parse_policy(DEVICE)), prompts, settings)
         assert caught.value.diagnostics[0].code == code

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
+from shardwright.cost.hardware.runtimes import load_runtime, measured_on
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.runtimes import load_runtime, measured_on
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.dummy_checkpoint import write_dummy
-from shardwright.offloading.measuring import measure
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.measuring import measure
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 OPT = {
     "model_type": "opt", "architectures": ["OPTForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
@@ -96,9 +96,9 @@ def test_an_overhead_of_a_step_counts_where_copies_run_ahead(tmp_path: Path) -> 
     """A quarter of a second for each of attention and feedforward layer, tables before and after, of each batch."""
     from shardwright.ir.mesh import Mesh
     from shardwright.models.importing import import_model
-    from shardwright.offloading.programs import scheduled_model
     from shardwright.prediction.offload_timeline import predicted_timeline
     from shardwright.prediction.offloading import setting_of
+    from shardwright.serving.offloading.programs import scheduled_model
 
     path = tmp_path / "here.toml"
     path.write_text(FILE)
@@ -137,8 +137,8 @@ def test_a_dummy_checkpoint_is_one_that_transformers_reads(file_bytes: int, tmp_
     with torch.inference_mode():
         wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
     prompts = make_prompts(rows, 96, None)
-    request = Request(parse_policy("2,1,0,50,100,0,100,0"), dtype=DType.F32, page_cache=False)
-    with OffloadedModel(tmp_path, request, prompts, Settings(max_new_tokens=6)) as offloaded:
+    request = OffloadRequest(parse_policy("2,1,0,50,100,0,100,0"), dtype=DType.F32, page_cache=False)
+    with OffloadedModel(tmp_path, request, prompts, GenerationSettings(max_new_tokens=6)) as offloaded:
         made = sorted(offloaded.completions(), key=lambda each: each.prompt.index)
     assert read_config(tmp_path).keys["hidden_size"] == 64
     for row, each in zip(wanted[:, 4:].tolist(), made, strict=True):

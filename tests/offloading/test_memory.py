@@ -9,11 +9,11 @@ import pytest
 from oracles.block_schedule_formulas import zigzag_peak
 
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 PROMPT = NEW = TOGETHER = 8
 
@@ -22,9 +22,9 @@ PROMPT = NEW = TOGETHER = 8
 def test_a_block_takes_what_the_formula_says(where: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     shares = {"host": "0,100", "disk": "0,0"}[where]
-    request = Request(parse_policy(f"1,{TOGETHER},100,0,{shares},100,0"), dtype=DType.F32)
+    request = OffloadRequest(parse_policy(f"1,{TOGETHER},100,0,{shares},100,0"), dtype=DType.F32)
     prompts = make_prompts([[3 + i, 4, 5, 6, 7, 8, 9, 10] for i in range(TOGETHER + 2)], 96, None)
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=NEW)) as model:
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=NEW)) as model:
         assert len(list(model.completions())) == len(prompts)
         keys = model.programs.program(model.blocks[0], 0).globals["k"].shape
     # The formula's 4 l h1 are the bytes of a position of one sample; here they are counted by the batch.

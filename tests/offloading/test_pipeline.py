@@ -22,7 +22,7 @@ from offloading.several import finished, start
 
 from shardwright.backends.timeline import Timeline, read_timeline
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.offloading.program_parts import Place
+from shardwright.serving.offloading.program_parts import PipelineStage
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MIXED = "2,4,20,50,30,30,20,40"
@@ -86,9 +86,9 @@ def test_layers_are_divided_evenly() -> None:
     for n, count in itertools.product(range(1, 9), range(1, 9)):
         if n < count:
             with pytest.raises(DiagnosticError, match=f"{n} layers cannot be divided into {count} stages"):
-                Place(0, count).layers(n)
+                PipelineStage(0, count).layers(n)
             continue
-        ranges = [Place(index, count).layers(n) for index in range(count)]
+        ranges = [PipelineStage(index, count).layers(n) for index in range(count)]
         assert [layer for own in ranges for layer in own] == list(range(n))
         assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 

@@ -12,16 +12,16 @@ from oracles.offloaded_models import placed_model
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
+from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.pricing import Setting
-from shardwright.cost.offloading.runtimes import load_runtime
+from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.parser import parse
 from shardwright.ir.placements import on_device
 from shardwright.ir.program import Loop, Marking, Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import ON_DEVICE
-from shardwright.offloading.plan_files import filled, outline_of, planned, policy_in, sizes_in, with_batches
+from shardwright.serving.offloading.plan_files import filled, outline_of, planned, policy_in, sizes_in, with_batches
 
 EVERYWHERE = ("8,1,100,0,100,0,100,0", "4,2,0,100,0,100,0,100", "3,2,0,0,0,0,0,0", "3,3,20,50,30,30,20,40")
 
@@ -46,14 +46,14 @@ def model(policy: str | None, rows: int) -> Program:
     return placed_model("opt", rows=rows, length=8, cache=12, policy=policy, hidden_size=64, num_hidden_layers=4)
 
 
-def setting_of(text: str, **limits: float) -> Setting:
+def setting_of(text: str, **limits: float) -> OffloadSetting:
     """The program on a T4 whose memories are as small as the model is."""
     source = Source("p.shard", text)
     sizes = sizes_in(parse(source), outline_of(program(text)))
     machine = load_machine("t4")
     chip = replace(machine.chip, memory_bytes=limits.get("device", machine.chip.memory_bytes))
     host = replace(machine.host, memory_bytes=limits.get("host", machine.host.memory_bytes))
-    return Setting(sizes, replace(machine, chip=chip, host=host), load_runtime("ours"), dtype="f16")
+    return OffloadSetting(sizes, replace(machine, chip=chip, host=host), load_runtime("ours"), dtype="f16")
 
 
 @pytest.mark.parametrize("text", EVERYWHERE)

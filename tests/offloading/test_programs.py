@@ -11,18 +11,18 @@ from oracles.offloaded_models import config_keys
 
 from shardwright import print_program
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.offloading.placing import placed
-from shardwright.offloading.programs import Programs
-from shardwright.offloading.request import Request
 from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.placing import placed
+from shardwright.serving.offloading.programs import Programs
+from shardwright.serving.offloading.request import OffloadRequest
 
 POLICIES = ("1,1,100,0,100,0,100,0", "3,2,0,0,50,50,100,0", "2,3,20,50,30,30,20,40")
 
@@ -31,7 +31,7 @@ POLICIES = ("1,1,100,0,100,0,100,0", "3,2,0,0,50,50,100,0", "2,3,20,50,30,30,20,
 def test_each_program_is_what_opt_prints_of_its_import(number: int, name: str, tmp_path: Path) -> None:
     policy, keys = parse_policy(POLICIES[number % len(POLICIES)]), config_keys(name)
     (tmp_path / "config.json").write_text(json.dumps(keys))
-    programs = Programs(tmp_path, Request(policy, dtype=DType.F32), Settings(max_new_tokens=4))
+    programs = Programs(tmp_path, OffloadRequest(policy, dtype=DType.F32), GenerationSettings(max_new_tokens=4))
     for block in programs.blocks(make_prompts([[3, 4, 5]] * (policy.block + 1), 32, None)):
         batches, rows = len(block.buckets), block.rows
         imported = import_model(keys, "ws2d", Mesh(()), batches * rows, block.length, DType.F32, cache=block.cache)

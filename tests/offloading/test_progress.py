@@ -10,12 +10,12 @@ from models.greedy_generation import STEPS, truth
 
 from shardwright.cli.progress import OffloadProgress
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.report import Report
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.report import Report
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_throughputs_are_those_of_the_paper(checkpoint: Callable[..., Path]) -> 
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    request = Request(parse_policy("8,1,100,0,100,0,100,0"), dtype=DType.F32)
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=STEPS)) as model:
+    request = OffloadRequest(parse_policy("8,1,100,0,100,0,100,0"), dtype=DType.F32)
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
         list(model.completions())
     made, seconds = model.report.as_json(), model.report.seconds
     assert made["tokens_per_second"] == pytest.approx(8 * STEPS / seconds)
@@ -68,8 +68,8 @@ def test_throughputs_are_those_of_the_paper(checkpoint: Callable[..., Path]) -> 
     assert made["actual_throughput"] == pytest.approx((tokens + 8 * STEPS) / seconds)
     assert made["padded_throughput"] == pytest.approx((8 * 16 + 8 * STEPS) / seconds)
     assert model.report.ended_tokens == 8 * STEPS
-    diagonal = Request(parse_policy("4,2,100,0,100,0,100,0"), "diagonal", DType.F32)
-    with OffloadedModel(folder, diagonal, prompts, Settings(max_new_tokens=STEPS)) as model:
+    diagonal = OffloadRequest(parse_policy("4,2,100,0,100,0,100,0"), "diagonal", DType.F32)
+    with OffloadedModel(folder, diagonal, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
         list(model.completions())
     made = model.report.as_json()
     assert made["decode_tokens_per_second"] is made["prefill_seconds"] is None

@@ -20,14 +20,14 @@ from shardwright.backends.torch.homes import needed_bytes
 from shardwright.backends.torch.quantization import dequantize, quantize, quantized_bytes
 from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType, Tier
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
-from shardwright.offloading.block_run import BlockRun, Pass
-from shardwright.offloading.run import OffloadedModel, Request
 from shardwright.prediction.offloading import model_sizes
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.block_run import BlockPass, BlockRun
+from shardwright.serving.offloading.run import OffloadedModel, OffloadRequest
 
 WEIGHTS = [INT8, INT4]
 PLACES = ("8,1,100,0,100,0,100,0", "3,2,0,100,0,100,100,0", "3,2,0,0,50,50,100,0", "5,2,20,50,30,30,20,40")
@@ -115,8 +115,8 @@ def test_tokens_of_the_numbers_that_weights_stand_for(quantized: GroupQuantizati
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 512, None)
     placed = replace(parse_policy(policy), quantized_weights=quantized)
     for in_place in (True, False):
-        request = Request(placed, dtype=DType.F32, in_place=in_place)
-        with OffloadedModel(wide, request, prompts, Settings(max_new_tokens=STEPS)) as model:
+        request = OffloadRequest(placed, dtype=DType.F32, in_place=in_place)
+        with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
             made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
         assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]
 
@@ -127,7 +127,7 @@ def first_logits(monkeypatch: pytest.MonkeyPatch, folder: Path, quantized: Group
     found = np.zeros((len(prompts), 512))
     accept = BlockRun.accept
 
-    def watched(self: BlockRun, step: Pass, results: list[torch.Tensor]) -> None:
+    def watched(self: BlockRun, step: BlockPass, results: list[torch.Tensor]) -> None:
         logits = results[0].reshape(-1, results[0].shape[-1])
         for number, bucket in enumerate(self.block.buckets):
             rows = range(number * self.block.rows, number * self.block.rows + len(bucket.prompts))
@@ -137,7 +137,9 @@ def first_logits(monkeypatch: pytest.MonkeyPatch, folder: Path, quantized: Group
     placed = replace(parse_policy(PLACES[-1]), quantized_weights=quantized)
     with monkeypatch.context() as patch:
         patch.setattr(BlockRun, "accept", watched)
-        with OffloadedModel(folder, Request(placed, dtype=DType.F32), prompts, Settings(max_new_tokens=1)) as model:
+        with OffloadedModel(
+            folder, OffloadRequest(placed, dtype=DType.F32), prompts, GenerationSettings(max_new_tokens=1)
+        ) as model:
             list(model.completions())
     return found
 
@@ -171,7 +173,9 @@ def test_bytes_are_those_that_the_cost_model_counts(quantized: GroupQuantization
         Tier, ("1,1,100,0,100,0,100,0", "1,1,0,100,100,0,100,0", "1,1,0,0,100,0,100,0"), strict=True
     ):
         placed = replace(parse_policy(policy), quantized_weights=quantized)
-        with OffloadedModel(wide, Request(placed, dtype=dtype), prompts, Settings(max_new_tokens=2)) as model:
+        with OffloadedModel(
+            wide, OffloadRequest(placed, dtype=dtype), prompts, GenerationSettings(max_new_tokens=2)
+        ) as model:
             needed[tier] = needed_bytes(model.weights)[tier]
             if tier is Tier.DISK:
                 assert model.tiers.memories[tier].used == needed[tier]

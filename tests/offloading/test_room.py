@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
 from shardwright.ir.types import Tier
-from shardwright.offloading.room import Room
+from shardwright.serving.offloading.room import MemoryRoom
 
 NOTE = (
     "neither --policy nor --machine: planning with the rates of t4; `shardwright calibrate --offloading` measures those"
@@ -63,7 +63,7 @@ def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any])
 
 def test_room_shrinks_where_a_memory_did_not_suffice() -> None:
     machine = load_machine("t4")
-    first = Room()
+    first = MemoryRoom()
     less = first.less(Tier.DEVICE)
     caps = {Tier.DEVICE: 1000, Tier.HOST: None, Tier.DISK: None}
     assert first.of(machine, caps, "cpu", named=True).chip.memory_bytes == pytest.approx(950)

@@ -15,14 +15,14 @@ import pytest
 import torch
 from models.greedy_generation import STEPS, truth
 
-from shardwright.backends.torch.running import Running
+from shardwright.backends.torch.running import RunningFunction
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.unrolling import Resource
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
+from shardwright.cost.programs.unrolling import Resource
 from shardwright.ir.types import DType
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 
 class Deferring:
@@ -94,15 +94,15 @@ def test_tokens_where_copies_are_only_issued(
     """Done after their thread has gone on: the events alone keep order."""
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    call = Running.call
+    call = RunningFunction.call
 
-    def deferred(self: Running, *given: Any) -> list[torch.Tensor]:
+    def deferred(self: RunningFunction, *given: Any) -> list[torch.Tensor]:
         self.streams = Deferring()
         return call(self, *given)
 
-    monkeypatch.setattr(Running, "call", deferred)
-    request = Request(parse_policy(policy), schedule, DType.F32, in_place=False)
+    monkeypatch.setattr(RunningFunction, "call", deferred)
+    request = OffloadRequest(parse_policy(policy), schedule, DType.F32, in_place=False)
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=STEPS)) as model:
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]

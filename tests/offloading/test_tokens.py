@@ -13,16 +13,16 @@ import pytest
 import torch
 from models.greedy_generation import STEPS, Truth, truth
 
-from shardwright.backends.torch.event_threads import Timed
+from shardwright.backends.torch.event_threads import TimedEvent
 from shardwright.backends.torch.quantization import dequantize, quantize
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
 from shardwright.ir.types import DType
-from shardwright.offloading.report import Report
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.report import Report
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 MODELS = ("opt", "llama-grouped", "mistral", "qwen2", "gemma", "gptj", "falcon-grouped")
 
@@ -37,10 +37,10 @@ EVERYWHERE = (
 
 
 def run(
-    folder: Path, wanted: Truth, request: Request, settings: Settings | None = None
+    folder: Path, wanted: Truth, request: OffloadRequest, settings: GenerationSettings | None = None
 ) -> tuple[list[tuple[int, ...]], Report]:
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    settings = settings or Settings(max_new_tokens=STEPS)
+    settings = settings or GenerationSettings(max_new_tokens=STEPS)
     with OffloadedModel(folder, request, prompts, settings) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     return [completion.new_tokens for completion in made], model.report
@@ -50,8 +50,8 @@ def tokens(wanted: Truth) -> list[tuple[int, ...]]:
     return [tuple(row) for row in wanted.tokens.tolist()]
 
 
-def asked(policy: str, **changes: Any) -> Request:
-    return replace(Request(parse_policy(policy), dtype=DType.F32), **changes)
+def asked(policy: str, **changes: Any) -> OffloadRequest:
+    return replace(OffloadRequest(parse_policy(policy), dtype=DType.F32), **changes)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,7 +95,7 @@ def test_shares_are_kept_to_within_a_row(checkpoint: Callable[..., Path]) -> Non
     """20 % on the device is 20 % of every tensor, not a tensor of five."""
     folder = checkpoint("llama-grouped")
     prompts = make_prompts([[3, 4]], 96, None)
-    with OffloadedModel(folder, asked("1,1,20,50,100,0,100,0"), prompts, Settings(max_new_tokens=2)) as model:
+    with OffloadedModel(folder, asked("1,1,20,50,100,0,100,0"), prompts, GenerationSettings(max_new_tokens=2)) as model:
         for home in model.weights.values():
             for rows, share in zip(home.rows, (0.2, 0.5, 0.3), strict=False):
                 assert abs(rows.count - share * home.n_rows) <= 1
@@ -106,15 +106,15 @@ def test_nothing_is_used_before_it_has_arrived(checkpoint: Callable[..., Path]) 
     time."""
     folder = checkpoint("llama-grouped")
     prompts = make_prompts([[3, 4, 5]] * 6, 96, None)
-    seen: list[Timed] = []
+    seen: list[TimedEvent] = []
     lock = threading.Lock()
 
-    def observe(timed: Timed) -> None:
+    def observe(timed: TimedEvent) -> None:
         with lock:
             seen.append(timed)
 
     request = asked("2,3,20,50,30,30,20,40")
-    with OffloadedModel(folder, request, prompts, Settings(max_new_tokens=1), observe=observe) as model:
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=1), observe=observe) as model:
         list(model.completions())
     ends = {timed.event.number: timed.end for timed in seen}
     begins = {timed.event.number: timed.begin for timed in seen}
@@ -130,7 +130,9 @@ def test_texts_end_where_they_are_told_to(checkpoint: Callable[..., Path]) -> No
     folder = checkpoint("opt")
     wanted = truth(folder)
     stop = tokens(wanted)[0][3]
-    found, _ = run(folder, wanted, asked("3,2,0,100,0,100,0,100"), Settings(STEPS, stop_tokens=frozenset({stop})))
+    found, _ = run(
+        folder, wanted, asked("3,2,0,100,0,100,0,100"), GenerationSettings(STEPS, stop_tokens=frozenset({stop}))
+    )
     for row, whole in zip(found, tokens(wanted), strict=True):
         end = whole.index(stop) + 1 if stop in whole else STEPS
         assert row == whole[:end]
@@ -140,7 +142,7 @@ def test_draws_depend_on_the_seed_alone(checkpoint: Callable[..., Path]) -> None
     """Not on batches, places and schedules."""
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
-    settings = Settings(max_new_tokens=8, temperature=1.0, top_k=20, top_p=0.9, seed=5)
+    settings = GenerationSettings(max_new_tokens=8, temperature=1.0, top_k=20, top_p=0.9, seed=5)
     first, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), settings)
     second, _ = run(folder, wanted, asked("3,2,0,50,50,0,0,100", schedule="diagonal"), settings)
     third, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), replace(settings, seed=6))
@@ -172,7 +174,7 @@ def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Pat
     folder = checkpoint("opt")
     wanted = truth(folder)
     found = [
-        run(folder, wanted, Request(quantized(policy), dtype=DType.F32))[0]
+        run(folder, wanted, OffloadRequest(quantized(policy), dtype=DType.F32))[0]
         for policy in ("8,1,100,0,100,0,100,0", "3,2,0,0,0,0,0,0", "3,2,30,30,40,40,100,0")
     ]
     assert found[0] == found[1] == found[2]

@@ -14,36 +14,36 @@ from models.greedy_generation import Truth, truth
 from offloading.test_tokens import run, tokens
 from program_text import program as parsed
 
-from shardwright.backends.torch.event_threads import Timed
-from shardwright.compiling import print_program
+from shardwright.backends.torch.event_threads import TimedEvent
+from shardwright.compiling.compile_program import print_program
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.unrolling import Resource, events_of
-from shardwright.generation.prompts import make_prompts
-from shardwright.generation.settings import Settings
+from shardwright.cost.programs.unrolling import Resource, events_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import Fetch, Start
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Statement
 from shardwright.ir.types import DType, Tier
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.walk import names_used, states_set
-from shardwright.offloading.programs import Programs
-from shardwright.offloading.request import Request
-from shardwright.offloading.run import OffloadedModel
-from shardwright.passes.offload import Offload
+from shardwright.passes.memory.offload import Offload
+from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import run_passes
-from shardwright.passes.schedule_blocks import ScheduleBlocks
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.programs import Programs
+from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.run import OffloadedModel
 
 NEW = 6
 MIXED, HOST, DISK = "20,50,30,30,20,40", "0,100,0,100,0,100", "0,0,0,0,0,0"
 
 
-def request(text: str, **changes: Any) -> Request:
+def request(text: str, **changes: Any) -> OffloadRequest:
     source = Source("written.shard", text)
-    return replace(Request(parse_policy("1,1,100,0,100,0,100,0"), dtype=DType.F32, program=source), **changes)
+    return replace(OffloadRequest(parse_policy("1,1,100,0,100,0,100,0"), dtype=DType.F32, program=source), **changes)
 
 
 def plain(folder: Path, policy: str, rows: int, length: int = 16) -> Program:
-    programs = Programs(folder, Request(parse_policy(policy), dtype=DType.F32), Settings(NEW))
+    programs = Programs(folder, OffloadRequest(parse_policy(policy), dtype=DType.F32), GenerationSettings(NEW))
     return programs._plain(rows, length, length + NEW)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -54,7 +54,7 @@ def written(folder: Path, shares: str, *, batches: int = 2, rows: int = 4, order
 
 
 def found(folder: Path, wanted: Truth, text: str, **changes: Any) -> list[tuple[int, ...]]:
-    return run(folder, wanted, request(text, **changes), Settings(NEW))[0]
+    return run(folder, wanted, request(text, **changes), GenerationSettings(NEW))[0]
 
 
 def first(wanted: Truth) -> list[tuple[int, ...]]:
@@ -85,7 +85,7 @@ def test_each_tensor_lies_where_it_is_written(checkpoint: Callable[..., Path]) -
     text = text.replace("w_up: f32 NEF", "w_up: f32 NEF on disk").replace("wq: f32 NEHD", "wq: f32 NEHD on host")
     assert "NEF on disk" in text
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    with OffloadedModel(folder, request(text, in_place=False), prompts, Settings(NEW)) as model:
+    with OffloadedModel(folder, request(text, in_place=False), prompts, GenerationSettings(NEW)) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
         tiers = {name: {rows.tier for rows in home.rows} for name, home in model.weights.items()}
     assert [each.new_tokens for each in made] == first(wanted)
@@ -108,14 +108,14 @@ def test_the_trace_is_the_unrolling(checkpoint: Callable[..., Path]) -> None:
     """Of each call every event, statement by statement: on each resource in the order of the text, and after those that
     it waits for."""
     folder = checkpoint("llama-grouped")
-    wanted, lock, seen = truth(folder), threading.Lock(), list[Timed]()
+    wanted, lock, seen = truth(folder), threading.Lock(), list[TimedEvent]()
 
-    def observe(timed: Timed) -> None:
+    def observe(timed: TimedEvent) -> None:
         with lock:
             seen.append(timed)
 
     made, text = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None), written(folder, MIXED)
-    with OffloadedModel(folder, request(text, in_place=False), made, Settings(3), observe=observe) as model:
+    with OffloadedModel(folder, request(text, in_place=False), made, GenerationSettings(3), observe=observe) as model:
         list(model.completions())
     program = parsed(text)
     begin = 0
@@ -199,7 +199,7 @@ def test_legal_orders_change_the_timeline_and_never_the_tokens(checkpoint: Calla
         made = parsed(text)
         changed += {str(event) for event in events_of(made, made.func("decode"))} != before
         new = 2 if number % 5 else NEW
-        assert run(folder, wanted, request(text, in_place=bool(number % 2)), Settings(new))[0] == [
+        assert run(folder, wanted, request(text, in_place=bool(number % 2)), GenerationSettings(new))[0] == [
             row[:new] for row in tokens(wanted)
         ]
     assert changed > 40
@@ -215,7 +215,7 @@ def test_illegal_orders_are_refused_with_their_place(checkpoint: Callable[..., P
         prompts = make_prompts([[1, 2]], 96, None)
         if not _order_of_state(text, program):
             with pytest.raises(DiagnosticError) as caught:
-                OffloadedModel(folder, request(text), prompts, Settings(1)).__enter__()
+                OffloadedModel(folder, request(text), prompts, GenerationSettings(1)).__enter__()
             refused += 1
             assert caught.value.source is not None
             assert caught.value.source.name == "written.shard"
@@ -255,7 +255,7 @@ def test_what_the_runtime_needs_is_held_to(old: str, new: str, message: str, che
     text = written(folder, HOST)
     assert old in text
     with pytest.raises(DiagnosticError) as caught:
-        Programs(folder, request(text.replace(old, new, 1)), Settings(NEW))
+        Programs(folder, request(text.replace(old, new, 1)), GenerationSettings(NEW))
     assert message in str(caught.value)
 
 

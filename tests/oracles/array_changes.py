@@ -10,14 +10,14 @@ from oracles.rewritten_programs import Change
 
 from shardwright.ir.program import Program
 from shardwright.passes.base import Pass
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packed_weights import pack
-from shardwright.passes.packing import packing
-from shardwright.passes.pad_heads import PadHeads, padding
-from shardwright.passes.padded_weights import pad
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.quantize_weights import QuantizeWeights, quantization
-from shardwright.passes.quantized_weights import quantize
+from shardwright.passes.transformations.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.transformations.packed_weights import pack
+from shardwright.passes.transformations.packing import packing
+from shardwright.passes.transformations.pad_heads import PadHeads, padding
+from shardwright.passes.transformations.padded_weights import pad
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights, quantization
+from shardwright.passes.transformations.quantized_weights import quantize
 
 Arrays = Mapping[str, npt.ArrayLike]
 

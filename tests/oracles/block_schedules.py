@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.backends.number_formats import Array
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.ir.program import Program
 from shardwright.ir.types import ValueType
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.backends.validation import compare
+from shardwright.backends.validation.validate import compare
 from shardwright.ir.program import Program
 from shardwright.passes.pipelines import explicit
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.backends.number_formats import Array
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.program import Program
 
 Arrays = Mapping[str, npt.ArrayLike]

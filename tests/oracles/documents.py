@@ -6,6 +6,7 @@ In a fenced block,
 - `console` holds commands after `$ `, of `shardwright`, `pytest` or `python`, and what they print on standard output
   and standard error, exactly, save that a line `...` stands for any lines;
 - `elementwise` is the table of elementwise operations;
+- `house` is the tree of folders with the sentence of each;
 - `options NAME` lists the options of a command, as `--help-all` has them;
 - `strategies` holds an operation, with the types of its operands after `#`, and its rows for one mesh axis;
 - `lock` is the folder's lock file of collectives;
@@ -18,6 +19,7 @@ What stands between the comments `generated: passes` and `end` is made of the pa
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -38,20 +40,22 @@ from shardwright.__main__ import main
 from shardwright.asserting.lock import FILE
 from shardwright.cli.front import COMMANDS
 from shardwright.cli.options import Parser
-from shardwright.ir import ops, syntax
-from shardwright.ir.builders import build_operation, operands_of
-from shardwright.ir.declarations import Declarations
+from shardwright.ir import ops
 from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaboration.builders import build_operation, operands_of
+from shardwright.ir.elaboration.declarations import Declarations
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Context, Number, Operation
 from shardwright.ir.ops.elementwise_table import ENTRIES, FORMS, Entry
-from shardwright.ir.parser import parse
 from shardwright.ir.program import DimInfo
 from shardwright.ir.strategies import axis_table
+from shardwright.ir.text import syntax
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, Reduction, State
 from shardwright.passes.every_pass import PASSES
 
-PROGRAMS = Path(__file__).parents[2] / "docs" / "reference" / "programs"
+_ROOT = Path(__file__).parents[2]
+PROGRAMS = _ROOT / "docs" / "reference" / "programs"
 _GENERATED = re.compile(r"(^<!-- generated: passes -->\n).*(^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BINARY: dict[str, Operation] = {"+": ops.Add(), "-": ops.Sub(), "*": ops.Mul(), "/": ops.Div()}
@@ -88,6 +92,8 @@ def rewritten(document: str, folder: Path) -> str:
             text = _strategies(text)
         elif block.kind == "elementwise":
             text = _elementwise()
+        elif block.kind == "house":
+            text = _house()
         elif block.kind == "options":
             text = _options(block.name)
         elif block.kind == "lock":
@@ -102,7 +108,7 @@ def hand_written_lines(document: str) -> int:
     document = _GENERATED.sub("", document)
     written = 0
     for block in blocks(document):
-        if block.kind in {"strategies", "elementwise", "options", "lock"}:
+        if block.kind in {"strategies", "elementwise", "house", "options", "lock"}:
             written += block.text.count("\n") + 2
         elif block.kind == "console":
             written += sum(not line.startswith("$ ") for line in block.text.splitlines()) + 2
@@ -120,6 +126,19 @@ def _session(text: str) -> str:
         shown = expected if _matches(expected.rstrip("\n"), found.rstrip("\n")) else found
         made.append(f"{command}\n{shown}")
     return "".join(made)
+
+
+def _house() -> str:
+    """The folders of the code, one below the other, each with the first sentence of its package."""
+    rows: list[tuple[str, str]] = []
+    for root in ("ir", "cost", "passes", "backends", "shardwright"):
+        for package in sorted((_ROOT / root).rglob("__init__.py")):
+            folder = package.parent.relative_to(_ROOT)
+            said = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
+            sentence = " ".join(said.split("\n\n")[0].split())
+            rows.append((f"{'  ' * (len(folder.parts) - 1)}{folder.name}/", sentence))
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:{width}}  {sentence}\n" for name, sentence in rows)
 
 
 def _command(words: list[str]) -> str:

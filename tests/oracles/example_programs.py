@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 
 FOLDER = Path(__file__).parents[2] / "examples"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.shard")))
@@ -49,8 +49,8 @@ def load(name: str, sizes: Sizes = AS_WRITTEN, source: str | None = None) -> Pro
 def in_format(program: Program, dtype: str) -> Program:
     """The program with another number format in place of bf16: f16, whose collectives the CPU compiler does not widen
     to f32, or f32, in which results can be compared closely."""
-    from shardwright.ir.format import format_module
-    from shardwright.ir.unparse import unparse
+    from shardwright.ir.text.format import format_module
+    from shardwright.ir.text.unparse import unparse
 
     printed = re.sub(r"\bbf16\b", dtype, format_module(unparse(program)))
     return elaborate(parse(Source(f"{dtype}.shard", printed)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.backends import random_inputs
 from shardwright.backends.number_formats import Array, numpy_dtype
-from shardwright.backends.random_inputs import extreme_integers
+from shardwright.backends.simulation import random_inputs
+from shardwright.backends.simulation.random_inputs import extreme_integers
 from shardwright.ir.types import DType
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.random_inputs import Inputs, random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import Inputs, random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.program import Func, Program
 from shardwright.passes.pipelines import explicit
 

@@ -9,14 +9,14 @@ from oracles.extremes import whole_range
 
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.reference import evaluate
-from shardwright.ir.completion import complete
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, ValueType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 
 def explicit(text: str) -> Program:

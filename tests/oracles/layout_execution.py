@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.cost.resharding import Plan
+from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, AllReduce, AllToAll, AsPartial, Movement, ReduceScatter, Slice
 from shardwright.ir.types import Partial, Reduction, TensorType
@@ -25,7 +25,7 @@ NUMBER = np.int32
 class Execution:
     """The arrays of one plan's values on all chips."""
 
-    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+    def __init__(self, plan: ReshardingPlan, mesh: Mesh) -> None:
         self.mesh = mesh
         self.axes = mesh.axes
         kinds = [plan.source, *(step.type for step in plan.steps)]
@@ -153,7 +153,7 @@ def _split_dim(kind: TensorType, axis: str) -> str:
     return dim
 
 
-def execute(plan: Plan, mesh: Mesh) -> list[str]:
+def execute(plan: ReshardingPlan, mesh: Mesh) -> list[str]:
     """Runs the plan; what is wrong with it, nothing if it is right: contents, and the bytes of each step (in int8)."""
     wrong: list[str] = []
     run = Execution(plan, mesh)

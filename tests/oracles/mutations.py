@@ -223,9 +223,9 @@ def judged_in_process(data: bytes, *, full: bool) -> str:
 
     Without the search for layouts a mutant costs milliseconds. What is well-typed also prints as it reads.
     """
-    from shardwright.compiling import load, print_program
+    from shardwright.compiling.compile_program import load, print_program
     from shardwright.ir.diagnostics import DiagnosticError, Source
-    from shardwright.ir.verifier import Level, verify
+    from shardwright.ir.verification.verifier import Level, verify
 
     if full:
         with tempfile.TemporaryDirectory() as folder:

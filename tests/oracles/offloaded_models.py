@@ -8,13 +8,13 @@ from models.checkpoints import transformers_config
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.offloading.placing import placed
+from shardwright.serving.offloading.placing import placed
 
 
 def config_keys(name: str, **changed: Any) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.ir.format import format_module
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.ir.program import Program
-from shardwright.ir.unparse import unparse
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.unparse import unparse
 from shardwright.passes.pipelines import explicit
 
 Arrays = Mapping[str, npt.ArrayLike]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.torch.blocks import Block, Values
+from shardwright.backends.torch.blocks import CompiledBlock, Values
 from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.ir.program import Func, Program, Value
 
@@ -25,7 +25,9 @@ def computed(program: Program, func: Func, arrays: Mapping[str, Any], runs: int 
     the first has written to what is not its own."""
     given = (*program.globals.values(), *func.params)
     shapes = {value.name: value.shape for value in given}
-    block = Block(func.body, shapes, program.state_names, func.returns, program.sizes(func), torch.device("cpu"))
+    block = CompiledBlock(
+        func.body, shapes, program.state_names, func.returns, program.sizes(func), torch.device("cpu")
+    )
     tensors = {value.name: tensor_of(arrays[value.name], value) for value in given}
     state = {name: tensors[name].clone() for name in program.state_names}
     values = Values({})

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
-from shardwright.cost.collectives import CollectiveKind
-from shardwright.cost.topology import Ring, TorusTopology
+from shardwright.cost.hardware.topology import TorusRing, TorusTopology
+from shardwright.cost.movements.collectives import CollectiveKind
 
 Chip = tuple[int, ...]
 Link = tuple[Chip, int, int]
@@ -44,7 +44,7 @@ class _Network:
         reached = (*chip[:axis], (chip[axis] + way) % self.shape[axis], *chip[axis + 1 :])
         return reached, len(self.messages) - 1
 
-    def travel(self, chip: Chip, ring: Ring, way: int, nbytes: float, after: tuple[int, ...]) -> tuple[Chip, int]:
+    def travel(self, chip: Chip, ring: TorusRing, way: int, nbytes: float, after: tuple[int, ...]) -> tuple[Chip, int]:
         """To the next member of the ring, over the links of the chips between."""
         reached, number = chip, -1
         for _ in range(ring.stride):
@@ -88,11 +88,11 @@ def simulate(
     return _play(messages, topology.torus.link_bytes_per_s, topology.torus.hop_latency_s)
 
 
-def _orders(rings: Sequence[Ring]) -> list[list[Ring]]:
+def _orders(rings: Sequence[TorusRing]) -> list[list[TorusRing]]:
     return [[*rings[start:], *rings[:start]] for start in range(len(rings))]
 
 
-def _shares(rings: Sequence[Ring]) -> list[float]:
+def _shares(rings: Sequence[TorusRing]) -> list[float]:
     """How much of the array goes through the rings in each of the `_orders`.
 
     Of two rings, so much that both are busy for the same time: the first carries (K_1 - 1) / K of
@@ -108,11 +108,11 @@ def _shares(rings: Sequence[Ring]) -> list[float]:
     return [share, 1 - share]
 
 
-def _position(chip: Chip, ring: Ring) -> int:
+def _position(chip: Chip, ring: TorusRing) -> int:
     return chip[ring.physical] // ring.stride % ring.size
 
 
-def _ways(chip: Chip, ring: Ring) -> list[tuple[int, int, float]]:
+def _ways(chip: Chip, ring: TorusRing) -> list[tuple[int, int, float]]:
     """How a piece spreads over a ring from `chip`: direction, members to reach, share of the piece."""
     if not ring.wraps:
         at = _position(chip, ring)
@@ -123,7 +123,7 @@ def _ways(chip: Chip, ring: Ring) -> list[tuple[int, int, float]]:
     return [(1, far, 0.5), (-1, near, 0.5), (1, near, 0.5), (-1, far, 0.5)]
 
 
-def _spread(network: _Network, order: Sequence[Ring], chip: Chip, nbytes: float, after: tuple[int, ...]) -> None:
+def _spread(network: _Network, order: Sequence[TorusRing], chip: Chip, nbytes: float, after: tuple[int, ...]) -> None:
     """A tree from `chip` over the first ring, and from each chip reached over the rest."""
     if not order:
         return
@@ -139,7 +139,7 @@ def _spread(network: _Network, order: Sequence[Ring], chip: Chip, nbytes: float,
         _spread(network, rest, reached, nbytes, numbers)
 
 
-def _scatter_pairs(network: _Network, rings: Sequence[Ring], chip: Chip, nbytes: float) -> None:
+def _scatter_pairs(network: _Network, rings: Sequence[TorusRing], chip: Chip, nbytes: float) -> None:
     """The pieces that `chip` sends, the farthest first, each over the rings in every cyclic order."""
     targets = sorted(
         product(*(range(ring.size) for ring in rings)),
@@ -153,7 +153,12 @@ def _scatter_pairs(network: _Network, rings: Sequence[Ring], chip: Chip, nbytes:
 
 
 def _go(
-    network: _Network, order: Sequence[Ring], goals: Sequence[int], chip: Chip, nbytes: float, after: tuple[int, ...]
+    network: _Network,
+    order: Sequence[TorusRing],
+    goals: Sequence[int],
+    chip: Chip,
+    nbytes: float,
+    after: tuple[int, ...],
 ) -> None:
     if not order:
         return
@@ -165,7 +170,7 @@ def _go(
         _go(network, order[1:], goals[1:], at, nbytes * share, waits)
 
 
-def _steps(chip: Chip, ring: Ring, goal: int) -> list[tuple[int, float]]:
+def _steps(chip: Chip, ring: TorusRing, goal: int) -> list[tuple[int, float]]:
     """Signed steps to a member and the share that takes them; opposite members are reached both ways."""
     ahead = goal - _position(chip, ring)
     if not ring.wraps or not ahead:
@@ -176,7 +181,7 @@ def _steps(chip: Chip, ring: Ring, goal: int) -> list[tuple[int, float]]:
     return [(ahead, 1.0) if 2 * ahead < ring.size else (ahead - ring.size, 1.0)]
 
 
-def _shift(network: _Network, rings: Sequence[Ring], chip: Chip, nbytes: float) -> None:
+def _shift(network: _Network, rings: Sequence[TorusRing], chip: Chip, nbytes: float) -> None:
     """To the next along the rings read as one number, the last ring's digit the lowest."""
     at: Chip = chip
     waits: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.chips import load_chip
+from shardwright.cost.hardware.chips import load_chip
 
 SMALL = (
     "--chips", "8", "--batch", "8", "--weights", "int8", "--layout", "ws2d", "--attention", "head", "--phase", "decode",
@@ -32,7 +32,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chip_file(tmp_path: Path, *changes: tuple[str, str]) -> str:
     """A copy of the TPU v4's file with changes."""
-    text = (Path(__file__).parents[2] / "cost" / "chips" / "tpu-v4.toml").read_text()
+    text = (Path(__file__).parents[2] / "cost" / "hardware" / "chips" / "tpu-v4.toml").read_text()
     for before, after in (('"tpu-v4"', '"mine"'), *changes):
         assert before in text
         text = text.replace(before, after)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiling import load
-from shardwright.cost.calibration import Sample, predicted_s
-from shardwright.cost.chips import load_chip
-from shardwright.cost.program_cost import cost_of
+from shardwright.compiling.compile_program import load
+from shardwright.cost.hardware.calibration import Sample, predicted_s
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.format import format_module
-from shardwright.ir.unparse import unparse
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.unparse import unparse
 from shardwright.models.built_in import built_in
 from shardwright.pareto import sweeping
 from shardwright.pareto.configurations import Configuration, Sweep, configurations_of, meshes
@@ -29,11 +29,11 @@ from shardwright.pareto.page import page
 from shardwright.pareto.picture import picture
 from shardwright.pareto.pricing import Point, identity, price, price_all
 from shardwright.pareto.program import chosen_program
-from shardwright.pareto.store import Store
+from shardwright.pareto.store import PointStore
 from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
-from shardwright.passes.place import Place
 from shardwright.prediction.generation import generation_cost
 from shardwright.prediction.phases import Workload, demands, phase_cost
 from shardwright.prediction.programs import phase_program, wanted_program
@@ -71,7 +71,7 @@ def test_every_mesh_has_every_shape_once() -> None:
 
 
 def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
-    swept = sweep_points(replace(SMALL, batches=(8,)), store=Store(tmp_path / "points.jsonl"))
+    swept = sweep_points(replace(SMALL, batches=(8,)), store=PointStore(tmp_path / "points.jsonl"))
     ((one, found),) = swept.priced
     assert found.latency_s == phase_cost(one.deployment, TPU, "decode", 8, 1, 192 + 32).time_s
     assert found.chip_seconds_per_token == pytest.approx(8 * found.latency_s / 8)
@@ -114,22 +114,22 @@ def test_layouts_that_do_not_fit_a_mesh_are_chosen_for_it() -> None:
 
 def test_points_are_kept_and_lines_that_were_cut_off_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "a" / "points.jsonl"
-    first = sweep_points(SMALL, store=Store(file))
+    first = sweep_points(SMALL, store=PointStore(file))
     with file.open("a") as torn:
         torn.write('{"program": "abc", "pha')
-    second = sweep_points(SMALL, store=Store(file))
+    second = sweep_points(SMALL, store=PointStore(file))
     assert (first.known, second.known) == (0, 2)
     assert first.points == second.points
     another = replace(first.points[0], batch=3)
-    Store(file).add([another])
+    PointStore(file).add([another])
     assert [line[:1] for line in file.read_text().splitlines()] == ["{"] * 4
-    assert Store(file).get(another) == another
-    assert Store(file).get(identity(configurations_of(SMALL)[0])) == first.points[0]
+    assert PointStore(file).get(another) == another
+    assert PointStore(file).get(identity(configurations_of(SMALL)[0])) == first.points[0]
 
 
 def test_lines_that_are_not_as_they_were_written_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "points.jsonl"
-    first = sweep_points(SMALL, store=Store(file))
+    first = sweep_points(SMALL, store=PointStore(file))
     good = [json.loads(line) for line in file.read_text().splitlines()]
     spoiled = [
         "\x00\x01",
@@ -143,11 +143,11 @@ def test_lines_that_are_not_as_they_were_written_are_passed_over(tmp_path: Path)
         json.dumps(good[0])[:-20],
     ]
     file.write_text("\n".join([*spoiled, json.dumps(good[1])]))
-    second = sweep_points(SMALL, store=Store(file))
+    second = sweep_points(SMALL, store=PointStore(file))
     assert (second.known, second.points) == (1, first.points)
-    assert sweep_points(SMALL, store=Store(file)).known == 2  # what was missing has been written again
+    assert sweep_points(SMALL, store=PointStore(file)).known == 2  # what was missing has been written again
     file.write_bytes(b"\xff\xfe\x00")
-    assert sweep_points(SMALL, store=Store(file)).points == first.points
+    assert sweep_points(SMALL, store=PointStore(file)).points == first.points
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +157,16 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
         return price_all(sweep, members)
 
     monkeypatch.setattr(sweeping, "price_all", stopped)
-    store = Store(tmp_path / "points.jsonl")
+    store = PointStore(tmp_path / "points.jsonl")
     with pytest.raises(SweepInterrupted) as caught:
         sweep_points(replace(SMALL, layouts=("ws2d", "ws1d")), store=store)
     assert (caught.value.done, caught.value.total) == (2, 4)
     monkeypatch.undo()
-    assert sweep_points(SMALL, store=Store(store.file)).known == 2
+    assert sweep_points(SMALL, store=PointStore(store.file)).known == 2
 
 
 def test_an_interrupt_right_after_points_are_written_counts_them(tmp_path: Path) -> None:
-    class Interrupted(Store):
+    class Interrupted(PointStore):
         def add(self, points: Iterable[tuple[str, Point]]) -> None:
             super().add(points)
             raise KeyboardInterrupt
@@ -219,7 +219,7 @@ def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights(tmp_path: P
         SMALL, batches=(8,), layouts=("ws2d", "wg-xy", "ws1d"), attention=("batch",), phases=("decode", "prefill"),
         together=True,
     )  # fmt: skip
-    priced = sweep_points(sweep, store=Store(tmp_path / "points.jsonl")).priced
+    priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     made = {point.layout: point for point in generations(sweep, priced)}
     parts = {(point.phase, point.layout): point for _, point in priced}
     assert set(made) == {layout for phase, layout in parts if phase == "decode"}
@@ -238,7 +238,7 @@ def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: P
         SMALL, model=built_in("llama-3-8b"), batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",),
         weights=("bf16",), phases=("decode", "prefill"), together=True,
     )  # fmt: skip
-    priced = sweep_points(sweep, store=Store(tmp_path / "points.jsonl")).priced
+    priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     best = cheapest(generations(sweep, priced))
     text = chosen_program(sweep, best, priced)
     assert f"# Chosen for tpu-v4: {described(best)}." in text

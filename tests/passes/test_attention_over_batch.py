@@ -9,14 +9,14 @@ from oracles.example_programs import AS_WRITTEN, Sizes, load, small
 from oracles.rewritten_programs import largest_error, printed
 from program_text import by_bytes, program
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.ops import AllToAll
 from shardwright.ir.program import Program
-from shardwright.ir.unparse import unparse
-from shardwright.passes.attention_over_batch import AttentionOverBatch
+from shardwright.ir.text.unparse import unparse
 from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.passes.transformations.attention_over_batch import AttentionOverBatch
 
 MULTIQUERY = """
 mesh x=2 y=2 z=2

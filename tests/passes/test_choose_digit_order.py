@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from program_text import program
 
-from shardwright.backends.validation import validate
-from shardwright.compiling import print_program
+from shardwright.backends.validation.validate import validate
+from shardwright.compiling.compile_program import print_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
-from shardwright.passes.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiling import compile_program, load
-from shardwright.cost.chips import load_chip
-from shardwright.cost.objective import Objective
+from shardwright.compiling.compile_program import compile_program, load
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.types import Tier
-from shardwright.passes.choose_memories import ON_HOST, ChooseMemories
-from shardwright.passes.choosing import search
-from shardwright.passes.found import Found
+from shardwright.passes.compiling.choose_memories import ON_HOST, ChooseMemories
+from shardwright.passes.compiling.choosing import search
+from shardwright.passes.compiling.found import SearchResult
 
 LAYERS = """
 mesh x={x}
@@ -33,7 +33,7 @@ func f(x: bf16 BE) -> bf16 BE {{
   return y
 }}
 """
-CHIPS = Path(__file__).parents[2] / "cost" / "chips"
+CHIPS = Path(__file__).parents[2] / "cost" / "hardware" / "chips"
 SECONDS = 10.0
 OPEN = dict.fromkeys("wvu", " on ?")
 
@@ -46,7 +46,7 @@ def program(x: int = 2, B: int = 64, **placed: str) -> Program:
     return load(Source("layers", LAYERS.format(x=x, B=B, **{**OPEN, **placed})))
 
 
-def fillings(objective: Objective, x: int, B: int) -> Iterator[Found]:
+def fillings(objective: Objective, x: int, B: int) -> Iterator[SearchResult]:
     """Of each weight whole in one memory, those that fit."""
     for places in itertools.product((" on device", " on host"), repeat=len(OPEN)):
         with suppress(DiagnosticError):

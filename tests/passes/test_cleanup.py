@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from program_text import program
 
-from shardwright.compiling import print_program
-from shardwright.ir.completion import complete
-from shardwright.passes.cleanup import Cleanup
+from shardwright.compiling.compile_program import print_program
+from shardwright.ir.verification.completion import complete
+from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.pipelines import explicit, run_passes
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.compiling import print_program
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.compiling.compile_program import print_program
 from shardwright.ir import ops
 from shardwright.ir.program import Let
-from shardwright.passes.decompose import Decompose
+from shardwright.passes.compiling.decompose import Decompose
 
 CASES = {
     "softmax": ("s: f32 BT", "softmax[T](s)", "f32 BT"),

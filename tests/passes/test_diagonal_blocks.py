@@ -13,7 +13,7 @@ from program_text import program
 
 from shardwright.__main__ import main
 from shardwright.backends.number_formats import Array
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Fetch, Movement
 from shardwright.ir.program import Let, Program

@@ -8,12 +8,12 @@ import random
 import pytest
 from program_text import program
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.compiling.resharding import reshard
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Program
 from shardwright.ir.walk import lets_in
 from shardwright.passes.pipelines import explicit
-from shardwright.resharding import reshard
 
 
 def random_pair(seed: int) -> tuple[dict[str, int], dict[str, int], str, str]:

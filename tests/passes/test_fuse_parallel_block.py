@@ -11,13 +11,13 @@ from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
 from program_text import by_bytes, program
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.ops import AllGather, Contract, ReduceScatter
 from shardwright.ir.program import Let, Program
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packed_weights import Packed, Part, pack
-from shardwright.passes.packing import packing
 from shardwright.passes.pipelines import run_passes
+from shardwright.passes.transformations.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.transformations.packed_weights import PackedPart, PackedWeight, pack
+from shardwright.passes.transformations.packing import packing
 
 BLOCK = """
 mesh x=2 y=2 z=2
@@ -133,14 +133,14 @@ def test_palms_block_has_four_products_fewer() -> None:
 def test_the_packing_says_which_weight_goes_where() -> None:
     before = program(BLOCK)
     first, second = packing(before)
-    assert first == Packed(
+    assert first == PackedWeight(
         "wq_w_in",
         None,
         ("E", "A"),
         "A",
         ("y", "z", "x"),
         8,
-        (Part("wq", ("E", "H", "D"), ("H", "D")), Part("w_in", ("E", "F"), ("F",))),
+        (PackedPart("wq", ("E", "H", "D"), ("H", "D")), PackedPart("w_in", ("E", "F"), ("F",))),
     )
     assert (second.name, second.dims, second.dim) == ("wo_w_out", ("A", "E"), "A")
     wq, w_in = np.arange(32 * 32).reshape(32, 8, 4), -np.arange(32 * 64).reshape(32, 64)

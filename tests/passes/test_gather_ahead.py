@@ -9,14 +9,14 @@ from oracles.jax_agreement import check
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.validation import validate
-from shardwright.compiling import print_program
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.validation.validate import validate
+from shardwright.compiling.compile_program import print_program
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.passes.gather_ahead import GatherAhead
 from shardwright.passes.pipelines import explicit, run_passes
+from shardwright.passes.transformations.gather_ahead import GatherAhead
 
 PLAIN = """
 mesh x=2 y=2

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.format import format_module
-from shardwright.ir.parser import parse
-from shardwright.ir.unparse import unparse
-from shardwright.ir.verifier import Level, verify
-from shardwright.passes.insert_moves import InsertMoves
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.text.unparse import unparse
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.passes.compiling.insert_moves import InsertMoves
 
 
 def moved(dims: str, *statements: str) -> list[str]:

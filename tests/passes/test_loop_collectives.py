@@ -14,27 +14,27 @@ from oracles.rewritten_programs import printed
 from program_text import program
 
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.backends.validation import validate
-from shardwright.cost.chips import load_chip
-from shardwright.cost.program_cost import cost_of
-from shardwright.cost.traffic import bytes_received
-from shardwright.ir.completion import complete
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.backends.validation.validate import validate
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.movements.traffic import bytes_received
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, ReduceScatter, Roll
-from shardwright.ir.parser import parse
 from shardwright.ir.program import Let, Program
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.weight_source import ArraySource, read_whole
 from shardwright.models.importing import import_model
-from shardwright.passes.loop_collectives import LoopCollectives, shuffling
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
-from shardwright.passes.shuffling import shuffle
+from shardwright.passes.rings.loop_collectives import LoopCollectives, shuffling
+from shardwright.passes.rings.shuffling import shuffle
 
 FORMS = {
     "activations gathered": """

@@ -12,9 +12,9 @@ from oracles.array_changes import applied
 from oracles.rewritten_programs import largest_error, printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.simulator import simulate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program

@@ -6,10 +6,10 @@ import pytest
 from oracles.jax_agreement import check as under_jax
 from program_text import by_bytes, program
 
-from shardwright.backends.validation import validate
-from shardwright.checking import check
-from shardwright.compiling import print_program
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.validation.validate import validate
+from shardwright.compiling.checking import check
+from shardwright.compiling.compile_program import print_program
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Program
 

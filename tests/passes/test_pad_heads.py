@@ -11,16 +11,16 @@ from oracles.example_programs import load
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
-from shardwright.passes.attention_over_batch import AttentionOverBatch
-from shardwright.passes.decompose import Decompose
-from shardwright.passes.pad_heads import PadHeads, padding
-from shardwright.passes.padded_weights import PaddedDim, pad
+from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.transformations.attention_over_batch import AttentionOverBatch
+from shardwright.passes.transformations.pad_heads import PadHeads, padding
+from shardwright.passes.transformations.padded_weights import PaddedDim, pad
 
 MULTIHEAD = """
 mesh x=2 y=2 z=2

@@ -9,19 +9,19 @@ import pytest
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.elaborate import elaborate
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
-from shardwright.ir.unparse import unparse
-from shardwright.ir.verifier import has_holes
-from shardwright.passes.insert_moves import InsertMoves
-from shardwright.passes.pad_heads import padding
-from shardwright.passes.padded_weights import pad
+from shardwright.ir.text.unparse import unparse
+from shardwright.ir.verification.verifier import has_holes
+from shardwright.passes.compiling.insert_moves import InsertMoves
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
+from shardwright.passes.transformations.pad_heads import padding
+from shardwright.passes.transformations.padded_weights import pad
 
 BLOCKS = {
     "multiquery, a cache, in parallel": """

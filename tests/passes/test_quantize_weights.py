@@ -12,17 +12,17 @@ from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
 from program_text import by_bytes, program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
-from shardwright.passes.fuse_parallel_block import FuseParallelBlock
-from shardwright.passes.packed_weights import pack
-from shardwright.passes.packing import packing
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.quantize_weights import QuantizeWeights, quantization
-from shardwright.passes.quantized_weights import quantize
+from shardwright.passes.transformations.fuse_parallel_block import FuseParallelBlock
+from shardwright.passes.transformations.packed_weights import pack
+from shardwright.passes.transformations.packing import packing
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights, quantization
+from shardwright.passes.transformations.quantized_weights import quantize
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2

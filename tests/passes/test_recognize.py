@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.compiling import print_program
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.compiling.compile_program import print_program
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 
 HEAD = "mesh x=2\ndim B=4 L=8 T=8 D=16 E=32 F=64 P=8 H=6 K=2 G=3\n"

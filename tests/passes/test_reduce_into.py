@@ -10,11 +10,11 @@ import pytest
 from oracles.rewritten_programs import largest_error, printed
 from program_text import by_bytes, program
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.reduce_into import ReduceInto
+from shardwright.passes.transformations.reduce_into import ReduceInto
 
 FEEDFORWARD = """
 mesh x=2 y=2 z=2

@@ -9,14 +9,14 @@ import pytest
 from oracles.offloaded_models import placed_model
 from program_text import program
 
-from shardwright.cost.memory import memory_of
+from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.memory import Peaks, peaks_of
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
-from shardwright.ir.completion import complete
+from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.program import Program
 from shardwright.ir.types import Tier
+from shardwright.ir.verification.completion import complete
 from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_passes
 
 ROWS, BATCHES, PROMPT, GENERATED = 2, 3, 16, 16

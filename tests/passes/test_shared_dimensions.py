@@ -7,12 +7,12 @@ import pytest
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.verifier import Level, verify
-from shardwright.passes.offload import Offload
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import explicit, run_passes
 
 SHARES = "device 25% host 75%"

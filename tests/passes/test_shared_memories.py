@@ -8,12 +8,12 @@ from oracles.rewritten_programs import printed
 from oracles.shared_placements import shared_program
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.cost.factors import FORBIDDEN, TreeFactor
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.choosing.factors import FORBIDDEN, TreeFactor
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.passes.offload import Offload
+from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import explicit, run_passes
 
 

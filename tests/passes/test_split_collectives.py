@@ -9,12 +9,12 @@ import pytest
 from oracles.rewritten_programs import printed
 from program_text import program
 
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
-from shardwright.backends.simulator import simulate
-from shardwright.cost.traffic import bytes_received
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.movements.traffic import bytes_received
+from shardwright.passes.compiling.split_collectives import SplitCollectives
 from shardwright.passes.pipelines import explicit, run_passes
-from shardwright.passes.split_collectives import SplitCollectives
 
 WHOLE_TORUS = """
 mesh x=2 y=2 z=2

@@ -8,8 +8,8 @@ from oracles.jax_agreement import agree
 from program_text import program
 
 from shardwright.backends.jax.session import run_program
-from shardwright.backends.random_inputs import random_inputs
-from shardwright.backends.reference import evaluate
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 BLOCK = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.backends.validation import TOLERANCE, validate
-from shardwright.compiling import load
+from shardwright.backends.validation.validate import TOLERANCE, validate
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 

@@ -9,11 +9,11 @@ from oracles.example_programs import AS_WRITTEN, Sizes, load, small
 from oracles.rewritten_programs import largest_error, printed
 from program_text import by_bytes, program
 
-from shardwright.cost.traffic import bytes_received
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.weight_gather import WeightGather
+from shardwright.passes.transformations.weight_gather import WeightGather
 
 STATIONARY = "02_feedforward_2d_weight_stationary"
 MULTIHEAD = "06_multihead_attention_over_heads"

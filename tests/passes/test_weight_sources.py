@@ -13,10 +13,10 @@ from program_text import program
 from shardwright.ir.index_boxes import Index, box_shape, boxes, pieces, ranges, whole
 from shardwright.ir.program import Program
 from shardwright.ir.weight_source import ArraySource, WeightSource, read_whole
-from shardwright.passes import quantized_weights
-from shardwright.passes.pad_heads import padding
-from shardwright.passes.padded_weights import PaddedWeights, pad
 from shardwright.passes.pipelines import parse_pipeline, run_with_weights
+from shardwright.passes.transformations import quantized_weights
+from shardwright.passes.transformations.pad_heads import padding
+from shardwright.passes.transformations.padded_weights import PaddedWeights, pad
 
 BLOCK = """
 mesh x=2 y=2

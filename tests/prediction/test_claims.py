@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.prediction.checks import Check
-from shardwright.prediction.claims import claims
-from shardwright.prediction.published_checks import chen, table_1
+from shardwright.reproduction.checks import Check
+from shardwright.reproduction.claims import claims
+from shardwright.reproduction.published_checks import chen, table_1
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.prediction.figure_drawing import drawn
-from shardwright.prediction.figures import (
+from shardwright.reproduction.figure_drawing import drawn
+from shardwright.reproduction.figures import (
     FIGURES,
     Panel,
     figure_1,
@@ -15,7 +15,7 @@ from shardwright.prediction.figures import (
     figure_b_1,
     figure_c_1,
 )
-from shardwright.prediction.palm_frontiers import Ran, frontier, sweep
+from shardwright.reproduction.palm_frontiers import Ran, frontier, sweep
 
 
 def latencies(panel: Panel, label: str) -> list[float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.prediction.offload_figures import FIGURES, NETWORKS, figure_4_checks, petals_tokens_per_s, seconds_of
-from shardwright.prediction.offload_rows import table_2, table_19
+from shardwright.reproduction.offload_figures import FIGURES, NETWORKS, figure_4_checks, petals_tokens_per_s, seconds_of
+from shardwright.reproduction.offload_rows import table_2, table_19
 
 
 def test_a_published_time_of_a_block_is_given_or_follows_from_its_tokens() -> None:

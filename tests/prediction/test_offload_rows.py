@@ -11,16 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardwright.cost.chips import load_machine
+from shardwright.cost.hardware.chips import load_machine
+from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.runtimes import load_runtime
 from shardwright.cost.offloading.search import fastest
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.models.built_in import built_in
-from shardwright.prediction.frontier_plot import draw_frontier
-from shardwright.prediction.offload_rows import (
+from shardwright.prediction.offloading import best_plan, frontier, model_sizes, setting_of
+from shardwright.reproduction.frontier_plot import draw_frontier
+from shardwright.reproduction.offload_rows import (
     OffloadRow,
     calibration_rows,
     checks,
@@ -29,8 +30,7 @@ from shardwright.prediction.offload_rows import (
     table_22,
     table_23,
 )
-from shardwright.prediction.offloading import best_plan, frontier, model_sizes, setting_of
-from shardwright.prediction.swarm_rows import petals_checks
+from shardwright.reproduction.swarm_rows import petals_checks
 
 FLEXGEN = load_runtime("flexgen")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shardwright.cost.calibration import Sample, predicted_s
-from shardwright.cost.chips import load_chip
-from shardwright.cost.program_cost import mfu
+from shardwright.cost.hardware.calibration import Sample, predicted_s
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.program_cost import mfu
 from shardwright.models.built_in import built_in
+from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.phases import Workload, demands, phase_cost
 from shardwright.prediction.programs import Deployment, Phase
-from shardwright.prediction.rows import torus_mesh
 
 CHIP = load_chip("tpu-v4")
 PALM = built_in("palm-540b-64-heads")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.chips import load_chip
+from shardwright.cost.hardware.chips import load_chip
 
 TEXT = """\
 mesh {mesh}

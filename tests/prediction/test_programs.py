@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 import pytest
 from compile_published import EXAMPLES, asked_for
 
-from shardwright.cost.chips import load_chip
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import built_in
 from shardwright.prediction import programs
+from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.phases import batches_of, micro_batch
 from shardwright.prediction.programs import (
     Deployment,
-    Wanted,
+    WantedProgram,
     batch_axes,
     compile_text,
     heading,
@@ -22,7 +23,6 @@ from shardwright.prediction.programs import (
     read_shipped,
     wanted_program,
 )
-from shardwright.prediction.rows import torus_mesh
 
 AGAIN = "python bench/compile_published.py writes them anew"
 
@@ -33,7 +33,7 @@ def refused(_text: str, _passes: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Wanted]]:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, WantedProgram]]:
     """What all tables and figures ask for, with neither a compiler nor programs that were made before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "compile_text", refused)
@@ -44,7 +44,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Wan
     programs.own_folder.cache_clear()
 
 
-def test_nothing_is_compiled_to_reproduce_what_is_published(asked: Mapping[str, Wanted]) -> None:
+def test_nothing_is_compiled_to_reproduce_what_is_published(asked: Mapping[str, WantedProgram]) -> None:
     assert set(read_shipped()) == set(asked), AGAIN
 
 
@@ -55,14 +55,14 @@ def test_a_few_are_there_to_read() -> None:
     assert all(file.read_text(encoding="utf-8") == texts[file.name] for file in files)
 
 
-def test_each_file_says_what_it_was_made_of(asked: Mapping[str, Wanted]) -> None:
+def test_each_file_says_what_it_was_made_of(asked: Mapping[str, WantedProgram]) -> None:
     texts = read_shipped()
     for name, wanted in asked.items():
         first = texts[name].partition("\n")[0]
         assert f"{first}\n" == heading(wanted.text, wanted.passes), AGAIN
 
 
-def test_the_compiler_still_makes_them(asked: Mapping[str, Wanted]) -> None:
+def test_the_compiler_still_makes_them(asked: Mapping[str, WantedProgram]) -> None:
     """The shortest few; the bench makes all."""
     for name, wanted in sorted(asked.items(), key=lambda pair: len(pair[1].text))[:3]:
         made = heading(wanted.text, wanted.passes) + compile_text(wanted.text, wanted.passes)

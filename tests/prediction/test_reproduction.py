@@ -6,31 +6,31 @@ from dataclasses import asdict
 
 import pytest
 
-from shardwright.cost.chips import load_chip
-from shardwright.prediction.reproduction import Compared, compare, fitted, median_error
-from shardwright.prediction.rows import published
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.reproduction.reproduction import RowComparison, compare, fitted, median_error
+from shardwright.reproduction.rows import published
 
 
 @pytest.fixture(scope="module")
-def pope() -> list[Compared]:
+def pope() -> list[RowComparison]:
     rows = [row for table in ("d2", "d3", "2") for row in published(table)]
     return compare(row for row in rows if row.group == "pope2022 tpu-v4")
 
 
-def test_palm_and_mt_nlg_on_64_tpu_v4(pope: list[Compared]) -> None:
+def test_palm_and_mt_nlg_on_64_tpu_v4(pope: list[RowComparison]) -> None:
     errors = [made.relative_error for made in pope]
     assert len(errors) == 76
     assert median_error(errors) < 0.03
     assert max(map(abs, errors)) < 0.12
 
 
-def test_mt_nlg_is_predicted_with_the_constants_of_palm(pope: list[Compared]) -> None:
+def test_mt_nlg_is_predicted_with_the_constants_of_palm(pope: list[RowComparison]) -> None:
     errors = [made.relative_error for made in pope if made.row.model.name == "mt-nlg-530b"]
     assert len(errors) == 18
     assert median_error(errors) < 0.045
 
 
-def test_from_the_datasheet_alone(pope: list[Compared]) -> None:
+def test_from_the_datasheet_alone(pope: list[RowComparison]) -> None:
     assert median_error([made.datasheet_error for made in pope]) < 0.13
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.chips import load_chip
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.prediction.rows import Row, read_rows, torus_mesh
+from shardwright.prediction.models import torus_mesh
+from shardwright.reproduction.rows import PublishedRow, read_rows
 
 HEAD = "system,model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n"
 
@@ -60,7 +61,7 @@ def test_heads_of_keys_that_are_fewer_than_the_chips_behind_a_switch_have_an_axi
     assert str(torus_mesh(h100, 16)) == "x=16"  # multiquery: all have the one head
 
 
-def one(line: str, head: str = HEAD) -> Row:
+def one(line: str, head: str = HEAD) -> PublishedRow:
     (row,) = read_rows(f"{head}{line}\n", "own.csv", "own")
     return row
 

@@ -11,8 +11,8 @@ import pytest
 from program_text import program
 
 from shardwright.backends.targets.names import parse_target
-from shardwright.cost.work import work_of
-from shardwright.explaining import Explanation, explain_program
+from shardwright.cost.kernels.work import work_of
+from shardwright.explaining.explain import Explanation, explain_program
 from shardwright.ir.program import Program
 from shardwright.passes.pipelines import explicit
 

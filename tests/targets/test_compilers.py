@@ -18,9 +18,9 @@ import pytest
 
 from shardwright import assert_collectives
 from shardwright.backends.targets.names import parse_target
-from shardwright.compiling import explicit, load
-from shardwright.cost.traffic import bytes_received
-from shardwright.explaining import Explanation, FunctionReport, explain, explain_program
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.movements.traffic import bytes_received
+from shardwright.explaining.explain import Explanation, FunctionReport, explain, explain_program
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 

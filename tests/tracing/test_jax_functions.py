@@ -14,8 +14,8 @@ import pytest
 from oracles.jax_functions import FUNCTIONS
 
 from shardwright import DiagnosticError, trace
-from shardwright.checking import check
 from shardwright.cli.front import main
+from shardwright.compiling.checking import check
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))

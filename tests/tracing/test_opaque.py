@@ -18,7 +18,7 @@ from shardwright.backends import foreign
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.torch.session import run_program
 from shardwright.backends.torch.world import alone
-from shardwright.backends.validation import validate
+from shardwright.backends.validation.validate import validate
 from shardwright.cli.front import main
 from shardwright.ir.diagnostics import Source
 

@@ -15,7 +15,7 @@ from conftest import Outcome
 from torch import nn
 
 from shardwright import DiagnosticError, evaluate, trace
-from shardwright.checking import check
+from shardwright.compiling.checking import check
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
          "max_position_embeddings": 40}  # fmt: skip

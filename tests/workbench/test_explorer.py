@@ -15,7 +15,7 @@ import pytest
 
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.workbench import jobs
-from shardwright.workbench.examine import Settings, examine
+from shardwright.workbench.examine import ExamineSettings, examine
 from shardwright.workbench.explorer import first_text, serve
 from shardwright.workbench.guard import Guard
 from shardwright.workbench.links import from_link, to_link
@@ -62,7 +62,7 @@ def _die() -> None:
 
 
 def _refuse() -> None:
-    examine(Source("a", "func"), Settings(dims={"B": -1}))
+    examine(Source("a", "func"), ExamineSettings(dims={"B": -1}))
     raise KeyError("mine")
 
 
@@ -158,10 +158,10 @@ def test_no_file_is_read_for_a_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / chip).write_text("secret = 1\n")
     monkeypatch.chdir(tmp_path)
     text = f"chip {chip}\nmesh x=2\ndim B=4\n\nfunc f(a: f32 B_x) -> f32 B_x {{\n  return a\n}}\n"
-    (fault,) = jobs.faults(Source("a", text), Settings(own_chips=False))
+    (fault,) = jobs.faults(Source("a", text), ExamineSettings(own_chips=False))
     assert fault.message == f"there is no chip {chip} here"
     assert "secret" not in str(fault)
-    assert "lacks the key" in str(jobs.faults(Source("a", text), Settings()))
+    assert "lacks the key" in str(jobs.faults(Source("a", text), ExamineSettings()))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -177,15 +177,15 @@ def test_lines_that_stay_are_found_again(seed: int) -> None:
 
 
 def test_models_begin_with_their_sizes() -> None:
-    text = jobs.begun(jobs.Beginning("llama-3-8b", "megatron", "x=4", 8, 128, 1024))
+    text = jobs.begun(jobs.StartingModel("llama-3-8b", "megatron", "x=4", 8, 128, 1024))
     assert "mesh x=4\n" in text
-    assert jobs.faults(Source("llama", text), Settings()) == ()
+    assert jobs.faults(Source("llama", text), ExamineSettings()) == ()
     with pytest.raises(DiagnosticError, match="x:4 is not a size"):
-        jobs.begun(jobs.Beginning("llama-3-8b", "megatron", "x:4", 8, 128, 1024))
+        jobs.begun(jobs.StartingModel("llama-3-8b", "megatron", "x:4", 8, 128, 1024))
 
 
 def test_every_example_is_there_and_nothing_else_is_read() -> None:
-    assert len(jobs.example_names()) == 13
+    assert len(jobs.example_names()) == 14
     assert all(jobs.example(name) for name in jobs.example_names())
     assert jobs.example("../pyproject") == ""
 

@@ -10,7 +10,7 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error, Keyword, Name
 
-from shardwright.ir.builders import BUILDERS
+from shardwright.ir.elaboration.builders import BUILDERS
 from shardwright.ir.names import DTYPES, KEYWORDS, TIERS
 from shardwright.workbench.highlighting import ShardLexer
 

@@ -10,7 +10,7 @@ from shardwright.backends.hlo.checking.dimensions import (
     is_loose,
     unified,
 )
-from shardwright.backends.hlo.checking.step import Step, told
+from shardwright.backends.hlo.checking.step import CheckedInstruction, told
 from shardwright.backends.hlo.checking.values import (
     Value,
 )
@@ -26,7 +26,7 @@ from shardwright.backends.hlo.states import (
 )
 
 
-class ContractionStep(Step):
+class ContractionStep(CheckedInstruction):
     """Rules of contractions, reductions, lookups and sorts."""
 
     def reduce(self) -> Value:

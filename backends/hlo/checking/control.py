@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shardwright.backends.hlo.checking.step import Step
+from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
     either_of,
@@ -25,7 +25,7 @@ _STEADY_TRIPS = 2
 """A loop whose state stays the same for so many trips is taken to keep it."""
 
 
-class ControlStep(Step):
+class ControlStep(CheckedInstruction):
     """Rules of tuples, calls, branches and loops."""
 
     def as_tuple(self) -> Value:

@@ -15,7 +15,7 @@ from shardwright.backends.hlo.checking.dimensions import (
     nonzero,
     parted,
 )
-from shardwright.backends.hlo.checking.step import Step
+from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
 )
@@ -33,7 +33,7 @@ _MOST_NUMBERS = 1 << 16
 """Elements, those of all devices together, up to which a value is computed."""
 
 
-class ElementwiseStep(Step):
+class ElementwiseStep(CheckedInstruction):
     """Rules of functions of elements: what waits for a sum may only be used linearly."""
 
     def computed_number(self) -> State | None:
@@ -229,20 +229,20 @@ class ElementwiseStep(Step):
         return result.but(open=result.open | along)
 
 
-def _compared(step: Step, a: Any, b: Any) -> Any:
+def _compared(step: CheckedInstruction, a: Any, b: Any) -> Any:
     direction = re.search(r"direction=(\w+)", step.text)
     functions = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal}
     return functions.get(direction[1] if direction else "", np.not_equal)(a, b)
 
 
-def _converted(step: Step, a: Any) -> Any:
+def _converted(step: CheckedInstruction, a: Any) -> Any:
     dtype = step.instruction.type.partition("[")[0]
     if dtype == "pred":
         return a != 0
     return np.trunc(a).astype(np.int64) if dtype[0] in "su" and np.isfinite(a).all() else a.astype(np.float64)
 
 
-def _divided(step: Step, a: Any, b: Any) -> Any:
+def _divided(step: CheckedInstruction, a: Any, b: Any) -> Any:
     if step.instruction.type[0] in "su":
         return np.where(b == 0, -1, np.trunc(a / np.where(b == 0, 1, b))).astype(np.int64)
     return a / b

@@ -12,7 +12,7 @@ from shardwright.backends.hlo.checking.dimensions import (
     is_loose,
     is_ordered,
 )
-from shardwright.backends.hlo.checking.step import Step
+from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
     told_kind,
@@ -41,7 +41,7 @@ from shardwright.backends.hlo.states import (
 )
 
 
-class ExchangeStep(Step):
+class ExchangeStep(CheckedInstruction):
     """Rules of collectives."""
 
     def groups(self) -> Groups:

@@ -16,7 +16,7 @@ from shardwright.backends.hlo.checking.dimensions import (
     tidy_dim,
     unified,
 )
-from shardwright.backends.hlo.checking.step import Step
+from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
     order_of,
@@ -42,7 +42,7 @@ from shardwright.backends.hlo.states import (
 )
 
 
-class ShapeStep(Step):
+class ShapeStep(CheckedInstruction):
     """Rules of constants, shapes and slices."""
 
     def constant(self) -> Value:

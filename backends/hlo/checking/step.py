@@ -40,7 +40,7 @@ IN_FLIGHT = ("all-gather-start", "collective-permute-start", "async-start", "asy
 PASSING = ("tuple", "get-tuple-element", "fusion", "call", "while", "conditional")
 
 
-class Step:
+class CheckedInstruction:
     """One instruction with the states of its operands."""
 
     def __init__(

@@ -1,6 +1,7 @@
 """Every operation of the language as functions of torch tensors, on one device.
 
-The meanings are those of `backends.kernels`; values are rounded to their declared formats as they are computed.
+The meanings are those of `backends.simulation.kernels`; values are rounded to their declared formats as they are
+computed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import attention, dimensions, elementwise, indices, reductions
-from shardwright.backends.torch.kernels.call import Call, Kernel
-from shardwright.backends.torch.tensors import Argument, Named, rounded
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall
+from shardwright.backends.torch.tensors import Argument, NamedTensor, rounded
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault, placed
 from shardwright.ir.operation import Operation
@@ -21,7 +22,7 @@ from shardwright.ir.types import DType, Shape
 if TYPE_CHECKING:
     import torch
 
-    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.chip import RankShard
 
 KERNELS: dict[type[Operation], Kernel] = (
     elementwise.KERNELS | reductions.KERNELS | attention.KERNELS | indices.KERNELS | dimensions.KERNELS
@@ -56,8 +57,8 @@ def compute(
     args: Sequence[Argument],
     results: Sequence[Shape],
     device: torch.device,
-    held: Sequence[Held] | None = None,
-) -> tuple[Named, ...]:
+    held: Sequence[RankShard] | None = None,
+) -> tuple[NamedTensor, ...]:
     """The results of an operation that moves nothing between chips, rounded to their formats. With `held`, what one
     chip has of them, of operands of which it has a part, too."""
     import torch
@@ -66,11 +67,13 @@ def compute(
 
     if held is not None:
         results = [each.shape for each in held]
-    made = kernel_of(operation)(operation, Call(args, results, device, held[0] if held else None, torch, functions))
+    made = kernel_of(operation)(
+        operation, TensorCall(args, results, device, held[0] if held else None, torch, functions)
+    )
     tensors = made if isinstance(made, tuple) else (made,)
     exact = keeps_format(operation, args, results[0].dtype)
     return tuple(
-        Named(
+        NamedTensor(
             tensor if exact or tensor.is_complex() else rounded(tensor, shape.dtype),
             shape.names,
             shape.dtype,
@@ -88,7 +91,7 @@ _IN_F32 = (ops.Rmsnorm, ops.Layernorm, ops.Softmax, ops.Uniform)
 def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) -> bool:
     """True if the kernel gives numbers of the result's format by itself: they are among those that it is given, or
     floats that PyTorch rounds so."""
-    same = all(arg.dtype is result for arg in args[:1] if isinstance(arg, Named))
+    same = all(arg.dtype is result for arg in args[:1] if isinstance(arg, NamedTensor))
     if isinstance(operation, _CHOOSING) and same:
         return True
     if isinstance(operation, ops.Rotary | ops.Full):
@@ -97,5 +100,5 @@ def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) 
         return True
     if isinstance(operation, _IN_F32):
         return result is DType.F32
-    floats = [arg.dtype for arg in args if isinstance(arg, Named) and arg.dtype is not DType.BOOL]
+    floats = [arg.dtype for arg in args if isinstance(arg, NamedTensor) and arg.dtype is not DType.BOOL]
     return result.is_float and isinstance(operation, _ARITHMETIC) and bool(floats) and all(d is result for d in floats)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, as_arg, reshaped, visible
-from shardwright.backends.torch.tensors import Named, aligned
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, reshaped, visible
+from shardwright.backends.torch.tensors import NamedTensor, aligned
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operation
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _attend(operation: ops.Attend, call: Call) -> Tensor | tuple[Tensor, ...]:
+def _attend(operation: ops.Attend, call: TensorCall) -> Tensor | tuple[Tensor, ...]:
     """Queries are taken as [batch S, heads H, rows R]: S has the dimensions of keys and values, R those of which all
     queries are rows of one product, positions or, of one position, heads."""
     q, k, v = (call.tensor(i) for i in range(3))
@@ -71,7 +71,7 @@ def _attend(operation: ops.Attend, call: Call) -> Tensor | tuple[Tensor, ...]:
     return mean, total
 
 
-def _over(x: Named, shared: Sequence[str], sizes: Sequence[int], last: str, along: str) -> Tensor:
+def _over(x: NamedTensor, shared: Sequence[str], sizes: Sequence[int], last: str, along: str) -> Tensor:
     """Keys or values as [S, 1, T, last]; they may lack a dimension that the others have."""
     names, tail = (*shared, along, last), (x.size(along), x.size(last))
     made, extents = aligned(x, names), [x.size(n) if n in x.names else 1 for n in names]
@@ -81,7 +81,7 @@ def _over(x: Named, shared: Sequence[str], sizes: Sequence[int], last: str, alon
 
 
 def sparse_attention(
-    operation: ops.Attend, args: Sequence[Named], pos: Named, share: float, names: Sequence[str]
+    operation: ops.Attend, args: Sequence[NamedTensor], pos: NamedTensor, share: float, names: Sequence[str]
 ) -> Tensor:
     """Attention of queries of one position each, which of the positions before their own look at that share with the
     greatest scores, and read no other values (Sheng et al. 2023, section 5)."""
@@ -117,7 +117,7 @@ def sparse_attention(
     )
 
 
-def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
+def _kernels_mask(operation: ops.Attend, call: TensorCall) -> bool:
     """True if a query sees all positions, or those up to its own number, which kernels know by themselves."""
     at = operation.at("pos")
     pos = None if at is None else call.args[at]
@@ -126,26 +126,26 @@ def _kernels_mask(operation: ops.Attend, call: Call) -> bool:
     return starts and not operation.has_window and operation.at("length") is None and not any(split)
 
 
-def _numbered(operation: ops.Attend, call: Call) -> list[tuple[Named, str]]:
+def _numbered(operation: ops.Attend, call: TensorCall) -> list[tuple[NamedTensor, str]]:
     """The operands that have positions, each with the dimension that numbers them."""
     queries = [(call.tensor(0), operation.causal)] if operation.causal is not None else []
     return [(call.tensor(1), operation.along), *queries]
 
 
-def _visible(operation: ops.Attend, call: Call, names: Sequence[str]) -> Tensor | None:
+def _visible(operation: ops.Attend, call: TensorCall, names: Sequence[str]) -> Tensor | None:
     keys, *queries = _numbered(operation, call)
     given = {name: call.index(3 + i, names) for i, name in enumerate(operation.given)}
     window = given.get("window", operation.window)
     return visible(call, keys, queries[0] if queries else None, window, names, given.get("pos", 0), given.get("length"))
 
 
-def _seen_by(operation: ops.Attend, call: Call, names: Sequence[str]) -> bool:
+def _seen_by(operation: ops.Attend, call: TensorCall, names: Sequence[str]) -> bool:
     """True if it depends on one of these dimensions what is visible."""
-    of = [arg for arg in call.args[3:] if isinstance(arg, Named)]
+    of = [arg for arg in call.args[3:] if isinstance(arg, NamedTensor)]
     return operation.causal in names or any(name in arg.names for arg in of for name in names)
 
 
-def _join_attention(_operation: ops.JoinAttention, call: Call) -> tuple[Tensor, ...]:
+def _join_attention(_operation: ops.JoinAttention, call: TensorCall) -> tuple[Tensor, ...]:
     return call.named(call.functions.join_attention(*(call.tensor(i).tensor for i in range(4))), "joined", "lse")
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.tensors import Argument, Named, aligned, held_as, in_range
+from shardwright.backends.torch.tensors import Argument, NamedTensor, aligned, held_as, in_range
 from shardwright.ir.operation import Arg, Number
 from shardwright.ir.types import Dim, DType, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.chip import RankShard
 
 
 def _itself(value: Any, *_names: str) -> Any:
@@ -22,7 +22,7 @@ def _itself(value: Any, *_names: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
+class TensorCall:
     """The arguments that a kernel is given beside its operation: operands, the shapes of the results, and the device.
     On one chip of a mesh the shapes are those on the chip, and `held` says what it has of the first result.
 
@@ -34,7 +34,7 @@ class Call:
     args: Sequence[Argument]
     results: Sequence[Shape]
     device: Any
-    held: Held | None
+    held: RankShard | None
     torch: Any
     functions: Any
     named: Callable[..., Any] = _itself
@@ -43,9 +43,9 @@ class Call:
     def result(self) -> Shape:
         return self.results[0]
 
-    def tensor(self, at: int) -> Named:
+    def tensor(self, at: int) -> NamedTensor:
         argument = self.args[at]
-        assert isinstance(argument, Named)
+        assert isinstance(argument, NamedTensor)
         return argument
 
     def number(self, number: Number, dtype: DType) -> Tensor:
@@ -70,7 +70,7 @@ class Call:
         argument = self.args[at]
         return int(argument.value) if isinstance(argument, Number) else self.operand(at, argument.dtype, names)
 
-    def positions(self, value: Named, dim: str, names: Sequence[str]) -> Tensor:
+    def positions(self, value: NamedTensor, dim: str, names: Sequence[str]) -> Tensor:
         """The indices of a value along `dim`, aligned to `names`; on a chip those of the whole value that it holds."""
         return self._positions(value.size(dim), dim, names, value.held)
 
@@ -78,12 +78,12 @@ class Call:
         """As `positions`, of the result."""
         return self._positions(self.result.size(dim), dim, names, self.held)
 
-    def _positions(self, size: int, dim: str, names: Sequence[str], held: Held | None) -> Tensor:
+    def _positions(self, size: int, dim: str, names: Sequence[str], held: RankShard | None) -> Tensor:
         indices = self.torch.arange(size, device=self.device) if held is None else held.indices_on(self.device, dim)
         return reshaped(indices, (size,), [size if name == dim else 1 for name in names])
 
 
-Kernel = Callable[[Any, Call], "Tensor | tuple[Tensor, ...]"]
+Kernel = Callable[[Any, TensorCall], "Tensor | tuple[Tensor, ...]"]
 
 
 def as_arg(argument: Argument) -> Arg:
@@ -99,12 +99,12 @@ def reshaped(tensor: Tensor, before: Sequence[int], shape: Sequence[int]) -> Ten
     return tensor if list(before) == list(shape) else tensor.reshape(tuple(shape))
 
 
-def whole_size(value: Named, dim: str) -> int:
+def whole_size(value: NamedTensor, dim: str) -> int:
     """The extent of a dimension on all chips together."""
     return value.size(dim) if value.held is None else value.held.size(dim)
 
 
-def in_blocks(value: Named, dim: str, by: Sequence[str]) -> tuple[Tensor, int, int]:
+def in_blocks(value: NamedTensor, dim: str, by: Sequence[str]) -> tuple[Tensor, int, int]:
     """The tensor with the dimension as [its blocks on this chip, what one block holds], where there are several on it;
     how many blocks there are on all; and the axis of what one block holds."""
     n, here = (1, 1) if value.held is None else value.held.blocks(dim, by)
@@ -114,13 +114,13 @@ def in_blocks(value: Named, dim: str, by: Sequence[str]) -> tuple[Tensor, int, i
     return value.tensor.reshape((*shape[:at], here, shape[at] // here, *shape[at + 1 :])), n, at + 1
 
 
-def axes(value: Named, dims: Sequence[str]) -> tuple[int, ...]:
+def axes(value: NamedTensor, dims: Sequence[str]) -> tuple[int, ...]:
     return tuple(value.names.index(name) for name in dims)
 
 
 def visible(
-    call: Call, keys: tuple[Named, str], queries: tuple[Named, str] | None, window: Tensor | int, names: Sequence[str],
-    pos: Tensor | int = 0, length: Tensor | int | None = None,
+    call: TensorCall, keys: tuple[NamedTensor, str], queries: tuple[NamedTensor, str] | None, window: Tensor | int,
+    names: Sequence[str], pos: Tensor | int = 0, length: Tensor | int | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The positions that queries see, aligned to `names`, extent 1 where a dimension does not matter: those up to their
     own number, of a window the last so many, and those below `length`. None: all."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.kernels.call import Call, Kernel
-from shardwright.backends.torch.tensors import Named, aligned, held_as
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall
+from shardwright.backends.torch.tensors import NamedTensor, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operation
 from shardwright.ir.types import DType
@@ -18,8 +18,8 @@ _BESIDE_NUMBERS = {"+", "-", "*", "/", "less", "less_equal", "equal"}
 """Operators, beside which a number can stand as it is written."""
 
 
-def _elementwise(operation: ops.Tabled, call: Call) -> Tensor:
-    entry, dtype = operation.entry, next(a.dtype for a in reversed(call.args) if isinstance(a, Named))
+def _elementwise(operation: ops.Tabled, call: TensorCall) -> Tensor:
+    entry, dtype = operation.entry, next(a.dtype for a in reversed(call.args) if isinstance(a, NamedTensor))
     plain = operation.keyword in _BESIDE_NUMBERS and entry.spelled(dtype) is entry.spelling
     operands: list[Any] = [
         _bare(arg, dtype) if plain and isinstance(arg, Number) and _is_of(arg, dtype) else call.operand(i, dtype)
@@ -42,7 +42,7 @@ def _is_of(number: Number, dtype: DType) -> bool:
     return dtype is DType.F32 and abs(number.value) < 1e38
 
 
-def _convert(operation: ops.Convert, call: Call) -> Tensor:
+def _convert(operation: ops.Convert, call: TensorCall) -> Tensor:
     """From floats to integers: towards zero, saturating, NaN to 0. To bool: whether it differs from 0."""
     value = call.tensor(0)
     tensor = aligned(value, call.result.names)
@@ -54,7 +54,7 @@ def _convert(operation: ops.Convert, call: Call) -> Tensor:
     return tensor
 
 
-def _bitcast(operation: ops.Bitcast, call: Call) -> Tensor:
+def _bitcast(operation: ops.Bitcast, call: TensorCall) -> Tensor:
     def word(dtype: DType) -> Any:
         return held_as(dtype, call.torch) if dtype.is_float else getattr(call.torch, f"int{dtype.bits}")
 
@@ -62,7 +62,7 @@ def _bitcast(operation: ops.Bitcast, call: Call) -> Tensor:
     return aligned(value, call.result.names).contiguous().to(word(value.dtype)).view(word(operation.dtype))
 
 
-def _full(operation: ops.Full, call: Call) -> Tensor:
+def _full(operation: ops.Full, call: TensorCall) -> Tensor:
     number = call.args[0]
     assert isinstance(number, Number)
     made = call.number(number, operation.dtype)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends import foreign
 from shardwright.backends.number_formats import Array, numpy_dtype
-from shardwright.backends.torch.kernels.call import Call, Kernel, as_arg, whole_size
-from shardwright.backends.torch.tensors import Named, aligned, held_as
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, whole_size
+from shardwright.backends.torch.tensors import NamedTensor, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
@@ -16,10 +16,10 @@ from shardwright.ir.types import DType
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardwright.backends.torch.chip import Held
+    from shardwright.backends.torch.chip import RankShard
 
 
-def _lookup(operation: ops.Lookup, call: Call) -> Tensor:
+def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
     """An index out of range, like one that the chip does not hold, gives zeros."""
     table, ids = call.tensor(0), call.tensor(1)
     names = call.result.names
@@ -29,23 +29,23 @@ def _lookup(operation: ops.Lookup, call: Call) -> Tensor:
     if not set(ids.names) & set(table.names):
         made = (*ids.names, *(name for name in table.names if name != operation.dim))
         found = call.functions.rows(table.tensor, index, table.names.index(operation.dim))
-        return aligned(Named(found, made, table.dtype), names)
-    at = aligned(Named(index, ids.names, ids.dtype), names)
+        return aligned(NamedTensor(found, made, table.dtype), names)
+    at = aligned(NamedTensor(index, ids.names, ids.dtype), names)
     return call.functions.picked(aligned(table, (*names, operation.dim)), at)
 
 
-def _on_chip(index: Tensor, dim: str, held: Held, call: Call) -> Tensor:
+def _on_chip(index: Tensor, dim: str, held: RankShard, call: TensorCall) -> Tensor:
     """Indices of the whole dimension as those of what the chip holds, -1 for what it does not."""
     here = held.indices_on(call.device, dim)
     at = call.torch.searchsorted(here, index).clamp(max=len(here) - 1)
     return call.torch.where(here[at] == index, at, -1)
 
 
-def _iota(operation: ops.Iota, call: Call) -> Tensor:
+def _iota(operation: ops.Iota, call: TensorCall) -> Tensor:
     return call.own_positions(operation.dim, (operation.dim,))
 
 
-def _uniform(operation: ops.Uniform, call: Call) -> Tensor:
+def _uniform(operation: ops.Uniform, call: TensorCall) -> Tensor:
     names, index = call.result.names, None
     for dim in operation.dims:
         size = call.result.size(dim) if call.held is None else call.held.size(dim)
@@ -56,7 +56,7 @@ def _uniform(operation: ops.Uniform, call: Call) -> Tensor:
     return call.functions.uniform(call.operand(0, DType.UINT32), call.operand(1, DType.UINT32), index)
 
 
-def _rotary(operation: ops.Rotary, call: Call) -> Tensor:
+def _rotary(operation: ops.Rotary, call: TensorCall) -> Tensor:
     """Pairs (x1, x2) turned by pos * base^(-2i / rotated), i the number of the pair; angles in f32."""
     value, functions = call.tensor(0), call.functions
     others = tuple(name for name in value.names if name != operation.dim)
@@ -70,10 +70,10 @@ def _rotary(operation: ops.Rotary, call: Call) -> Tensor:
         at = at + call.positions(value, along, others)
     angles = functions.angles(at, frequencies)
     made = functions.turned(aligned(value, last), angles, rotated, operation.style == "neox")
-    return aligned(Named(made, last, value.dtype), value.names)
+    return aligned(NamedTensor(made, last, value.dtype), value.names)
 
 
-def _update(operation: ops.Update, call: Call) -> Tensor:
+def _update(operation: ops.Update, call: TensorCall) -> Tensor:
     """Drops what would be written before the beginning of the cache or past its end."""
     cache, new = call.tensor(0), call.tensor(1)
     names = cache.names
@@ -86,7 +86,7 @@ def _update(operation: ops.Update, call: Call) -> Tensor:
     return call.functions.updated(cache.tensor, rows, offset, names.index(operation.dim))
 
 
-def _foreign(operation: ops.Foreign, call: Call) -> Tensor:
+def _foreign(operation: ops.Foreign, call: TensorCall) -> Tensor:
     """A function of JAX, on the host."""
     from types import ModuleType
 

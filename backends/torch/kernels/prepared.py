@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.tensors import Argument, Named, held_as, rounded
+from shardwright.backends.torch.tensors import Argument, NamedTensor, held_as, rounded
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operation
 from shardwright.ir.types import DType, Shape
@@ -258,14 +258,14 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
             start = max(0, stop - window) if window else 0
             made = replace(made, window=0, given=(), causal=operation.causal if L > 1 else None)
         pieces = (given[0], *(t.narrow(a, start, stop - start) for t, a in zip(given[1:], axes, strict=True)))
-        named = [Named(t, s.names, s.dtype) for t, s in zip(pieces, (q, k, v), strict=True)]
+        named = [NamedTensor(t, s.names, s.dtype) for t, s in zip(pieces, (q, k, v), strict=True)]
         args: list[Argument] = [*named]
         if chosen:
             return rounded(
-                sparse_attention(made, named, Named(at, pos.names, pos.dtype), sparse, result.names), result.dtype
+                sparse_attention(made, named, NamedTensor(at, pos.names, pos.dtype), sparse, result.names), result.dtype
             )
         if made.given:
-            args.append(Named(at, pos.names, pos.dtype))
+            args.append(NamedTensor(at, pos.names, pos.dtype))
         return compute(made, args, [result], at.device)[0].tensor
 
     return run

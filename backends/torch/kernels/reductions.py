@@ -5,8 +5,8 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels.call import Call, Kernel, axes, in_blocks, visible
-from shardwright.backends.torch.tensors import Named
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall, axes, in_blocks, visible
+from shardwright.backends.torch.tensors import NamedTensor
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _contract(operation: ops.Contract, call: Call) -> Tensor:
+def _contract(operation: ops.Contract, call: TensorCall) -> Tensor:
     """Sums of products; of integers and bools in 64 bits, of floats wider than the operands' in the result's format."""
     left, right, result = call.tensor(0), call.tensor(1), call.result
     a, b = left.tensor, right.tensor
@@ -34,29 +34,29 @@ def _contract(operation: ops.Contract, call: Call) -> Tensor:
     return call.torch.einsum(f"{first},{second}->{made}", a, b)
 
 
-def _sum(operation: ops.Sum, call: Call) -> Tensor:
+def _sum(operation: ops.Sum, call: TensorCall) -> Tensor:
     value = call.tensor(0)
     return value.tensor.sum(dim=axes(value, operation.dims))
 
 
-def _max(operation: ops.Max, call: Call) -> Tensor:
+def _max(operation: ops.Max, call: TensorCall) -> Tensor:
     value = call.tensor(0)
     return value.tensor.amax(dim=axes(value, operation.dims))
 
 
-def _cumsum(operation: ops.Cumsum, call: Call) -> Tensor:
+def _cumsum(operation: ops.Cumsum, call: TensorCall) -> Tensor:
     value = call.tensor(0)
     return value.tensor.cumsum(dim=value.names.index(operation.dim))
 
 
-def _argmax(operation: ops.Argmax, call: Call) -> Tensor:
+def _argmax(operation: ops.Argmax, call: TensorCall) -> Tensor:
     """The first of the greatest: so the documentation of `torch.max` has it. Bools have no argmax there."""
     value = call.tensor(0)
     tensor = value.tensor.long() if value.dtype is DType.BOOL else value.tensor
     return tensor.argmax(dim=value.names.index(operation.dim))
 
 
-def _topk(operation: ops.Topk, call: Call) -> tuple[Tensor, ...]:
+def _topk(operation: ops.Topk, call: TensorCall) -> tuple[Tensor, ...]:
     """Takes of each block its share."""
     value = call.tensor(0)
     blocks, n, axis = in_blocks(value, operation.dim, operation.by)
@@ -67,13 +67,13 @@ def _topk(operation: ops.Topk, call: Call) -> tuple[Tensor, ...]:
     if value.held is None:
         return values, within
     ids = call.positions(value, operation.dim, value.names).expand(value.shape)
-    whole = Named(ids, value.names, DType.INT32, value.held)
+    whole = NamedTensor(ids, value.names, DType.INT32, value.held)
     numbers = in_blocks(whole, operation.dim, operation.by)[0].gather(axis, within)
     extents = [dim.size for dim in call.result.dims]
     return values.reshape(extents), numbers.reshape(extents)
 
 
-def _norm(operation: ops.Layernorm | ops.Rmsnorm, call: Call) -> Tensor:
+def _norm(operation: ops.Layernorm | ops.Rmsnorm, call: TensorCall) -> Tensor:
     value = call.tensor(0)
     function = call.functions.rmsnorm if isinstance(operation, ops.Rmsnorm) else call.functions.layernorm
     normed = function(value.tensor, axes(value, operation.dims), operation.eps)
@@ -82,7 +82,7 @@ def _norm(operation: ops.Layernorm | ops.Rmsnorm, call: Call) -> Tensor:
     return normed + call.operand(2, call.result.dtype) if len(call.args) > 2 else normed
 
 
-def _softmax(operation: ops.Softmax, call: Call) -> Tensor:
+def _softmax(operation: ops.Softmax, call: TensorCall) -> Tensor:
     value = call.tensor(0)
     over = axes(value, operation.dims)
     if operation.causal is None:

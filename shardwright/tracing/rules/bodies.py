@@ -10,13 +10,13 @@ from shardwright.tracing.graph import Application, Constant, Graph, Operand, Var
 from shardwright.tracing.rules.elementwise import same
 from shardwright.tracing.rules.shapes import of_one
 from shardwright.tracing.rules.table import do, rule
-from shardwright.tracing.writer import Value, Writer, dtype_of, refusal
+from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
 
 # ------------------------------------------------------------ bodies
 
 
 @rule("cond")
-def _cond(w: Writer, op: Application) -> None:
+def _cond(w: GraphWriter, op: Application) -> None:
     """Both branches are computed, and one is chosen: programs of the language have no branches."""
     which, *operands = op.operands
     chosen: list[Sequence[Operand]] = []
@@ -37,13 +37,13 @@ def _cond(w: Writer, op: Application) -> None:
 
 
 @rule("while")
-def _while(_w: Writer, op: Application) -> None:
+def _while(_w: GraphWriter, op: Application) -> None:
     raise refusal(op, "runs until a condition holds, and loops of the language have a fixed number of trips",
                   "use jax.lax.scan, or fori_loop with bounds that are Python numbers")  # fmt: skip
 
 
 @rule("scan")
-def _scan(w: Writer, op: Application) -> None:
+def _scan(w: GraphWriter, op: Application) -> None:
     params = op.params
     body, length = params["body"], params["length"]
     n_consts, n_carry = params["num_consts"], params["num_carry"]
@@ -74,7 +74,7 @@ def _scan(w: Writer, op: Application) -> None:
         own = w.names.get(following.number) if isinstance(following, Variable) else None
         name = w.fresh(own or ("carry" if n_carry > 1 else "h"))
         carried.append(f"{name}: {w.type(init.dtype, order)} = {text}")
-        w.values[parameter.number] = Value(name, axes, order)
+        w.values[parameter.number] = ProgramValue(name, axes, order)
         w.dimensions.hint(axes[-1] if len(axes) > 1 else None, "E", 3)
     sliced = []
     for operand, parameter, axes in zip(xs, body.parameters[n_consts + n_carry :], inner[n_consts + n_carry :],
@@ -90,7 +90,7 @@ def _scan(w: Writer, op: Application) -> None:
             tie(a, b)
         value = w.renamed(value, {a: b for a, b in zip(value.axes[1:], axes, strict=True) if a is not None})
         seen = tuple(s for s in value.order if find(s) != find(trips))
-        w.values[parameter.number] = Value(value.text, value.axes[1:], seen, value.is_number)
+        w.values[parameter.number] = ProgramValue(value.text, value.axes[1:], seen, value.is_number)
         if first is not None and params["reverse"]:
             sliced.append((parameter, value))
     ys = list(zip(body.results[n_carry:], op.results[n_carry:], strict=True))
@@ -112,7 +112,7 @@ def _scan(w: Writer, op: Application) -> None:
         slot = value.axes[0]
         text = w.write("slice", f"lookup[{w.name(slot)}]({value.text}, {at})")
         seen = tuple(s for s in value.order if find(s) != find(slot))
-        w.values[parameter.number] = Value(text, value.axes[1:], seen)
+        w.values[parameter.number] = ProgramValue(text, value.axes[1:], seen)
     w.apply(body)
     nexts = []
     for out, parameter in zip(body.results, body.parameters[n_consts : n_consts + n_carry], strict=False):
@@ -141,7 +141,7 @@ def _scan(w: Writer, op: Application) -> None:
         _leave_body(w, name, result, axes, stacked if params["reverse"] else trips)
 
 
-def _once(w: Writer, op: Application, body: Graph, others: Sequence[Operand], xs: Sequence[Operand]) -> None:
+def _once(w: GraphWriter, op: Application, body: Graph, others: Sequence[Operand], xs: Sequence[Operand]) -> None:
     """A loop of one trip is its body."""
     for parameter, operand in zip(body.parameters, (*others, *xs), strict=True):
         value = w.value(operand)
@@ -158,7 +158,7 @@ def _once(w: Writer, op: Application, body: Graph, others: Sequence[Operand], xs
         w.alias(result, value, axes)
 
 
-def _axes_inside(w: Writer, out: Operand, inside: frozenset[Hashable]) -> tuple[Slot | None, ...]:
+def _axes_inside(w: GraphWriter, out: Operand, inside: frozenset[Hashable]) -> tuple[Slot | None, ...]:
     if isinstance(out, Variable):
         return w.dimensions.axes(out, inside)
     return tuple(
@@ -167,7 +167,7 @@ def _axes_inside(w: Writer, out: Operand, inside: frozenset[Hashable]) -> tuple[
     )
 
 
-def _enter_body(w: Writer, operand: Operand, parameter: Variable, axes: Sequence[Slot | None],
+def _enter_body(w: GraphWriter, operand: Operand, parameter: Variable, axes: Sequence[Slot | None],
                 given: Sequence[Slot | None]) -> None:  # fmt: skip
     for a, b in zip(given, axes, strict=True):
         w.dimensions.tie(a, b)
@@ -175,9 +175,11 @@ def _enter_body(w: Writer, operand: Operand, parameter: Variable, axes: Sequence
     w.alias(parameter, value, value.axes)
 
 
-def _leave_body(w: Writer, name: str, result: Variable, axes: Sequence[Slot | None], trips: Slot | None = None) -> None:
+def _leave_body(
+    w: GraphWriter, name: str, result: Variable, axes: Sequence[Slot | None], trips: Slot | None = None
+) -> None:
     own = w.axes(result)
-    value = Value(name, tuple(axes), tuple(a for a in axes if a is not None))
+    value = ProgramValue(name, tuple(axes), tuple(a for a in axes if a is not None))
     for k, (a, b) in enumerate(zip(axes, own, strict=True)):
         w.dimensions.tie(trips if trips is not None and k == 0 else a, b)
     w.values[result.number] = w.renamed(value, {a: b for a, b in zip(axes, own, strict=True) if a is not None})

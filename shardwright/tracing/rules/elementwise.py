@@ -13,7 +13,7 @@ from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, uniform
 from shardwright.tracing.ranges import decided, range_of
 from shardwright.tracing.rules.table import RULES, rule
-from shardwright.tracing.writer import Value, Writer, dtype_of, number, refusal
+from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, number, refusal
 
 # ------------------------------------------------------------ elementwise
 
@@ -47,7 +47,7 @@ _ON_FLOATS = {
 _BITWISE = {"and": "logical_and({}, {})", "or": "logical_or({}, {})", "xor": "logical_not(equal({}, {}))"}
 
 
-def elementwise(w: Writer, op: Application, template: str, operands: Sequence[Operand] | None = None) -> None:
+def elementwise(w: GraphWriter, op: Application, template: str, operands: Sequence[Operand] | None = None) -> None:
     """Operands meet from the right, as in numpy; a dimension of size 1 is broadcast."""
     result = op.results[0]
     axes = w.axes(result)
@@ -59,12 +59,12 @@ def elementwise(w: Writer, op: Application, template: str, operands: Sequence[Op
         values[at] = w.renamed(value, {a: b for a, b in zip(value.axes, own, strict=True) if a is not None})
     for at, operand in enumerate(operands or op.operands):
         if values[at].is_number and operand.dtype == "bool":
-            values[at] = Value(w.write("number", values[at].text, "bool"), values[at].axes, ())
+            values[at] = ProgramValue(w.write("number", values[at].text, "bool"), values[at].axes, ())
     # Where numbers meet numbers alone, one of them is written as a scalar of its format.
     for first in range(2 if len(values) == 3 else 1):
         if all(value.is_number for value in values[first:]):
             text = w.write("number", values[first].text, dtype_of((operands or op.operands)[first].dtype))
-            values[first] = Value(text, (), ())
+            values[first] = ProgramValue(text, (), ())
     find = w.dimensions.find
     orders = {tuple(map(find, value.order)) for value in values if not value.is_number}
     present = set().union(*orders)
@@ -84,7 +84,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 """What is computed of numbers while tracing; a quotient of integers is not."""
 
 
-def _folded(w: Writer, op: Application) -> bool:
+def _folded(w: GraphWriter, op: Application) -> bool:
     """Computes numbers of numbers, and leaves out zeros that are added to integers, and ones that multiply."""
     values = [w.value(operand) for operand in op.operands]
     result = op.results[0]
@@ -95,13 +95,13 @@ def _folded(w: Writer, op: Application) -> bool:
         if made is None or not math.isfinite(made):
             return False
         none = (None,) * len(result.shape)
-        w.alias(result, Value(number(made), none, (), is_number=True), none)
+        w.alias(result, ProgramValue(number(made), none, (), is_number=True), none)
         return True
     ranges = [range_of(w, operand) for operand in op.operands]
     known = decided(op.primitive, *ranges) if len(ranges) == 2 else None
     if known is not None:
         none = (None,) * len(result.shape)
-        w.alias(result, Value(str(int(known)), none, (), is_number=True), none)
+        w.alias(result, ProgramValue(str(int(known)), none, (), is_number=True), none)
         return True
     if op.primitive in {"max", "min"} and "int" in result.dtype:
         order = "ge" if op.primitive == "max" else "le"
@@ -120,7 +120,7 @@ def _folded(w: Writer, op: Application) -> bool:
     return True
 
 
-def _table_rule(w: Writer, op: Application) -> None:
+def _table_rule(w: GraphWriter, op: Application) -> None:
     if _folded(w, op):
         return
     others = [each for each in op.operands if not (isinstance(each, Constant) and each.value == -math.inf)]
@@ -146,7 +146,7 @@ for _name in {*_ELEMENTWISE, *_ON_INTEGERS, *_BITWISE}:
 
 @rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "reduce_precision",
       "mesh_cast", "pvary", "layout_constraint")  # fmt: skip
-def same(w: Writer, op: Application) -> None:
+def same(w: GraphWriter, op: Application) -> None:
     for operand, result in zip(op.operands, op.results, strict=True):
         value = w.value(operand)
         axes = w.axes(result)
@@ -156,7 +156,7 @@ def same(w: Writer, op: Application) -> None:
 
 
 @rule("sharding_constraint")
-def _constrained(w: Writer, op: Application) -> None:
+def _constrained(w: GraphWriter, op: Application) -> None:
     """A demand on the layout of the value, where it has dimensions."""
     same(w, op)
     result, axes = op.results[0], op.params["axes"]
@@ -165,17 +165,17 @@ def _constrained(w: Writer, op: Application) -> None:
     if axes is not None and value.order:
         layout = tuple(split[w.dimensions.find(slot)] for slot in value.order)
         type_ = w.type(result.dtype, value.order, layout, op.place)
-        w.values[result.number] = Value(w.write(value.text, value.text, type_), value.axes, value.order)
+        w.values[result.number] = ProgramValue(w.write(value.text, value.text, type_), value.axes, value.order)
 
 
 @rule("convert_element_type")
-def _convert(w: Writer, op: Application) -> None:
+def _convert(w: GraphWriter, op: Application) -> None:
     source, target = dtype_of(op.operands[0].dtype), dtype_of(op.results[0].dtype)
     value = w.value(op.operands[0])
     if value.is_number:
         number = float(value.text)
         text = repr(number) if "f" in target else str(int(number) if target != "bool" else int(number != 0))
-        w.alias(op.results[0], Value(text, value.axes, (), is_number=True), value.axes)
+        w.alias(op.results[0], ProgramValue(text, value.axes, (), is_number=True), value.axes)
     elif source == target:
         same(w, Application("copy", op.operands, {}, op.results, op.place))
     else:
@@ -183,7 +183,7 @@ def _convert(w: Writer, op: Application) -> None:
 
 
 @rule("select_n")
-def _select(w: Writer, op: Application) -> None:
+def _select(w: GraphWriter, op: Application) -> None:
     which, *cases = op.operands
     if len(cases) != 2:
         raise refusal(op, "chooses among more than two")
@@ -199,7 +199,7 @@ def _select(w: Writer, op: Application) -> None:
 
 
 @rule("clamp")
-def _clamp(w: Writer, op: Application) -> None:
+def _clamp(w: GraphWriter, op: Application) -> None:
     low, value, high = (range_of(w, operand) for operand in op.operands)
     if low and value and high and low[1] <= value[0] and value[1] <= high[0]:
         same(w, Application("copy", (op.operands[1],), {}, op.results, op.place))
@@ -212,14 +212,14 @@ def _clamp(w: Writer, op: Application) -> None:
 
 
 @rule("integer_pow")
-def _integer_pow(w: Writer, op: Application) -> None:
+def _integer_pow(w: GraphWriter, op: Application) -> None:
     n = op.params["y"]
     product = " * ".join(["{0}"] * abs(n)) or "{0} * 0 + 1"
     elementwise(w, op, product if n >= 0 else f"1 / ({product})")
 
 
 @rule("pow")
-def _pow(w: Writer, op: Application) -> None:
+def _pow(w: GraphWriter, op: Application) -> None:
     base, exponent = op.operands
     given, power = (float(v.text) if (v := w.value(each)).is_number else None for each in op.operands)
     if power in {0.5, 1.0, 2.0, 3.0, -0.5, -1.0}:

@@ -11,10 +11,10 @@ from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import same
 from shardwright.tracing.rules.shapes import cut, looked_up, of_one
 from shardwright.tracing.rules.table import do, rule
-from shardwright.tracing.writer import Value, Writer, dtype_of, refusal
+from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
 
 
-def _component(w: Writer, op: Application, indices: Operand, k: int) -> Operand:
+def _component(w: GraphWriter, op: Application, indices: Operand, k: int) -> Operand:
     """The k-th entry of every index vector."""
     shape = indices.shape
     starts, limits = [0] * len(shape), list(shape)
@@ -26,14 +26,14 @@ def _component(w: Writer, op: Application, indices: Operand, k: int) -> Operand:
     return do(w, op, ("index", k), "reshape", [part], shape[:-1], indices.dtype)
 
 
-def _row_by_row(w: Writer, indices: Operand, size: int) -> int | None:
+def _row_by_row(w: GraphWriter, indices: Operand, size: int) -> int | None:
     """The axis of the indices along which they are those of a dimension, one after the other."""
     value = w.value(indices)
     wide = [k for k, slot in enumerate(value.axes) if slot is not None]
     return wide[0] if len(wide) == 1 and w.counts(value, size) else None
 
 
-def _window(w: Writer, op: Application, d: int, starts: Operand, size: int) -> Variable:
+def _window(w: GraphWriter, op: Application, d: int, starts: Operand, size: int) -> Variable:
     """The indices of windows that begin at `starts`: an axis more, the last."""
     shape = (*starts.shape, size)
     step = do(w, op, ("step", d), "iota", [], shape, "int32", dimension=len(starts.shape))
@@ -43,7 +43,7 @@ def _window(w: Writer, op: Application, d: int, starts: Operand, size: int) -> V
 
 
 @rule("gather")
-def _gather(w: Writer, op: Application) -> None:
+def _gather(w: GraphWriter, op: Application) -> None:
     numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
     table, indices = op.operands
     result = op.results[0]
@@ -107,11 +107,11 @@ def _gather(w: Writer, op: Application) -> None:
         value = looked_up(w, op, value, d, aligned, places[-1] if sizes[d] > 1 else None)
     present = {find(slot) for slot in value.order}
     kept = tuple(axis if axis is not None and find(axis) in present else None for axis in axes)
-    w.values[result.number] = Value(value.text, kept, value.order)
+    w.values[result.number] = ProgramValue(value.text, kept, value.order)
 
 
 @rule("scatter-add", "scatter", "scatter_add")
-def _scatter(w: Writer, op: Application) -> None:
+def _scatter(w: GraphWriter, op: Application) -> None:
     numbers = op.params["dimension_numbers"]
     base, indices, updates = op.operands
     window = list(numbers.update_window_dims)
@@ -141,7 +141,7 @@ def _scatter(w: Writer, op: Application) -> None:
     _write_at(w, op, windows, at)
 
 
-def _write_at(w: Writer, op: Application, windows: Mapping[int, int], at: dict[int, Operand]) -> None:
+def _write_at(w: GraphWriter, op: Application, windows: Mapping[int, int], at: dict[int, Operand]) -> None:
     """Writes, or adds, at the indices `at` of some axes. `windows` has the axis of the updates for each axis of the
     base that windows lie along."""
     numbers = op.params["dimension_numbers"]
@@ -198,14 +198,14 @@ def _write_at(w: Writer, op: Application, windows: Mapping[int, int], at: dict[i
             targets[slot] = axes[d]
     value = w.renamed(value, targets)
 
-    def positions(d: int, operand: Operand) -> Value:
+    def positions(d: int, operand: Operand) -> ProgramValue:
         index = w.value(operand)
         if d in along and not updates_rows:
             slot = value.axes[windows[d]]
             assert slot is not None
             order = (*index.order, slot)
             text = w.write("at", f"{index.text} + {w.counted(slot)}", w.type("int32", order))
-            index = Value(text, (*index.axes, slot), order)
+            index = ProgramValue(text, (*index.axes, slot), order)
             return w.renamed(index, {a: b for a, b in zip(index.axes, [*rows, slot], strict=True) if a is not None})
         return w.renamed(index, {a: b for a, b in zip(index.axes, rows, strict=True) if a is not None})
 
@@ -218,8 +218,8 @@ def _write_at(w: Writer, op: Application, windows: Mapping[int, int], at: dict[i
     _write_masked(w, op, whole_base, value, {d: positions(d, operand) for d, operand in at.items()}, summed)
 
 
-def _write_masked(w: Writer, op: Application, base: Value, value: Value, at: Mapping[int, Value],
-                  summed: Sequence[Slot]) -> None:  # fmt: skip
+def _write_masked(w: GraphWriter, op: Application, base: ProgramValue, value: ProgramValue,
+                  at: Mapping[int, ProgramValue], summed: Sequence[Slot]) -> None:  # fmt: skip
     """Compares every index of the base with those that are written; `summed` are the rows of the updates."""
     result = op.results[0]
     axes, find, dtype = w.axes(result), w.dimensions.find, dtype_of(result.dtype)
@@ -247,7 +247,9 @@ def _write_masked(w: Writer, op: Application, base: Value, value: Value, at: Map
     w.put(result, text, order, axes, w.type(result.dtype, order), stem="scatter")
 
 
-def _last_written(w: Writer, op: Application, mask: str, value: Value, rows: Sequence[Slot]) -> tuple[str, str]:
+def _last_written(
+    w: GraphWriter, op: Application, mask: str, value: ProgramValue, rows: Sequence[Slot]
+) -> tuple[str, str]:
     """The values that the last of the rows to write to a place writes there, and where any does."""
     rank = w.counted(rows[0])
     for k, slot in enumerate(rows[1:], 1):
@@ -270,7 +272,7 @@ def _last_written(w: Writer, op: Application, mask: str, value: Value, rows: Seq
 
 
 @rule("dynamic_slice")
-def _dynamic_slice(w: Writer, op: Application) -> None:
+def _dynamic_slice(w: GraphWriter, op: Application) -> None:
     operand, *starts = op.operands
     result = op.results[0]
     axes = w.axes(result)
@@ -295,7 +297,7 @@ def _dynamic_slice(w: Writer, op: Application) -> None:
 
 
 @rule("dynamic_update_slice")
-def _update_slice(w: Writer, op: Application) -> None:
+def _update_slice(w: GraphWriter, op: Application) -> None:
     cache, new, *starts = op.operands
     result = op.results[0]
     axes = w.axes(result)
@@ -350,7 +352,7 @@ def _update_slice(w: Writer, op: Application) -> None:
 
 
 @rule("top_k")
-def _top_k(w: Writer, op: Application) -> None:
+def _top_k(w: GraphWriter, op: Application) -> None:
     operand, k = op.operands[0], op.params["k"]
     value = w.whole(operand)
     axis = len(operand.shape) - 1 if "axis" not in op.params else op.params["axis"] % len(operand.shape)
@@ -372,14 +374,14 @@ def _top_k(w: Writer, op: Application) -> None:
     axes = (*value.axes[:axis], target, *value.axes[axis + 1 :])
     order = tuple(target if find(s) == find(slot) else s for s in value.order)
     for j, (name, result) in enumerate(zip(names, op.results, strict=True)):
-        made_value = Value(w.write(name, f"-{name}") if sign and j == 0 else name, axes, order)
+        made_value = ProgramValue(w.write(name, f"-{name}") if sign and j == 0 else name, axes, order)
         if k == 1:
             made_value = cut(w, made_value, axis, (0, 1), None)
         w.values[result.number] = made_value
 
 
 @rule("sort")
-def _sort(w: Writer, op: Application) -> None:
+def _sort(w: GraphWriter, op: Application) -> None:
     key, *others = op.operands
     axis = op.params["dimension"]
     if op.params["num_keys"] != 1:

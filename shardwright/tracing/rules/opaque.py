@@ -17,13 +17,13 @@ from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import same
 from shardwright.tracing.rules.table import RULES, rule
-from shardwright.tracing.writer import Value, Writer, dtype_of, refusal
+from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
 
 Axes = Sequence[int | None]
 """For each axis of an operand the axis of the result that is the same dimension."""
 
 
-def called(w: Writer, op: Application, name: str, kept: Sequence[Axes], params: Mapping[str, Any] | None = None, *,
+def called(w: GraphWriter, op: Application, name: str, kept: Sequence[Axes], params: Mapping[str, Any] | None = None, *,
            ones: bool = True, at: int = 0, operands: Sequence[Operand] | None = None) -> None:  # fmt: skip
     """Writes the call that gives result number `at`. `kept` are the axes, of each operand, that may be split; where
     `ones`, axes of size 1 are there, because the function counts axes."""
@@ -46,7 +46,7 @@ def called(w: Writer, op: Application, name: str, kept: Sequence[Axes], params: 
         value = w.renamed(value, dict(pairs))
         if not ones and None not in own:  # what is the same along an axis is there at each of its indices
             there = [slot for slot in (axes[target] for target in own if target is not None) if slot is not None]
-            value = Value(w.full(value, there, operand.dtype), value.axes, tuple(there))
+            value = ProgramValue(w.full(value, there, operand.dtype), value.axes, tuple(there))
         split.extend(slot for _, slot in pairs if slot is not None and slot not in split)
         texts.append(w.full(value, _with_ones(w, value.axes), operand.dtype) if ones else value.text)
     slots = _with_ones(w, axes) if ones else [slot for slot in axes if slot is not None]
@@ -65,11 +65,11 @@ def called(w: Writer, op: Application, name: str, kept: Sequence[Axes], params: 
     for slot, axis in zip(slots, axes, strict=True) if ones else ():
         if axis is None:
             made = w.write(made, f"take[{w.name(slot)}, 0]({made})")
-    w.values[result.number] = Value(made, axes, tuple(slot for slot in axes if slot is not None))
+    w.values[result.number] = ProgramValue(made, axes, tuple(slot for slot in axes if slot is not None))
     w.opaque[name] = None
 
 
-def _with_ones(w: Writer, axes: Iterable[Slot | None]) -> list[Slot]:
+def _with_ones(w: GraphWriter, axes: Iterable[Slot | None]) -> list[Slot]:
     made: list[Slot] = []
     for slot in axes:
         n = sum(1 for one in made if isinstance(one, tuple) and one[0] == "one")
@@ -99,7 +99,7 @@ _on_numbers = {name: RULES[name] for name in _BITWISE}
 
 
 @rule(*foreign.POINTWISE - {*_BITWISE, "pow"})
-def _pointwise(w: Writer, op: Application) -> None:
+def _pointwise(w: GraphWriter, op: Application) -> None:
     params: dict[str, Any] = {}
     if op.primitive == "round":
         params = {"rounding_method": int(op.params["rounding_method"])}
@@ -107,7 +107,7 @@ def _pointwise(w: Writer, op: Application) -> None:
 
 
 @rule(*_BITWISE)
-def _bits(w: Writer, op: Application) -> None:
+def _bits(w: GraphWriter, op: Application) -> None:
     """On bools they are logic, which the language has."""
     if op.operands[0].dtype == "bool":
         _on_numbers[op.primitive](w, op)
@@ -115,7 +115,7 @@ def _bits(w: Writer, op: Application) -> None:
         _spread(w, op, _BITWISE[op.primitive], {})
 
 
-def _spread(w: Writer, op: Application, name: str, params: Mapping[str, Any]) -> None:
+def _spread(w: GraphWriter, op: Application, name: str, params: Mapping[str, Any]) -> None:
     """A function of elements, of operands that have all axes of the result."""
     shape = op.results[0].shape
     wide = [Constant(each.value, shape, each.dtype) if isinstance(each, Constant) else each for each in op.operands]
@@ -123,7 +123,7 @@ def _spread(w: Writer, op: Application, name: str, params: Mapping[str, Any]) ->
 
 
 @rule("pow_of_any")
-def _pow(w: Writer, op: Application) -> None:
+def _pow(w: GraphWriter, op: Application) -> None:
     _spread(w, op, "pow", {})
 
 
@@ -131,7 +131,7 @@ def _pow(w: Writer, op: Application) -> None:
 
 
 @rule(*foreign.ALONG)
-def _along(w: Writer, op: Application) -> None:
+def _along(w: GraphWriter, op: Application) -> None:
     operand, axis = op.operands[0], op.params["axis"]
     if operand.shape[axis] == 1:
         same(w, op)
@@ -144,14 +144,14 @@ def _along(w: Writer, op: Application) -> None:
     _tie_all(w, operand, op.results[0])
 
 
-def _tie_all(w: Writer, operand: Operand, result: Variable) -> None:
+def _tie_all(w: GraphWriter, operand: Operand, result: Variable) -> None:
     """The axes that no chip splits are the same dimensions, too."""
     for a, b in zip(w.value(operand).axes, w.axes(result), strict=True):
         w.dimensions.tie(a, b)
 
 
 @rule("reduce_prod")
-def _reduced(w: Writer, op: Application) -> None:
+def _reduced(w: GraphWriter, op: Application) -> None:
     axes, rank = op.params["axes"], len(op.operands[0].shape)
     left = [d for d in range(rank) if d not in axes]
     called(w, op, "reduce_prod", [tuple(left.index(d) if d in left else None for d in range(rank))],
@@ -159,7 +159,7 @@ def _reduced(w: Writer, op: Application) -> None:
 
 
 @rule("reduce_window_max", "reduce_window_min", "reduce_window_sum")
-def _windowed(w: Writer, op: Application) -> None:
+def _windowed(w: GraphWriter, op: Application) -> None:
     if not dtype_of(op.operands[0].dtype).endswith(("32", "16")) or "int" in op.operands[0].dtype:
         raise refusal(op, f"of {op.operands[0].dtype} is not supported", "convert its operand to f32")
     names = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
@@ -173,7 +173,7 @@ def _windowed(w: Writer, op: Application) -> None:
 
 
 @rule("conv_general_dilated")
-def _convolution(w: Writer, op: Application) -> None:
+def _convolution(w: GraphWriter, op: Application) -> None:
     """Batches may be split; features and places are whole."""
     given = op.params
     lhs, rhs, out = given["dimension_numbers"]
@@ -211,7 +211,7 @@ def _convolution(w: Writer, op: Application) -> None:
 
 
 @rule("ragged_dot_general")
-def _ragged_dot(w: Writer, op: Application) -> None:
+def _ragged_dot(w: GraphWriter, op: Application) -> None:
     """Rows by groups, each with a matrix of its own; columns may be split."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     plain = (((1,), (1,)), ((), ())), (0,), (0,)
@@ -230,14 +230,14 @@ def _tuples(value: Any) -> Any:
 
 
 @rule("cholesky")
-def _cholesky(w: Writer, op: Application) -> None:
+def _cholesky(w: GraphWriter, op: Application) -> None:
     rank = len(op.operands[0].shape)
     called(w, op, "cholesky", [(*range(rank - 2), None, None)], {"symmetrize_input": False})
     _tie_all(w, op.operands[0], op.results[0])
 
 
 @rule("triangular_solve")
-def _triangular_solve(w: Writer, op: Application) -> None:
+def _triangular_solve(w: GraphWriter, op: Application) -> None:
     rank = len(op.operands[0].shape)
     names = ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")
     params = {name: bool(op.params[name]) for name in names}
@@ -249,7 +249,7 @@ def _triangular_solve(w: Writer, op: Application) -> None:
 
 
 @rule("random_bits")
-def _random_bits(w: Writer, op: Application) -> None:
+def _random_bits(w: GraphWriter, op: Application) -> None:
     """Bits of a key; a key is an array of two numbers."""
     shape = op.params["shape"]
     if op.params["bit_width"] != 32 or len(op.operands[0].shape) != 1:
@@ -259,7 +259,7 @@ def _random_bits(w: Writer, op: Application) -> None:
 
 
 @rule("random_split", "random_fold_in")
-def _random_keys(w: Writer, op: Application) -> None:
+def _random_keys(w: GraphWriter, op: Application) -> None:
     if len(op.operands[0].shape) != 1 or any(each.shape for each in op.operands[1:]):
         raise refusal(op, "of several keys at once is not supported", "split one key")
     params = {"shape": list(op.params["shape"])} if op.primitive == "random_split" else {}
@@ -267,12 +267,12 @@ def _random_keys(w: Writer, op: Application) -> None:
 
 
 @rule("random_wrap", "random_unwrap")
-def _random_same(w: Writer, op: Application) -> None:
+def _random_same(w: GraphWriter, op: Application) -> None:
     same(w, op)
 
 
 @rule("bitcast_convert_type")
-def _bitcast(w: Writer, op: Application) -> None:
+def _bitcast(w: GraphWriter, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
     source, target = dtype_of(operand.dtype), dtype_of(result.dtype)
     if source == target:
@@ -288,7 +288,7 @@ def _bitcast(w: Writer, op: Application) -> None:
 
 
 @rule("kernel")
-def _kernel(w: Writer, op: Application) -> None:
+def _kernel(w: GraphWriter, op: Application) -> None:
     """The axes that the declaration names alike are the same dimensions."""
     kernel = foreign.KERNELS[op.params["kernel"]]
     for operand, letters in zip(op.operands, kernel.operands, strict=True):

@@ -11,13 +11,13 @@ from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import same
 from shardwright.tracing.rules.table import do, rule
-from shardwright.tracing.writer import Value, Writer, dtype_of
+from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of
 
 # ------------------------------------------------------------ contractions and reductions
 
 
 @rule("dot_general")
-def _dot_general(w: Writer, op: Application) -> None:
+def _dot_general(w: GraphWriter, op: Application) -> None:
     (lc, rc), (lb, rb) = op.params["dimension_numbers"]
     wide = op.results[0].dtype
     left, right = op.operands if op.operands[0].dtype == op.operands[1].dtype else (
@@ -58,12 +58,12 @@ def _dot_general(w: Writer, op: Application) -> None:
     present = {find(slot) for slot in (*x.order, *y.order)}
     order = tuple(axis for axis in axes if axis is not None and find(axis) in present)
     if x.is_number and y.is_number:
-        x = Value(w.write("number", x.text, dtype_of(left.dtype)), (), ())
+        x = ProgramValue(w.write("number", x.text, dtype_of(left.dtype)), (), ())
     joint = f" @[{w.letters(summed)}] " if summed else " * "
     w.put(result, x.text + joint + y.text, order, axes, w.type(result.dtype, order), "product")
 
 
-def _reduced(w: Writer, op: Application, template: str, *, counts: bool = False) -> None:
+def _reduced(w: GraphWriter, op: Application, template: str, *, counts: bool = False) -> None:
     """`template` has the dimensions and the operand. A sum counts the dimensions that the value lacks."""
     over = op.params["axes"]
     operand = op.operands[0]
@@ -87,37 +87,37 @@ def _reduced(w: Writer, op: Application, template: str, *, counts: bool = False)
 
 
 @rule("reduce_sum")
-def _reduce_sum(w: Writer, op: Application) -> None:
+def _reduce_sum(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "sum[{}]({})", counts=True)
 
 
 @rule("reduce_max")
-def _reduce_max(w: Writer, op: Application) -> None:
+def _reduce_max(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "max[{}]({})")
 
 
 @rule("reduce_min")
-def _reduce_min(w: Writer, op: Application) -> None:
+def _reduce_min(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "-max[{}](-{})")
 
 
 @rule("reduce_or")
-def _reduce_or(w: Writer, op: Application) -> None:
+def _reduce_or(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "less(0, max[{}](convert[int32]({})))")
 
 
 @rule("reduce_and")
-def _reduce_and(w: Writer, op: Application) -> None:
+def _reduce_and(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "equal(0, max[{}](1 - convert[int32]({})))")
 
 
 @rule("argmax", "argmin")
-def _argmax(w: Writer, op: Application) -> None:
+def _argmax(w: GraphWriter, op: Application) -> None:
     _reduced(w, op, "argmax[{}]({})" if op.primitive == "argmax" else "argmax[{}](-{})")
 
 
 @rule("cumsum")
-def _cumsum(w: Writer, op: Application) -> None:
+def _cumsum(w: GraphWriter, op: Application) -> None:
     axis = op.params["axis"]
     value = w.whole(op.operands[0])
     if value.axes[axis] is None:
@@ -138,7 +138,7 @@ def _cumsum(w: Writer, op: Application) -> None:
 
 
 @rule("broadcast_in_dim")
-def _broadcast(w: Writer, op: Application) -> None:
+def _broadcast(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
     made: list[Slot | None] = [None] * len(axes)
     for slot, at in zip(value.axes, op.params["broadcast_dimensions"], strict=True):
@@ -148,7 +148,7 @@ def _broadcast(w: Writer, op: Application) -> None:
 
 
 @rule("transpose")
-def _transpose(w: Writer, op: Application) -> None:
+def _transpose(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
     made = [value.axes[i] for i in op.params["permutation"]]
     for a, b in zip(made, axes, strict=True):
@@ -157,7 +157,7 @@ def _transpose(w: Writer, op: Application) -> None:
 
 
 @rule("squeeze", "expand_dims")
-def _squeeze(w: Writer, op: Application) -> None:
+def _squeeze(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
     kept = iter(slot for slot, size in zip(value.axes, op.operands[0].shape, strict=True) if size != 1)
     made = [None if size == 1 else next(kept) for size in op.results[0].shape]
@@ -180,7 +180,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 
 @rule("reshape")
-def _reshape(w: Writer, op: Application) -> None:
+def _reshape(w: GraphWriter, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
     value, axes = w.value(operand), w.axes(result)
     groups = _groups(operand.shape, result.shape)
@@ -224,27 +224,27 @@ def _reshape(w: Writer, op: Application) -> None:
             order[at : at + 1] = new
         for i, slot in zip(b, new, strict=True):
             made[i] = slot
-    w.values[result.number] = Value(text, tuple(made), tuple(order), value.is_number)
+    w.values[result.number] = ProgramValue(text, tuple(made), tuple(order), value.is_number)
 
 
 @rule("iota")
-def _iota(w: Writer, op: Application) -> None:
+def _iota(w: GraphWriter, op: Application) -> None:
     result = op.results[0]
     axes = w.axes(result)
     axis = axes[op.params["dimension"]]
     if axis is None:
-        w.alias(result, Value("0", (), (), is_number=True), axes)
+        w.alias(result, ProgramValue("0", (), (), is_number=True), axes)
         return
     text, dtype = w.counted(axis), dtype_of(result.dtype)
     if dtype != "int32":
         text = w.write("iota", f"convert[{dtype}]({text})")
-    w.values[result.number] = Value(text, tuple(slot if slot == axis else None for slot in axes), (axis,))
+    w.values[result.number] = ProgramValue(text, tuple(slot if slot == axis else None for slot in axes), (axis,))
 
 
 # ------------------------------------------------------------ parts
 
 
-def cut(w: Writer, value: Value, axis: int, bounds: tuple[int, int], target: Slot | None) -> Value:
+def cut(w: GraphWriter, value: ProgramValue, axis: int, bounds: tuple[int, int], target: Slot | None) -> ProgramValue:
     """The value between `bounds` of an axis, which is `target` then, None where one index is left."""
     slot = value.axes[axis]
     assert slot is not None
@@ -254,13 +254,15 @@ def cut(w: Writer, value: Value, axis: int, bounds: tuple[int, int], target: Slo
     name = w.name(slot)
     if target is None:
         order = tuple(s for s in value.order if find(s) != find(slot))
-        return Value(w.write("take", f"take[{name}, {start}]({value.text})"), axes, order)
+        return ProgramValue(w.write("take", f"take[{name}, {start}]({value.text})"), axes, order)
     text = f"take[{name} {start}:{end}]({value.text})"
     text = w.write("take", f"rename[{name} -> {w.name(target)}]({text})")
-    return Value(text, axes, tuple(target if find(s) == find(slot) else s for s in value.order))
+    return ProgramValue(text, axes, tuple(target if find(s) == find(slot) else s for s in value.order))
 
 
-def looked_up(w: Writer, op: Application, table: Value, axis: int, ids: Variable, target: Slot | None) -> Value:
+def looked_up(
+    w: GraphWriter, op: Application, table: ProgramValue, axis: int, ids: Variable, target: Slot | None
+) -> ProgramValue:
     """The table at the indices along an axis, which has the slot `target` of the indices then."""
     slot = table.axes[axis]
     if slot is None:
@@ -271,7 +273,7 @@ def looked_up(w: Writer, op: Application, table: Value, axis: int, ids: Variable
         w.dimensions.tie(slot, index.order[0])
         if find(slot) == find(index.order[0]) or find(index.order[0]) not in {find(s) for s in table.order}:
             value = w.renamed(table, {slot: index.order[0]})
-            return Value(value.text, (*value.axes[:axis], target, *value.axes[axis + 1 :]), value.order)
+            return ProgramValue(value.text, (*value.axes[:axis], target, *value.axes[axis + 1 :]), value.order)
     if find(slot) in {find(s) for s in index.order}:
         other = w.slot((op.results[0].number, "table", axis), w.dimensions.size[find(slot)])
         table = w.renamed(table, {slot: other})
@@ -280,11 +282,11 @@ def looked_up(w: Writer, op: Application, table: Value, axis: int, ids: Variable
     mine = {find(s) for s in index.order}
     order = (*index.order, *(s for s in table.order if find(s) != find(slot) and find(s) not in mine))
     made = w.write("lookup", f"lookup[{w.name(slot)}]({table.text}, {text})")
-    return Value(made, (*table.axes[:axis], target, *table.axes[axis + 1 :]), order)
+    return ProgramValue(made, (*table.axes[:axis], target, *table.axes[axis + 1 :]), order)
 
 
 @rule("slice")
-def _slice(w: Writer, op: Application) -> None:
+def _slice(w: GraphWriter, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
     starts, limits = op.params["start_indices"], op.params["limit_indices"]
     strides = op.params["strides"] or (1,) * len(starts)
@@ -307,7 +309,7 @@ def _slice(w: Writer, op: Application) -> None:
 
 
 def _of_parts(
-    w: Writer, operand: Operand, starts: Sequence[int], limits: Sequence[int]
+    w: GraphWriter, operand: Operand, starts: Sequence[int], limits: Sequence[int]
 ) -> tuple[Operand, list[int], list[int]] | None:
     """The one part, of what was put together, that a slice lies in, and the slice of that part."""
     joined = w.joined.get(operand.number) if isinstance(operand, Variable) else None
@@ -323,7 +325,7 @@ def _of_parts(
     return None
 
 
-def _strided(w: Writer, op: Application, axis: int, stride: int) -> None:
+def _strided(w: GraphWriter, op: Application, axis: int, stride: int) -> None:
     operand, result = op.operands[0], op.results[0]
     start, limit, n = op.params["start_indices"][axis], op.params["limit_indices"][axis], result.shape[axis]
     index = do(w, op, "iota", "iota", [], (n,), "int32", dimension=0)
@@ -333,7 +335,7 @@ def _strided(w: Writer, op: Application, axis: int, stride: int) -> None:
         split = [*operand.shape[:axis], n, stride, *operand.shape[axis + 1 :]]
         parts = do(w, op, "split", "reshape", [operand], split)
         value = cut(w, w.value(parts), axis + 1, (start, start + 1), None)
-        value = Value(value.text, (*value.axes[: axis + 1], *value.axes[axis + 2 :]), value.order)
+        value = ProgramValue(value.text, (*value.axes[: axis + 1], *value.axes[axis + 2 :]), value.order)
     else:
         value = looked_up(w, op, w.value(operand), axis, at, w.axes(at)[0])
     shape = [*operand.shape[:axis], n, *operand.shape[axis + 1 :]]
@@ -347,7 +349,7 @@ def _strided(w: Writer, op: Application, axis: int, stride: int) -> None:
 
 
 @rule("split")
-def _split(w: Writer, op: Application) -> None:
+def _split(w: GraphWriter, op: Application) -> None:
     operand, axis, start = op.operands[0], op.params["axis"], 0
     for result, size in zip(op.results, op.params["sizes"], strict=True):
         starts = [0] * len(operand.shape)
@@ -358,7 +360,7 @@ def _split(w: Writer, op: Application) -> None:
                               (result,), op.place))  # fmt: skip
 
 
-def of_one(w: Writer, text: str, dtype: str, slot: Slot, order: Sequence[Slot]) -> str:
+def of_one(w: GraphWriter, text: str, dtype: str, slot: Slot, order: Sequence[Slot]) -> str:
     """The value with one element along a dimension that it lacks."""
     one = f"convert[{dtype_of(dtype)}](iota[{w.name(slot)}, 1]())"
     joined = f"logical_or({text}, {one})" if dtype == "bool" else f"{text} + {one}"
@@ -366,7 +368,7 @@ def of_one(w: Writer, text: str, dtype: str, slot: Slot, order: Sequence[Slot]) 
 
 
 @rule("concatenate")
-def _concatenate(w: Writer, op: Application) -> None:
+def _concatenate(w: GraphWriter, op: Application) -> None:
     axis, result = op.params["dimension"], op.results[0]
     axes = w.axes(result)
     target = axes[axis]
@@ -398,7 +400,7 @@ def _concatenate(w: Writer, op: Application) -> None:
 
 
 @rule("tile")
-def _tile(w: Writer, op: Application) -> None:
+def _tile(w: GraphWriter, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
     apart = [size for pair in zip(op.params["reps"], operand.shape, strict=True) for size in pair]
     spread = Variable((result.number, "apart"), tuple(apart), result.dtype)
@@ -408,7 +410,7 @@ def _tile(w: Writer, op: Application) -> None:
 
 
 @rule("stack")
-def _stack(w: Writer, op: Application) -> None:
+def _stack(w: GraphWriter, op: Application) -> None:
     axis = op.params["axis"]
     parts: list[Operand] = []
     for k, operand in enumerate(op.operands):
@@ -418,7 +420,7 @@ def _stack(w: Writer, op: Application) -> None:
 
 
 @rule("pad")
-def _pad(w: Writer, op: Application) -> None:
+def _pad(w: GraphWriter, op: Application) -> None:
     if 0 in op.operands[0].shape:
         params: dict[str, Any] = {"broadcast_dimensions": ()}
         _broadcast(w, Application("broadcast_in_dim", op.operands[1:], params, op.results, op.place))
@@ -458,7 +460,7 @@ def _pad(w: Writer, op: Application) -> None:
 
 
 @rule("rev")
-def _rev(w: Writer, op: Application) -> None:
+def _rev(w: GraphWriter, op: Application) -> None:
     operand = op.operands[0]
     for axis in op.params["dimensions"]:
         n = operand.shape[axis]

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.tracing.graph import Application, Operand, Variable
 from shardwright.tracing.ranges import note
-from shardwright.tracing.writer import Rule, Writer
+from shardwright.tracing.writer import GraphWriter, Rule
 
 RULES: dict[str, Rule] = {}
 
@@ -21,8 +21,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def do(w: Writer, op: Application, label: object, primitive: str, operands: Sequence[Operand], shape: Sequence[int],
-        dtype: str = "", **params: Any) -> Variable:  # fmt: skip
+def do(w: GraphWriter, op: Application, label: object, primitive: str, operands: Sequence[Operand],
+        shape: Sequence[int], dtype: str = "", **params: Any) -> Variable:  # fmt: skip
     """Applies another primitive, whose result is a new variable that `label` tells from others of this application."""
     made = Variable((op.results[0].number, label), tuple(shape), dtype or op.results[0].dtype)
     application = Application(primitive, tuple(operands), params, (made,), op.place)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright.backends.graph.blocks import draw_blocks, frames_of, stretches_of
-from shardwright.backends.sharding import shard
-from shardwright.compiling import explicit, load
+from shardwright.backends.simulation.sharding import shard
+from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Dim, DType, TensorType

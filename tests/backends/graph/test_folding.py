@@ -10,14 +10,14 @@ import pytest
 
 from shardwright.backends.graph import draw, to_dot
 from shardwright.backends.graph.folding import folds, used_in
-from shardwright.compiling import explicit, load
+from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Attend, Contract, Movement
 from shardwright.ir.program import Let, Loop, Program, Statement
 from shardwright.ir.types import DType
 from shardwright.models.built_in import built_in
-from shardwright.models.forward import Request, model_program
+from shardwright.models.forward import ProgramRequest, model_program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.shard"))
@@ -120,7 +120,7 @@ def test_shapes_of_a_chip_stand_in_the_picture_when_asked_for() -> None:
 @pytest.mark.parametrize("cache", [None, 2048])
 @pytest.mark.parametrize("model", ["llama-3-8b", "opt-30b", "palm-540b", "mt-nlg-530b"])
 def test_no_picture_of_a_model_is_taller_than_twice_its_width(model: str, cache: int | None) -> None:
-    request = Request("megatron", Mesh((("x", 4),)), 8, 128, DType.BF16, cache=cache)
+    request = ProgramRequest("megatron", Mesh((("x", 4),)), 8, 128, DType.BF16, cache=cache)
     program = explicit(load(Source(model, model_program(built_in(model).model, request)[0])))
     for func in [None, *(func.name for func in program.funcs)] if len(program.funcs) > 1 else [None]:
         size = re.search(r'viewBox="0.00 0.00 ([0-9.]+) ([0-9.]+)"', draw(program, func=func).svg)

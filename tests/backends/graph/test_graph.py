@@ -13,12 +13,12 @@ import pytest
 from shardwright.backends.graph import FORMATS, Annotation, Drawing, draw, render, to_dot
 from shardwright.backends.graph.fonts import font_folder
 from shardwright.backends.graph.labels import bytes_text, escaped
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.elaborate import elaborate
-from shardwright.ir.parser import parse
+from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
-from shardwright.ir.verifier import Level, verify
+from shardwright.ir.text.parser import parse
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
 
 FFN = Source(
     "examples/ffn.shard",

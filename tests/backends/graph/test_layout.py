@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.backends.graph import to_dot
 from shardwright.backends.graph.layout import FUNCTION, LOOP, PART, RETURN, arranged
-from shardwright.compiling import explicit, load
+from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import Source
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

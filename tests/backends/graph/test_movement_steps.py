@@ -9,8 +9,8 @@ import pytest
 
 from shardwright.backends.graph.blocks import MOST_FRAMES, draw_blocks, frames_of, stretches_of
 from shardwright.backends.graph.movement_steps import Chip, Held, Part, Region, steps_of
-from shardwright.compiling import explicit, load
-from shardwright.cost.resharding import received_bytes
+from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.resharding.planner import received_bytes
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Movement

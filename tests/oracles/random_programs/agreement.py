@@ -16,10 +16,10 @@ from oracles.random_programs.meaning import Meaning, meaning
 from oracles.random_programs.tree import INTEGER_RANGES, Decl, Func, Program, is_float, is_integer
 
 from shardwright import bytes_received, check, evaluate, explicit, load, print_program, simulate
-from shardwright.ir.completion import complete
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.format import format_module
-from shardwright.ir.parser import parse
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.verification.completion import complete
 from shardwright.ir.weight_source import ArraySource, read_whole
 from shardwright.passes.pipelines import parse_pipeline, run_with_weights
 

@@ -6,7 +6,7 @@ import random
 
 from oracles.random_programs.draw import Wishes, draw_program
 
-from shardwright.compiling import load
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 

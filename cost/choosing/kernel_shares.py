@@ -1,0 +1,58 @@
+"""The bytes that the statements of a program read and write in their kernels, as shares of their operands and results.
+
+Which statements run as one kernel does not depend on layouts (`cost.kernels.fusion`). So the kernels of a program are
+found once, and what each statement adds to its kernel follows from the layouts of its own operands and results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.cost.choosing.layout_problem import Location
+from shardwright.cost.kernels.fusion import Charge, Fusion
+from shardwright.ir.program import Loop, Program, Scope, Statement
+
+Named = tuple[str, str]
+"""A value by its function and name."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The kernels of a program: of `cost.kernels.fusion.Fusion` what statements add, by where they stand, and what
+    movements of values do, by function and name. `within` has for each statement those whose kernels it is computed in;
+    itself, where its result goes to memory."""
+
+    charges: dict[Location, Charge] = field(default_factory=dict[Location, Charge])
+    parted: dict[Named, Charge] = field(default_factory=dict[Named, Charge])
+    after: dict[Named, Charge] = field(default_factory=dict[Named, Charge])
+    moved: set[Named] = field(default_factory=set[Named])
+    slices: set[Named] = field(default_factory=set[Named])
+    within: dict[Location, tuple[Location, ...]] = field(default_factory=dict[Location, tuple[Location, ...]])
+
+    def add(
+        self, program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str], of: Location
+    ) -> None:
+        """Adds the kernels of a body that stands there, and those of the loops in it."""
+        func, position = of
+        fusion = Fusion.of(program, body, scope, returned)
+        places = [(func, (*position, number)) for number in range(len(body))]
+        at = {value.name: place for place, s in zip(places, body, strict=True) for value in s.results}
+        self.charges.update((at[name], charge) for name, charge in fusion.charges.items())
+        self.parted.update(((func, name), charge) for name, charge in fusion.parted.items())
+        self.after.update(((func, name), charge) for name, charge in fusion.after.items())
+        self.moved.update((func, name) for name in fusion.moved)
+        self.slices.update((func, name) for name in fusion.slices)
+        for name, roots in fusion.within.items():
+            self.within[at[name]] = tuple(at[root] for root in roots)
+        for place, statement in zip(places, body, strict=True):
+            if isinstance(statement, Loop):
+                self.add(program, statement.body, scope.inside(statement), statement.following, place)
+
+
+def structure_of(program: Program) -> Structure:
+    """The kernels of a surface program without norms and softmax (`decompose`)."""
+    made = Structure()
+    for func in program.funcs:
+        made.add(program, func.body, Scope.of(program, func), func.returns, (func.name, ()))
+    return made

@@ -1,0 +1,499 @@
+"""Rows of memory: for each moment of a function, the bytes of everything that is alive then, at most the limit.
+
+Weights and state are there all the time, in the layouts of their homes, and so are arguments. Another value is where it
+was made until its copies take over: for each use that is still to come it is *held* at one layout, the last that its
+tree has reached on behalf of that use, and a layout that holds it for several uses counts once. A copy is made just
+before its first use, and while a collective runs both its operand and its result are there.
+
+What is counted is never more than `cost.programs.memory.memory_of` finds in the finished program: where that depends on
+more than a row can say, the less is taken. A movement may part a kernel, so that what its first statements read is gone
+when its last one runs: such reads count as long as nothing in the kernel is moved. A pointwise kernel may write over
+what it reads. A slice is taken by who reads it, out of the bytes of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.choosing.layout_codes import SUM
+from shardwright.cost.choosing.layout_problem import Group, MadeTree, UsesTree, ValueNode
+from shardwright.cost.choosing.layout_program.columns import Columns, Linear
+from shardwright.cost.choosing.layout_program.formulation import Arcs, Formulation, Tree
+from shardwright.cost.choosing.layout_program.timeline import Bytes, FunctionTimeline, Lifetime, Moment, timeline
+from shardwright.cost.choosing.time_placement import Floats, TimeSolver
+from shardwright.cost.resharding.planner import plan
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.ops import AsPartial, Slice
+from shardwright.ir.types import ON_DEVICE
+
+_UNITS = 1000.0
+"""Of the limit in a row: what a solver lets rows miss by is far less than what matters."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """A tree's arcs: the bytes of its layouts, and which moves are between chips."""
+
+    tree: Tree
+    nbytes: Floats
+    between: NDArray[np.bool_]
+    arriving: Floats
+    """The bytes after a collective from a layout to another: addends are only made by who reads them."""
+    layouts: NDArray[np.int64]
+
+    def there(self, arcs: Arcs, sent: NDArray[np.bool_]) -> Floats:
+        """The bytes that arrive by these arcs."""
+        return self.arriving[arcs.source[sent], arcs.target[sent]]
+
+    def sent(self, arcs: Arcs) -> NDArray[np.bool_]:
+        """The arcs that are collectives."""
+        return self.between[arcs.source, arcs.target]
+
+    def sliced(self, arcs: Arcs) -> NDArray[np.bool_]:
+        """The arcs that change the layout without one."""
+        return (arcs.source != arcs.target) & ~self.between[arcs.source, arcs.target]
+
+
+class _Part:
+    """The memory that a value takes at a moment, made when it is asked for, and about the most that it can be."""
+
+    def __init__(self, make: Callable[[], Linear], most: float) -> None:
+        self._make, self.most = make, most
+        self._line: Linear | None = None
+
+    @property
+    def line(self) -> Linear:
+        if self._line is None:
+            self._line = self._make()
+        return self._line
+
+
+_NOTHING = _Part(Linear, 0.0)
+
+
+class MemoryRows:
+    """Adds the rows of a program's functions to its formulation. `solver` has made the graph, without prices."""
+
+    def __init__(self, formulation: Formulation, solver: TimeSolver, limit: float) -> None:
+        self.formulation, self.solver, self.limit = formulation, solver, limit
+        self.problem = solver.problem
+        self.uses: dict[ValueNode, int] = {}
+        self.made: dict[ValueNode, int] = {}
+        for f, entry in enumerate(solver.entries):
+            if isinstance(entry, UsesTree):
+                self.uses[entry.node] = f
+            elif isinstance(entry, MadeTree):
+                self.made[entry.node] = f
+        self.known: dict[int, _Moves | None] = {}
+        self.held_by: dict[tuple[Lifetime, tuple[int, ...], tuple[int, ...]], _Part] = {}
+        self.sliced: dict[_Moves, list[Arcs]] = {}
+        self.steps: dict[tuple[Group, int, int], _Steps] = {}
+
+    def add(self, less: Mapping[str, float] | None = None, detail: float = 0.0) -> None:
+        """Writes the rows that might not hold. `less` is for a function how much less than the limit it may take.
+
+        Moments at which less is alive than the share `detail` of the limit have no row of their own.
+        """
+        scale = _UNITS / self.limit
+        for func, parts, parting in self.every(detail * self.limit):
+            room = self.limit - (less or {}).get(func, 0.0)
+            if sum(part.most for part in parts) > room:
+                line = _sum_of(parts, parting)
+                scaled = Linear(line.columns, [each * scale for each in line.coefficients])
+                self.formulation.program.row(scaled, -np.inf, room * scale)
+
+    def lines(self) -> dict[str, list[Linear]]:
+        """For each function the bytes at each of its moments."""
+        made: dict[str, list[Linear]] = {func.name: [] for func in self.problem.program.funcs}
+        for func, parts, parting in self.every(0.0):
+            made[func].append(_sum_of(parts, parting))
+        return made
+
+    def every(self, least: float) -> Iterator[tuple[str, list[_Part], Linear | None]]:
+        """For each moment of each function at which that much is alive beside weights, state and arguments, all of what
+        is there."""
+        kept = [self.home(node) for node in self.problem.nodes if node.func is None]
+        for func in self.problem.program.funcs:
+            times = timeline(self.problem, self.solver.structure, func)
+            arguments = [self.home(node) for node in times.arguments]
+            yield func.name, [*kept, *arguments], None
+            for parts, parting in self.rows(times):
+                if sum(part.most for part in parts) > least:
+                    yield func.name, [*kept, *arguments, *parts], parting
+
+    def rows(self, times: FunctionTimeline) -> Iterator[tuple[list[_Part], Linear | None]]:
+        """The values alive beside weights, state and arguments, at each kernel and each movement; and what else lowers
+        the sum, where a movement would part the kernel."""
+        for moment in times.moments:
+            now = moment.time
+            before = [value for value in times.values if value.begin < now]
+            yield self.kernel(moment, [self.held(value, now, now + 1) for value in before])
+            for value in moment.results:
+                if value.node in self.made and (part := self.going_home(value)) is not None:
+                    yield [*(self.held(other, now + 1, now + 1) for other in before), part], None
+        for value in times.values:
+            for number, span in enumerate(value.uses):
+                part = self.moving(value, number)
+                if part is not None:
+                    others = [other for other in times.values if other is not value and other.begin < span.start]
+                    yield [*(self.held(other, span.start, span.start) for other in others), part], None
+
+    # ------------------------------------------------------------ kernels
+
+    def kernel(self, moment: Moment, alive: list[_Part]) -> tuple[list[_Part], Linear | None]:
+        results = [self.written(value) for value in moment.results]
+        if moment.overwritable:
+            results = [self.beside(moment, v, r) for v, r in zip(moment.results, results, strict=True)]
+        earlier: list[_Part] = []
+        if moment.root:
+            for value, number in moment.read_before:
+                if value.bytes is not Bytes.WITHIN:
+                    earlier.append(self.read_late(value, number, moment))
+        doubtful = sum(part.most for part in earlier)
+        if moment.contracts:
+            doubtful += sum(part.most for part in results)
+        return [*alive, *earlier, *results], self.moved(moment.parting, doubtful) if doubtful else None
+
+    def beside(self, moment: Moment, value: Lifetime, part: _Part) -> _Part:
+        """A result's bytes; nothing where it may be written over something that the kernel reads."""
+        if not moment.overwritable:
+            return part
+        own = set(self.bytes_of(value.node, value.node.made if value.node.made >= 0 else value.node.home).tolist())
+        for read in moment.overwritable:
+            if read.bytes is not Bytes.OWN and not self.sends(read):
+                continue
+            node, ours, theirs = read.node, value.node.shape, read.node.shape
+            if set(ours.names) == set(theirs.names):  # split alike by what computes one from the other
+                if ours.elements * ours.dtype.bits == theirs.elements * theirs.dtype.bits:
+                    return _NOTHING
+                continue
+            there = {float(b) for v in (node.home, *(v for _, v, _ in node.uses)) for b in self.bytes_of(node, v)}
+            if there & own:
+                return _NOTHING
+        return part
+
+    def read_late(self, value: Lifetime, number: int, moment: Moment) -> _Part:
+        """The values that a statement within the kernel has read, which is there until the kernel has run."""
+        if any(span.end >= moment.time for span in value.uses):
+            return _NOTHING  # it is counted for the later use, if perhaps in another layout
+        last = max(range(len(value.uses)), key=lambda k: value.uses[k].end)
+        if last != number:
+            return _NOTHING
+        return self.held_for(value, (number,), moment.time + 1)
+
+    def moved(self, values: Sequence[Lifetime], most: float) -> Linear | None:
+        """`most` less wherever one of the values is moved between chips."""
+        line = Linear()
+        for value in values:
+            for moves in (self.moves(value.node, made=False), self.moves(value.node, made=True)):
+                if moves is not None:
+                    for arcs in moves.tree.arcs:
+                        columns = arcs.columns[moves.sent(arcs)]
+                        if len(columns):
+                            line.add(columns, -most)
+        return line if line.columns else None
+
+    # ------------------------------------------------------------ values
+
+    def bytes_of(self, node: ValueNode, variable: int) -> Floats:
+        """On a chip, for each choice that is left of a variable."""
+        kept = self.formulation.kept[variable]
+        return self.solver.device_bytes(node)[self.solver.choices[variable][kept]]
+
+    def at(self, node: ValueNode, variable: int) -> _Part:
+        nbytes = self.bytes_of(node, variable)
+        return _Part(lambda: Linear([self.formulation.choices[variable]], [nbytes]), float(nbytes.max()))
+
+    def home(self, node: ValueNode) -> _Part:
+        return self.at(node, node.home)
+
+    def moves(self, node: ValueNode, *, made: bool) -> _Moves | None:
+        """The moves of a value's tree from its home, or from where it was made."""
+        f = (self.made if made else self.uses).get(node)
+        if f is None or f not in self.formulation.trees:
+            return None
+        if f not in self.known:
+            tree = self.formulation.trees[f]
+            variables = tree.factor.variables
+            layouts = np.unique(np.concatenate([self.solver.choices[v] for v in variables]))
+            group = node.group.root()
+            steps = self.solver.moves[group][1][np.ix_(layouts, layouts)]
+            between = np.where(np.isfinite(steps), steps, 0.0) > 0
+            np.fill_diagonal(between, False)
+            nbytes = self.solver.device_bytes(node)[layouts]
+            digits = self.solver.coding.digits(group.codes[layouts])
+            added = (digits[None, :, :] == SUM) & (digits[:, None, :] != SUM)
+            sizes = np.array(list(self.problem.program.mesh.values()), np.float64)
+            arriving = nbytes[None, :] / np.where(added, sizes, 1.0).prod(axis=2)
+            self.known[f] = _Moves(tree, nbytes, between, arriving, layouts)
+        return self.known[f]
+
+    def sends(self, value: Lifetime) -> bool:
+        """Tells whether the value may be moved between chips."""
+        return any(
+            moves is not None and any(moves.sent(arcs).any() for arcs in moves.tree.arcs)
+            for moves in (self.moves(value.node, made=False), self.moves(value.node, made=True))
+        )
+
+    def written(self, value: Lifetime) -> _Part:
+        """A result while its kernel runs."""
+        node = value.node
+        if value.bytes is Bytes.ELSEWHERE:
+            return _NOTHING
+        made = self.moves(node, made=True)
+        every = [moves for moves in (made, self.moves(node, made=False)) if moves is not None]
+        if value.bytes is Bytes.WITHIN:
+            if not every or len(every[0].tree.leaves) != 1:
+                return _NOTHING
+            most = float(every[0].nbytes.max())
+            return _Part(lambda: self.only_if_sent(value, every[0], done=False), most)
+        part = self.at(node, node.made if node.made >= 0 else node.home)
+        return _Part(lambda: self.but_slices(value, _copied(part.line), every, set()), part.most)
+
+    def only_if_sent(self, value: Lifetime, moves: _Moves, *, done: bool) -> Linear:
+        """A value computed within a kernel: in memory where it is moved between chips, before that and after."""
+        line = Linear()
+        for arcs in moves.tree.arcs:
+            sent = moves.sent(arcs)
+            if done:
+                line.add(arcs.columns[sent], moves.there(arcs, sent))
+            elif sent.any():
+                whole = ~self.cut(value, moves, arcs, sent)
+                line.add(arcs.columns[sent], moves.nbytes[arcs.source[sent]] * whole)
+        return line
+
+    def but_slices(self, value: Lifetime, line: Linear, every: Sequence[_Moves], over: set[int]) -> Linear:
+        """Leaves out what is only sliced: what is sliced, by movements to come or without any, is not written whole,
+        nor before the slice is."""
+        if not value.shrinks:
+            return line
+        for moves in every:
+            for arcs in self.least_sliced(value, moves):
+                done = self.first_use(value, moves.tree, arcs.subset) in over
+                sliced, sent = moves.sliced(arcs), moves.sent(arcs)
+                if sliced.any():
+                    left = moves.nbytes[arcs.target[sliced]] if done and value.contracts else 0.0
+                    line.add(arcs.columns[sliced], np.minimum(0.0, left - moves.nbytes[arcs.source[sliced]]))
+                if sent.any() and not done:
+                    cut = self.cut(value, moves, arcs, sent)
+                    line.add(arcs.columns[sent], -moves.nbytes[arcs.source[sent]] * cut)
+        return line
+
+    def least_sliced(self, value: Lifetime, moves: _Moves) -> list[Arcs]:
+        """The arcs on behalf of that use which is sliced in the fewest ways: a value is not written whole only where
+        all its uses take slices, this one among them."""
+        by_leaf = [
+            [arcs for arcs in moves.tree.arcs if arcs.subset >> leaf & 1] for leaf in range(len(moves.tree.leaves))
+        ]
+        if len(by_leaf) == 1:
+            return by_leaf[0]
+
+        def ways(every: list[Arcs]) -> int:
+            return sum(
+                int(moves.sliced(arcs).sum()) + int(self.cut(value, moves, arcs, moves.sent(arcs)).sum())
+                for arcs in every
+            )
+
+        if moves not in self.sliced:
+            self.sliced[moves] = min(by_leaf, key=ways)
+        return self.sliced[moves]
+
+    def held(self, value: Lifetime, needed: int, moved: int) -> _Part:
+        """A value between its kernel and the last of its uses that need it at the moment `needed` or later, when its
+        copies have been made that are made before the moment `moved`."""
+        return self.held_for(value, tuple(k for k, span in enumerate(value.uses) if span.end >= needed), moved)
+
+    def held_for(self, value: Lifetime, to_come: tuple[int, ...], moved: int) -> _Part:
+        """A value as long as these uses of it are to come."""
+        if not to_come:
+            return _NOTHING
+        over = tuple(k for k, span in enumerate(value.uses) if span.start < moved)
+        key = (value, to_come, over)
+        if key not in self.held_by:
+            self.held_by[key] = self._held(value, to_come, set(over))
+        return self.held_by[key]
+
+    def _held(self, value: Lifetime, to_come: tuple[int, ...], over: set[int]) -> _Part:
+        node = value.node
+        moves = self.moves(node, made=False)
+        own = value.bytes is Bytes.OWN
+        home = self.home(node)
+        if moves is None:
+            return home if own else _NOTHING
+        largest = float(moves.nbytes.max())
+        leaf_of = {slot - 1: k for k, slot in enumerate(moves.tree.leaves)}
+        first = {arcs.subset: self.first_use(value, moves.tree, arcs.subset) for arcs in moves.tree.arcs}
+        gone = [arcs for arcs in moves.tree.arcs if first[arcs.subset] in over and moves.sent(arcs).any()]
+        alone = len(moves.tree.leaves) == 1
+        if value.bytes is Bytes.WITHIN and alone:
+            over_now = first[1] in over
+            return _Part(lambda: self.only_if_sent(value, moves, done=over_now), largest)
+        moving = set(to_come) & set(leaf_of)
+        if not own and not (gone and moving):
+            return _NOTHING
+
+        def line() -> Linear:
+            if not gone or not moving:
+                made = _copied(home.line)
+            elif own and len(to_come) == 1:
+                made = _copied(home.line)
+                leaf = leaf_of[to_come[0]]
+                for arcs in moves.tree.arcs:
+                    if first[arcs.subset] in over and arcs.subset >> leaf & 1:
+                        sent, sliced = moves.sent(arcs), moves.sliced(arcs)
+                        gain = moves.there(arcs, sent) - moves.nbytes[arcs.source[sent]]
+                        made.add(arcs.columns[sent], gain)
+                        if arcs.subset & (arcs.subset - 1):  # further moves set out from the slice
+                            made.add(arcs.columns[sliced], -moves.nbytes[arcs.source[sliced]])
+            elif alone:  # a copy, beside a home that others count
+                made = Linear()
+                for arcs in gone:
+                    sent = moves.sent(arcs)
+                    made.add(arcs.columns[sent], moves.there(arcs, sent))
+            else:
+                made = self.copies(value, moves, to_come, over, first, leaf_of, own=own)
+            return self.but_slices(value, made, [moves], over) if own else made
+
+        return _Part(line, largest * len(to_come))
+
+    def first_use(self, value: Lifetime, tree: Tree, subset: int) -> int:
+        """The use, by its number, before which a move on behalf of a subset of leaves is made."""
+        numbers = [slot - 1 for k, slot in enumerate(tree.leaves) if subset >> k & 1]
+        return min(numbers, key=lambda k: value.uses[k].start)
+
+    def copies(
+        self,
+        value: Lifetime,
+        moves: _Moves,
+        to_come: tuple[int, ...],
+        over: set[int],
+        first: dict[int, int],
+        leaf_of: dict[int, int],
+        *,
+        own: bool,
+    ) -> Linear:
+        """Each layout that holds the value for one of the uses to come counts once."""
+        node = value.node
+        n = len(moves.nbytes)
+        program = self.formulation.program
+        home_at = moves.tree.factor.places[0][self.formulation.kept[node.home]]
+        uses: list[list[tuple[Columns, NDArray[np.int64], Floats]]] = []
+        for use in to_come:
+            signed: list[tuple[Columns, NDArray[np.int64], Floats]] = []
+            if own:
+                signed.append((self.formulation.choices[node.home], home_at, np.ones(len(home_at))))
+            if use in leaf_of:
+                for arcs in moves.tree.arcs:
+                    if first[arcs.subset] in over and arcs.subset >> leaf_of[use] & 1:
+                        sent, sliced = moves.sent(arcs), moves.sliced(arcs)
+                        if arcs.subset & (arcs.subset - 1):
+                            signed.append((arcs.columns[sliced], arcs.source[sliced], -np.ones(int(sliced.sum()))))
+                        target = arcs.target[sent]
+                        signed.append((arcs.columns[sent], target, moves.there(arcs, sent) / moves.nbytes[target]))
+                        signed.append((arcs.columns[sent], arcs.source[sent], -np.ones(len(target))))
+            uses.append(signed)
+        held = program.columns(np.zeros(n), integer=False)
+        for signed in uses:
+            by_layout: dict[int, Linear] = {}
+            for columns, at, shares in signed:
+                for layout in np.unique(at):
+                    here = at == layout
+                    by_layout.setdefault(int(layout), Linear()).add(columns[here], shares[here])
+            for layout, line in by_layout.items():
+                line.add(held[layout : layout + 1], -1.0)
+                program.row(line, -np.inf, 0.0)
+        return Linear([held], [moves.nbytes])
+
+    # ------------------------------------------------------------ movements
+
+    def moving(self, value: Lifetime, number: int) -> _Part | None:
+        """A value while its copy for a use is made; None where there is no collective for it."""
+        moves = self.moves(value.node, made=False)
+        if moves is None or number + 1 not in moves.tree.leaves:
+            return None
+        full = (1 << len(moves.tree.leaves)) - 1
+        if self.first_use(value, moves.tree, full) != number:
+            return None
+        return self.on_the_way(value, moves, full)
+
+    def on_the_way(self, value: Lifetime, moves: _Moves, subset: int) -> _Part | None:
+        every = [arcs for arcs in moves.tree.arcs if arcs.subset == subset and moves.sent(arcs).any()]
+        if not every:
+            return None
+
+        def line() -> Linear:
+            made = Linear()
+            for arcs in every:
+                sent = moves.sent(arcs)
+                made.add(arcs.columns[sent], np.array([p.during(value) for p in self.plans(value, moves, arcs, sent)]))
+            return made
+
+        return _Part(line, 2 * float(moves.nbytes.max()))
+
+    def going_home(self, value: Lifetime) -> _Part | None:
+        """A value on its way to the layout that is demanded of it."""
+        moves = self.moves(value.node, made=True)
+        if moves is None or value.bytes is Bytes.ELSEWHERE:
+            return None
+        return self.on_the_way(value, moves, 1)
+
+    def cut(self, value: Lifetime, moves: _Moves, arcs: Arcs, sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The collectives among the arcs for which the value is sliced first: it is not written whole."""
+        if not value.shrinks:
+            return np.zeros(int(sent.sum()), np.bool_)
+        return np.array([each.sliced for each in self.plans(value, moves, arcs, sent)], np.bool_)
+
+    def plans(self, value: Lifetime, moves: _Moves, arcs: Arcs, sent: NDArray[np.bool_]) -> Iterator[_Steps]:
+        """The steps of the movements among the arcs."""
+        group = value.node.group.root()
+        for a, b in zip(arcs.source[sent], arcs.target[sent], strict=True):
+            key = (group, int(moves.layouts[a]), int(moves.layouts[b]))
+            if key not in self.steps:
+                self.steps[key] = self.planned(value.node, *key[1:])
+            yield self.steps[key]
+
+    def planned(self, node: ValueNode, a: int, b: int) -> _Steps:
+        coding, codes, mesh = self.solver.coding, node.group.root().codes, self.problem.program.mesh
+        source = coding.decode(int(codes[a]), node.shape, ON_DEVICE)
+        target = coding.decode(int(codes[b]), node.shape, ON_DEVICE)
+        try:
+            steps = plan(source, target, mesh).steps
+        except DiagnosticError:  # it will not be in the finished program either
+            return _Steps((0.0, 0.0), sliced=False)
+        sliced = isinstance(steps[0].operation, Slice | AsPartial)
+        while isinstance(steps[-1].operation, Slice | AsPartial):  # for who reads it
+            steps = steps[:-1]
+        sizes = (source.local_bytes(mesh), *(step.type.local_bytes(mesh) for step in steps))
+        return _Steps(tuple(map(float, sizes)), sliced)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A movement's bytes before and after each of its steps, and whether the first is a slice."""
+
+    sizes: tuple[float, ...]
+    sliced: bool
+
+    def during(self, value: Lifetime) -> float:
+        """The most at once, beside what others count."""
+        sizes = self.sizes
+        if value.bytes is Bytes.ELSEWHERE or (value.shrinks and self.sliced):
+            return max([sizes[1], *(x + y for x, y in pairwise(sizes[1:]))])
+        return max(x + y for x, y in pairwise(sizes))
+
+
+def _sum_of(parts: Sequence[_Part], parting: Linear | None) -> Linear:
+    line = Linear()
+    for each in (*(part.line for part in parts), *((parting,) if parting is not None else ())):
+        line.columns.extend(each.columns)
+        line.coefficients.extend(each.coefficients)
+    return line
+
+
+def _copied(line: Linear) -> Linear:
+    return Linear(list(line.columns), list(line.coefficients))

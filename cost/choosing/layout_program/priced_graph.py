@@ -1,0 +1,54 @@
+"""A program's factor graph under a price for each byte of weights and state: its costs are linear in it.
+
+Message passing goes on from what it has found under another price: costs that were shifted between factors add up to
+nothing whatever the factors cost.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.cost.choosing.factor_graph import FactorGraph
+from shardwright.cost.choosing.factors import Factor, TableFactor
+from shardwright.cost.choosing.remainder import Remainder
+from shardwright.cost.choosing.time_placement import Floats, MemoryPrices, TimeSolver
+
+
+class PricedGraph:
+    """The graph of a solver that has made it without a price."""
+
+    def __init__(self, solver: TimeSolver) -> None:
+        self.base = solver.graph
+        self.slopes: dict[int, Floats] = {}
+        """Of factors, by number, the bytes that the price is for."""
+        dearer = solver.under(MemoryPrices(byte_ns=1.0)).graph
+        for f, (here, there) in enumerate(zip(self.base.factors, dearer.factors, strict=True)):
+            if isinstance(here, TableFactor) and isinstance(there, TableFactor):
+                slope = there.costs - here.costs
+                if slope.any():
+                    self.slopes[f] = slope
+
+    def factor(self, f: int, price: float, left: Factor) -> Factor:
+        """The part left of a factor, at another price."""
+        base = self.base.factors[f]
+        if f not in self.slopes or not isinstance(left, TableFactor) or not isinstance(base, TableFactor):
+            return left
+        return left.priced((base.costs + price * self.slopes[f])[left.numbers])
+
+    def graph(self, price: float) -> FactorGraph:
+        """All of it."""
+        factors = [self.factor(f, price, factor) for f, factor in enumerate(self.base.factors)]
+        return FactorGraph(list(self.base.sizes), factors)
+
+    def whole(self) -> Remainder:
+        """All of it, with nothing shifted yet."""
+        factors = self.base.factors
+        theta = [[np.zeros(self.base.sizes[v]) for v in factor.variables] for factor in factors]
+        values = [np.arange(size, dtype=np.int64) for size in self.base.sizes]
+        return Remainder(list(factors), theta, values, list(range(len(factors))))
+
+    def follow(self, left: Remainder, price: float) -> None:
+        """Gives what is left of the graph, no factor of which has been settled, this price."""
+        for i, f in enumerate(left.origins):
+            if f in self.slopes:
+                left.factors[i] = self.factor(f, price, left.factors[i])

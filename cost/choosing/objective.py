@@ -1,0 +1,33 @@
+"""The objective that layouts are chosen for: the least predicted time on a chip, or the fewest bytes received per
+chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.cost.hardware.chips import REFERENCE, Chip
+from shardwright.cost.hardware.constants import DATASHEET, Constants
+
+SOLVERS = ("auto", "ortools")
+"""All that there is, and HiGHS through OR-tools alone."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Time on `chip` under its memory, its kernels and links as `constants` say; functions count by `calls`, once where
+    they are not named. `solver` is one of `SOLVERS`."""
+
+    chip: Chip = REFERENCE
+    constants: Constants = DATASHEET
+    calls: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    solver: str = "auto"
+
+    @classmethod
+    def on(cls, chip: Chip) -> Objective:
+        """Time on a chip under its own constants."""
+        return cls(chip, chip.constants)
+
+    def count(self, func: str) -> float:
+        """How often a function is called."""
+        return self.calls.get(func, 1.0)

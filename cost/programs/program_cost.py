@@ -1,0 +1,143 @@
+"""The predicted time of one call of a function of an explicit program, kernel by kernel, and its memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.constants import Constants, KernelDemand, KernelTimes, times_of
+from shardwright.cost.hardware.topology import TorusTopology, topology_of
+from shardwright.cost.kernels.demand import demand_of
+from shardwright.cost.kernels.work import Work, steps_of, works_in
+from shardwright.cost.programs.memory import MemoryUse, memory_of
+from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
+from shardwright.ir.program import Func, Program
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """A kernel or transfer: its work, what it asks of the chip, the seconds of one execution, and those that all of
+    them add to the program's, where transfers in flight add what is waited for them (`cost.programs.schedule`)."""
+
+    work: Work
+    demand: KernelDemand
+    times: KernelTimes
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One call of a function: seconds, and what each resource takes of them by itself.
+
+    `exposed_communication_s` is the communication that nothing hides, `copy_s` copies between memories. `tokens` are
+    those that the call works on, `parameters` those of the model, as MFU counts them; `calibrated` says that measured
+    constants priced it, not the chip's datasheet.
+    """
+
+    func: str
+    kernels: tuple[KernelCost, ...]
+    memory: MemoryUse
+    chip: Chip
+    n_chips: int
+    tokens: int
+    parameters: int
+    calibrated: bool = False
+    stages: int = 1
+    micro_batches: int = 1
+    rounds: float = 1.0
+    between_stages_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        return sum(kernel.total_s for kernel in self.kernels) * self.rounds + self.between_stages_s
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return self.rounds * sum(kernel.total_s for kernel in self.kernels if kernel.work.collective is not None)
+
+    @property
+    def compute_s(self) -> float:
+        return self.rounds * sum(kernel.times.compute * kernel.work.trips for kernel in self.kernels)
+
+    @property
+    def memory_s(self) -> float:
+        return self.rounds * sum(kernel.times.memory * kernel.work.trips for kernel in self.kernels)
+
+    @property
+    def communication_s(self) -> float:
+        return self.rounds * sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
+
+    @property
+    def copy_s(self) -> float:
+        return self.rounds * sum(kernel.times.copy * kernel.work.trips for kernel in self.kernels)
+
+    @property
+    def flops_per_chip(self) -> int:
+        return sum(k.work.flops * k.work.trips for k in self.kernels) * self.micro_batches // self.stages
+
+    @property
+    def bytes_received_per_chip(self) -> int:
+        received = sum(k.work.collective.received * k.work.trips for k in self.kernels if k.work.collective is not None)
+        return received * self.micro_batches // self.stages
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization (Pope et al. 2022, section 2): 2 N tokens over chips, bf16 peak and time."""
+        return mfu(self.chip, self.n_chips, self.parameters, self.tokens, self.time_s)
+
+    @property
+    def chip_seconds_per_token(self) -> float:
+        return self.n_chips * self.time_s / self.tokens
+
+
+def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | None = None) -> Cost:
+    """The cost of one call of a function of an explicit program on a mesh of such chips.
+
+    `constants` are the chip's own where None. Raises where the mesh does not fit the chip's interconnect, or the chip
+    has no rate for a product's number format; TypeError where a type has holes.
+    """
+    kernels = kernel_costs(program, func, chip, constants)
+    tokens, parameters = model_size(program, func)
+    calibrated = (constants or chip.constants) == chip.calibrated
+    memory = memory_of(program, func)
+    return Cost(func.name, kernels, memory, chip, program.mesh.n_chips, tokens, parameters, calibrated)
+
+
+def kernel_costs(
+    program: Program, func: Func, chip: Chip, constants: Constants | None = None
+) -> tuple[KernelCost, ...]:
+    """The kernels of `cost_of`, whose `total_s` add up to its `time_s`. Raises as it does."""
+    steps, topology = steps_of(program, func), topology_of(chip, program.mesh)
+    works = list(works_in(steps))
+    made = [demand_of(work, topology) for work in works]
+    times = [times_of(demand, constants or chip.constants) for demand in made]
+    added = added_seconds(steps, [each.total for each in times], axes_apart=isinstance(topology, TorusTopology))
+    return tuple(map(KernelCost, works, made, times, added))
+
+
+def course_of_call(program: Program, func: Func, cost: Cost) -> list[KernelTiming]:
+    """When the kernels of a function's cost are executed, by their place in `cost.kernels.body`."""
+    apart = isinstance(topology_of(cost.chip, program.mesh), TorusTopology)
+    seconds = [kernel.times.total for kernel in cost.kernels]
+    return happenings(steps_of(program, func), seconds, axes_apart=apart)
+
+
+def model_size(program: Program, func: Func) -> tuple[int, int]:
+    """How many tokens a call works on, and how many parameters there are.
+
+    Parameters are the elements of the weights, or of a program that declares none, of the function's arguments after
+    the first. Tokens are numbered by the dimensions of the first argument that these have not.
+    """
+    weights = program.weights or func.params[1:]
+    parameters = sum(value.shape.elements for value in weights)
+    named = {name for value in weights for name in value.type.names}
+    first = func.params[0].type.dims if func.params else ()
+    return math.prod(dim.size for dim in first if dim.name not in named), parameters
+
+
+def mfu(chip: Chip, n_chips: int, parameters: float, tokens: int, time_s: float) -> float:
+    """2 N tokens / (chips x peak x time); the peak is that of bf16, also where weights are int8."""
+    rates = chip.flops_per_s
+    peak = rates.get("bf16") or rates.get("f16") or max(rates.values())
+    return 2 * parameters * tokens / (n_chips * peak * time_s) if time_s > 0 else 0.0

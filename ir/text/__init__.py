@@ -1,0 +1,1 @@
+"""The language as text: grammar, parser, syntax tree, formatter, and programs printed."""

@@ -1,0 +1,173 @@
+"""`choose-memories`: weights and state whose memory is left open, `on ?`, lie on the device as far as they fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, combinations, islice
+from typing import TYPE_CHECKING, ClassVar
+
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.placements import with_placements
+from shardwright.ir.program import Program, SetState, Value
+from shardwright.ir.types import ON_DEVICE, Placement, Tier
+from shardwright.ir.walk import names_read
+from shardwright.passes.base import Pass
+from shardwright.passes.compiling.place import SECONDS, Place
+
+if TYPE_CHECKING:
+    from shardwright.cost.choosing.objective import Objective
+    from shardwright.passes.compiling.found import SearchResult
+
+_TRIED = 16
+"""Fillings whose layouts are chosen before everything open stays on the host."""
+
+_SUBSETS = 8
+"""Open values of which every subset may lie on the device; of more, those whose copies take longest for a byte."""
+
+_FOR_EACH = 0.2
+"""Of the time, for the layouts of one filling."""
+
+ON_HOST = Placement(((Tier.HOST, 100.0),))
+
+
+@dataclass(frozen=True)
+class ChooseMemories(Pass):
+    """Fills `on ?` of weights and state: on the device as far as they fit there, on the host else.
+
+        weights { w: bf16 NEF_x on ? }
+
+    becomes, where three quarters fit on each chip,
+
+        weights { w: bf16 NEF_x on device 75% host 25% along F }
+
+    The chip is that of `place`, and layouts are chosen as there for each filling that is tried, `calls` included. Those
+    with the fewest seconds of copies are tried first; one value is shared between the memories, along its largest
+    dimension, unless each is to be `whole` in one. `offload` writes the copies.
+    """
+
+    name: ClassVar[str] = "choose-memories"
+    chip: str = ""
+    calls: str = ""
+    whole: bool = False
+
+    def run(self, program: Program) -> Program:
+        return memories_chosen(program, Place(chip=self.chip, calls=self.calls).wanted(program), whole=self.whole)
+
+
+def open_memories(program: Program) -> tuple[Value, ...]:
+    """The weights and state whose memory is left open."""
+    return tuple(value for value in (*program.weights, *program.state) if value.type.placement is None)
+
+
+def memories_chosen(
+    program: Program, objective: Objective, seconds: float = SECONDS, *, whole: bool = False
+) -> Program:
+    """The program with every `on ?` of its weights and state filled. Raises where it does not fit with all of them on
+    the host, or where what does not fit has no host to lie on; as `passes.compiling.choosing.search` else."""
+    from shardwright.passes.compiling.choosing import search
+
+    opened = open_memories(program)
+    if not opened:
+        return program
+    seconds *= _FOR_EACH
+    everything = _filled(program, dict.fromkeys((value.name for value in opened), ON_DEVICE))
+    try:
+        search(everything, objective, seconds)
+    except DiagnosticError as error:
+        if error.diagnostics[0].code != "does-not-fit" or objective.chip.host_link is None:
+            raise
+    else:
+        return everything
+    on_host = {value.name: ON_HOST for value in opened}
+    least = search(_filled(program, on_host), objective, seconds)
+    kept = sorted((_Kept.of(least, value.name) for value in opened), key=lambda value: -value.a_byte_s)
+    limit, best, chosen = objective.chip.memory_bytes, least, on_host
+    for placements in islice(_subsets(kept, limit), _TRIED):
+        with suppress(DiagnosticError):
+            best = search(_filled(program, on_host | placements), objective, seconds)
+            chosen = on_host | placements
+            break
+    for value in [] if whole else kept:
+        share = math.floor(100 * (limit - best.peak) / max(1, value.nbytes))
+        if chosen[value.name] == ON_HOST and value.largest and 0 < share < 100:
+            spread = Placement(((Tier.DEVICE, float(share)), (Tier.HOST, 100.0 - share)), value.largest)
+            with suppress(DiagnosticError):
+                tried = search(_filled(program, chosen | {value.name: spread}), objective, seconds)
+                if tried.objective_s < best.objective_s:
+                    best, chosen = tried, chosen | {value.name: spread}
+    return _filled(program, chosen)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A value with everything open on the host: its bytes on a chip, those of what is fetched of it at once, the
+    seconds of its copies, and its largest dimension."""
+
+    name: str
+    nbytes: int
+    fetched: int
+    seconds: float
+    largest: str
+
+    @property
+    def a_byte_s(self) -> float:
+        """Seconds of copies for each byte."""
+        return self.seconds / max(1, self.nbytes)
+
+    @staticmethod
+    def of(found: SearchResult, name: str) -> _Kept:
+        mesh, seconds, fetched = found.placed.mesh, 0.0, 0
+        for func, cost in zip(found.program.funcs, found.costs, strict=True):
+            stored = {s.operand for s, _ in func.walk() if isinstance(s, SetState) and s.state == name}
+            for kernel in cost.kernels:
+                statement = kernel.work.statement
+                if kernel.work.copied is not None and (name in statement.operands or statement.result.name in stored):
+                    seconds += found.objective.count(cost.func) * kernel.total_s
+                    fetched = max(fetched, kernel.work.result.local_bytes(mesh))
+        dims = next(v for v in (*found.placed.weights, *found.placed.state) if v.name == name).type.dims
+        largest = max(dims, key=lambda dim: dim.size).name if dims else ""
+        return _Kept(name, _bytes_of(found, name), fetched, seconds, largest)
+
+
+def _bytes_of(found: SearchResult, name: str) -> int:
+    """The bytes of a weight or a state value on a chip, whatever the memory."""
+    kept = (*found.placed.weights, *found.placed.state)
+    return next(value.concrete.local_bytes(found.placed.mesh) for value in kept if value.name == name)
+
+
+def _subsets(kept: Sequence[_Kept], limit: float) -> Iterator[dict[str, Placement]]:
+    """Values on the device that take no more than its memory beside the largest fetched value, the fewest seconds of
+    copies first; `kept` are in the order of what copies take for a byte."""
+    every = (
+        chain.from_iterable(combinations(kept, count) for count in range(1, len(kept)))
+        if len(kept) <= _SUBSETS
+        else (tuple(kept[:count]) for count in range(1, len(kept)))
+    )
+    fitting: list[tuple[float, tuple[_Kept, ...]]] = []
+    for subset in every:
+        fetched = max(value.fetched for value in kept if value not in subset)
+        if sum(value.nbytes for value in subset) + fetched <= limit:
+            fitting.append((-sum(value.seconds for value in subset), subset))
+    for _, subset in sorted(fitting, key=lambda each: each[0]):
+        yield {value.name: ON_DEVICE for value in subset}
+
+
+def least_copies_s(program: Program, objective: Objective) -> float:
+    """Seconds that copies take at least, whatever the layouts and the memories of the weights and state that are left
+    open: what the device cannot hold of them, divided among all chips, is fetched in every call that reads it."""
+    link, n_chips = objective.chip.host_link, program.mesh.n_chips
+    opened = open_memories(program)
+    whole = sum(value.shape.elements * value.shape.dtype.bits / 8 for value in opened)
+    over = whole / n_chips - objective.chip.memory_bytes
+    if link is None or over <= 0:
+        return 0.0
+    reads = {func.name: names_read(func.body) for func in program.funcs}
+    calls = [sum(objective.count(func) for func, names in reads.items() if value.name in names) for value in opened]
+    return over * min(calls) * min(n_chips, link.shared_by) / link.to_device_bytes_per_s
+
+
+def _filled(program: Program, placements: Mapping[str, Placement]) -> Program:
+    return with_placements(program, lambda name, kind: placements.get(name, kind.placement or ON_DEVICE))

@@ -1,0 +1,365 @@
+"""One chooser of layouts: every hole filled so that the predicted time is least under a chip's memory, with a proof."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from shardwright.cost.choosing.kernel_shares import structure_of
+from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
+from shardwright.cost.choosing.layout_program.solver import ExcludedChoice, Outcome, ProgramSolve
+from shardwright.cost.choosing.limited_placement import most_entries
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.choosing.placement import Effort, LayoutSolution
+from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
+from shardwright.cost.integer_program.highs import import_solver
+from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.placements import off_device, on_device
+from shardwright.ir.program import Program
+from shardwright.ir.text.table import bytes_text
+from shardwright.passes.compiling.choose_memories import least_copies_s, memories_chosen
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.found import ENOUGH, SearchResult
+from shardwright.passes.compiling.place import place
+from shardwright.passes.memory.offload import Offload
+from shardwright.passes.pipelines import run_passes
+
+_FOR_PROOF = 0.9
+"""Of the time that is left, for a bound at the best prices."""
+
+_ROUNDS = 4
+"""Of prices for memory, each half as far from the best as the one before."""
+
+_LIVE = 2
+"""How often activations are made dearer before that is left to the integer program."""
+
+_FOR_PRICES = 0.8
+"""Of the time, for looking for prices."""
+
+_DETAIL = 0.01
+"""Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
+
+
+def search(
+    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
+) -> SearchResult:
+    """Fills a surface program's holes. Raises a `DiagnosticError` where demands cannot be met, or nothing fits.
+
+    After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
+    """
+    filled = memories_chosen(program, objective, seconds)
+    copies = (Offload(),) if off_device(filled) else ()
+    found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options)
+    if filled is program or not copies:
+        return found
+    # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
+    free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
+    bound = search(on_device(filled), free, seconds, options).bound_s + least_copies_s(program, objective)
+    bound = min(found.bound_s, bound)
+    closed = bound >= found.objective_s * (1 - ENOUGH)
+    return replace(found, status="optimal" if closed else "feasible", bound_s=bound)
+
+
+def choose(
+    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
+) -> SearchResult:
+    """The layouts of a program after `decompose`, as all commands choose them. Raises as `search`."""
+    return _Chooser(program, objective, seconds, options).run()
+
+
+class _Chooser:
+    def __init__(
+        self, program: Program, objective: Objective, seconds: float, options: PlacementOptions | None
+    ) -> None:
+        self.began = time.monotonic()
+        self.end = self.began + seconds
+        self.objective = objective
+        self.chip, self.constants = objective.chip, objective.constants
+        self.program = program
+        self.structure = structure_of(program)
+        self.options = replace(options or PlacementOptions(), calls=objective.calls)
+        self.found: list[SearchResult] = []
+        self.known: dict[str, SearchResult] = {}
+        self.tried: list[MemoryPrices] = []
+        self.bound_ns = -math.inf
+        self.price = MemoryPrices()
+        self.alone = objective.solver == "ortools"
+        self.fault: DiagnosticError | None = None
+        """Why the integer program has found nothing."""
+
+    def run(self) -> SearchResult:
+        if self.alone:
+            import_solver()
+            self.exact()
+        else:
+            with suppress(OutOfWorkError):  # what was found so far has to do
+                self.search()
+        fitting = self.fitting()
+        if not fitting:
+            raise self.too_much()
+        return self.proved(min(fitting, key=lambda found: found.objective_s) if len(fitting) > 1 else fitting[0])
+
+    def search(self) -> None:
+        """By prices and elimination, and by integer programs where these leave a gap."""
+        unlimited = math.isinf(self.chip.memory_bytes)
+        if not unlimited and not self.attempt(MemoryPrices()).fits:
+            self.price_memory()
+        if unlimited or (self.open() and not self.price.byte_ns):
+            self.prove()
+        if not unlimited and self.open():
+            self.exact()
+
+    def prove(self) -> None:
+        """Looks at all choices where memory has no price, which gives a bound."""
+        end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
+        start = min(self.found, key=lambda found: found.model_s).placement if self.found else None
+        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start)
+        with suppress(OutOfWorkError):
+            self.bound_ns = self.priced(MemoryPrices(), effort).placement.solution.bound
+
+    def open(self) -> bool:
+        """Tells whether there may be something better than what was found."""
+        return self.bound_ns < self.incumbent() * (1 - ENOUGH)
+
+    def exact(self) -> None:
+        """By integer programs, as far as the time goes.
+
+        What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
+        once, to find something that fits.
+        """
+        excluded: list[ExcludedChoice] = []
+        detail = _DETAIL
+        less: dict[str, float] = {}
+        lowered = False
+        while self.open() and time.monotonic() < self.end:
+            outcome = Outcome()
+            solve = ProgramSolve(
+                self.chip, self.constants, self.structure, self.incumbent(), self.price.byte_ns, self.bound_ns, ENOUGH,
+                tuple(excluded), less if lowered else {}, detail, self.end, self.alone, outcome,
+            )  # fmt: skip
+            found: SearchResult | None = None
+            try:
+                found = self.placed(solve)
+            except DiagnosticError as error:
+                self.fault = error
+            if lowered:
+                lowered = False
+                continue
+            self.bound_ns = max(self.bound_ns, outcome.bound_ns)
+            if found is None or found.fits:
+                return
+            chosen = found.placement.solution.choice
+            if chosen in outcome.excluded:
+                excluded.append(outcome.excluded[chosen])
+            if detail:
+                detail = 0.0
+                continue
+            for cost in found.costs:
+                over = cost.memory.peak - self.chip.memory_bytes
+                if over > 0:
+                    less[cost.func] = less.get(cost.func, 0.0) + over
+            lowered = True
+
+    def incumbent(self) -> float:
+        return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
+
+    def fitting(self) -> list[SearchResult]:
+        return [found for found in self.found if found.fits]
+
+    def attempt(self, prices: MemoryPrices, *, thorough: bool = False) -> SearchResult:
+        """The choice that takes little time at these prices, as a few axes at a time find it."""
+        known = repr((prices, thorough))
+        if known not in self.known:
+            self.tried.append(prices)
+            self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, thorough=thorough))
+        return self.known[known]
+
+    def priced(self, prices: MemoryPrices, effort: Effort) -> SearchResult:
+        """The layouts chosen at these prices with so much effort."""
+
+        def solve(problem: LayoutProblem) -> LayoutSolution:
+            return TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort).solve()
+
+        return self.placed(solve, prices)
+
+    def placed(
+        self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
+    ) -> SearchResult:
+        """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
+        placed, placement = place(self.program, self.options, solve)
+        spent = 0.0
+        if prices is not None:
+            kept = (*placed.weights, *placed.state)
+            spent = sum(prices.of_kept(value.name) * value.concrete.local_bytes(placed.mesh) for value in kept)
+        model_s = (placement.solution.cost - spent) / NANOSECONDS
+        found = SearchResult(self.objective, "feasible", placed, placement, model_s, 0.0, 0.0)
+        self.found.append(found)
+        return found
+
+    def price_memory(self) -> None:
+        """Prices for the bytes of weights and state: dearer until everything fits, then between those.
+
+        Where weights and state are not enough, all other values are priced too, as little as makes everything fit.
+        """
+        limit = self.chip.memory_bytes
+        large = self.attempt(MemoryPrices())
+        scale = large.objective_s * NANOSECONDS / limit
+        below, above, live = MemoryPrices(), MemoryPrices(scale), False
+        tries = _LIVE
+        while not (small := self.attempt(above)).fits:
+            if small.kept <= limit and not live:
+                live = True
+            else:
+                tries -= live
+                if not tries or above.byte_ns > 1e6 * scale:
+                    return
+                dearer = 1e7 * scale if self.late() else above.byte_ns * 8
+                below, large, above = above, small, MemoryPrices(dearer)
+            above = MemoryPrices(above.byte_ns, above.byte_ns if live else 0.0)
+        if live:
+            self.narrow_all(below, above)
+        else:
+            self.narrow(below, large, above, small)
+
+    def narrow_all(self, below: MemoryPrices, above: MemoryPrices) -> None:
+        """Prices of all values alike, between those at which what is found does not fit and fits."""
+        for _ in range(_ROUNDS):
+            if self.late():
+                return
+            price = math.sqrt(below.byte_ns * above.byte_ns) or above.byte_ns / 8
+            prices = MemoryPrices(price, price)
+            if self.attempt(prices).fits:
+                above = prices
+            else:
+                below = prices
+
+    def narrow(self, below: MemoryPrices, large: SearchResult, above: MemoryPrices, small: SearchResult) -> None:
+        """The same of weights and state: in turn the price at which both cost as much, and the mean of the two prices.
+        Then prices of some, and with more than two axes another look at less."""
+        for turn in range(_ROUNDS):
+            if self.late() or small.kept >= large.kept:
+                break
+            over = (small.model_s - large.model_s) / (large.kept - small.kept)
+            mean = math.sqrt(below.byte_ns * above.byte_ns) if turn % 2 else 0.0
+            prices = MemoryPrices(mean or max(0.0, over * NANOSECONDS))
+            found = self.attempt(prices)
+            saved = small.model_s - found.model_s + prices.byte_ns * (small.kept - found.kept) / NANOSECONDS
+            below, large, above, small = (below, large, prices, found) if found.fits else (prices, found, above, small)
+            if not mean and saved < ENOUGH * found.model_s:
+                break
+        self.price = self.dual_price()
+        self.price_some(below, large, above, small)
+        if len(self.program.mesh) > 2:
+            self.look_again(below.byte_ns, above.byte_ns)
+
+    def look_again(self, low: float, price: float) -> None:
+        """More thorough looks, between prices at which what they find fits and does not; the first costs `price`."""
+        high, before = math.inf, math.inf
+        for _ in range(_ROUNDS):
+            if self.late():
+                return
+            found = self.attempt(MemoryPrices(price), thorough=True)
+            if found.fits and found.model_s >= before * (1 - ENOUGH):
+                return
+            low, high, before = (low, price, found.model_s) if found.fits else (price, high, before)
+            price = 2 * price if math.isinf(high) else math.sqrt(low * high) or high / 8
+
+    def dual_price(self) -> MemoryPrices:
+        """Picks of the prices tried the one with the highest bound, were the choices found at them the best."""
+        room = self.chip.memory_bytes
+
+        def bound(prices: MemoryPrices) -> float:
+            found = self.known[repr((prices, False))]
+            return found.model_s * NANOSECONDS + prices.byte_ns * (found.kept - room)
+
+        return max((prices for prices in self.tried if not prices.live_ns and not prices.dear), key=bound)
+
+    def price_some(self, below: MemoryPrices, large: SearchResult, above: MemoryPrices, small: SearchResult) -> None:
+        """The higher price for as few weights and state values as make everything fit, those first that it makes
+        smallest."""
+        mesh = self.program.mesh
+
+        def nbytes(found: SearchResult) -> dict[str, int]:
+            placed = found.placed
+            return {value.name: value.concrete.local_bytes(mesh) for value in (*placed.weights, *placed.state)}
+
+        before, after = nbytes(large), nbytes(small)
+        names = sorted((name for name in before if before[name] > after[name]), key=lambda n: after[n] - before[n])
+        few, many = 0, len(names)
+        while many - few > 1 and not self.late():
+            middle = (few + many) // 2
+            prices = MemoryPrices(below.byte_ns, 0.0, frozenset(names[:middle]), above.byte_ns)
+            few, many = (few, middle) if self.attempt(prices).fits else (middle, many)
+
+    def late(self) -> bool:
+        """Tells whether the time for looking for prices is over; the rest is for proofs."""
+        return time.monotonic() > self.began + _FOR_PRICES * (self.end - self.began)
+
+    def proved(self, best: SearchResult) -> SearchResult:
+        reached = best.model_s if math.isinf(self.chip.memory_bytes) else best.objective_s
+        bound = max(0.0, min(self.bound_ns / NANOSECONDS, reached))
+        closed = bound >= reached * (1 - ENOUGH)
+        return replace(
+            best,
+            status="optimal" if closed else "feasible",
+            bound_s=bound,
+            seconds=time.monotonic() - self.began,
+        )
+
+    def too_much(self) -> DiagnosticError:
+        """Which memory does not fit, by how much, and what would make it fit."""
+        if not self.found:
+            return self.nothing()
+        found = min(self.found, key=lambda found: found.peak)
+        cost = max(found.costs, key=lambda cost: cost.memory.peak)
+        memory, room = cost.memory, self.chip.memory_bytes
+        parts = {"weights": memory.weights, "state": memory.state, "activations": memory.activations}
+        listed = ", ".join(f"{bytes_text(size)} of {part}" for part, size in parts.items() if size)
+        notes = [f"a chip would hold {listed}"]
+        if memory.live:
+            notes.append(f"the largest activation is {memory.live[0].name}, {bytes_text(memory.live[0].bytes)}")
+        least = min(found.costs[0].memory.weights + found.costs[0].memory.state for found in self.found)
+        sure = least > room and not self.late()
+        which = "whatever the layouts" if sure else "in the layouts that take least of those tried"
+        chips = cost.n_chips * math.ceil(memory.peak / room)
+        notes.append(f"about {chips} chips would hold it, split as far as it is now")
+        wide = sum(
+            value.concrete.local_bytes(found.program.mesh)
+            for value in found.program.weights
+            if value.shape.dtype.bits == 16
+        )
+        if wide and memory.peak - wide // 2 <= room:
+            notes.append("int8 weights would fit: run quantize-weights first")
+        largest = max(parts, key=lambda part: parts[part])
+        if largest != "weights":
+            notes.append("a smaller batch or a shorter context makes it smaller")
+        return fault(
+            "does-not-fit",
+            f"{cost.func} needs {bytes_text(memory.peak)} on each chip, {bytes_text(memory.peak - room)} more than the"
+            f" {bytes_text(room)} of {self.chip.name}, {which}",
+            NOWHERE,
+            *notes,
+        )
+
+    def nothing(self) -> DiagnosticError:
+        """Why no layouts were found."""
+        if self.fault is not None and self.fault.diagnostics[0].code != "nothing-better":
+            return self.fault
+        if not self.alone:
+            said = "no layouts were found that meet the demanded types together, nor proved not to be there"
+            where = self.program.funcs[0].span
+            return fault("no-placement", said, where, "leave some of them to the compiler: end the layout with ?")
+        chip = self.chip
+        if self.bound_ns == math.inf:
+            said = f"no layouts fit in the {bytes_text(chip.memory_bytes)} of {chip.name}"
+            return fault("does-not-fit", said, NOWHERE, "leave out --solver ortools to be told what takes most")
+        said = f"HiGHS found no layouts in {self.end - self.began:.3g} s"
+        if self.bound_ns > 0:
+            said += f"; none takes less than {duration_text(self.bound_ns / NANOSECONDS)}"
+        return fault("out-of-time", said, NOWHERE, "leave out --solver ortools, or give more time")

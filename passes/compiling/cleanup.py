@@ -1,0 +1,214 @@
+"""`cleanup`: what nobody uses, what is computed twice, and movements that merge or cancel, are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.cost.resharding.planner import plan, received_bytes
+from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.operation import Number, Operation
+from shardwright.ir.ops import Ahead, Alias, Fetch, Full, Iota, Movement, Permute, Roll, Start, Wait
+from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
+from shardwright.ir.types import OpenType, TensorType, ValueType
+from shardwright.ir.verification.lifetimes import has_lifetimes
+from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts
+from shardwright.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Cleanup(Pass):
+    """Dead code, common subexpressions, aliases, and neighbouring movements.
+
+        a :~ bf16 BLE_xyz = reduce_scatter[x -> E](h)      # used by b alone
+        b :~ bf16 BLE_yz = all_gather[x](a)
+
+    becomes
+
+        b :~ bf16 BLE_yz = all_reduce[x](h)
+
+    Two movements of which the first has no other use become the one plan from the first's operand to the
+    second's result, where that receives no more bytes and takes fewer steps. Statements that the author named
+    stay if they are used; a state that is set is used. A function with values in flight or freed stays as it is
+    scheduled.
+    """
+
+    name: ClassVar[str] = "cleanup"
+
+    def run(self, program: Program) -> Program:
+        funcs: list[Func] = []
+        for func in program.funcs:
+            cleaned = func
+            while not has_lifetimes(func):
+                before = cleaned
+                cleaned = _without_repeats(program, cleaned)
+                cleaned = _with_merged_movements(program, cleaned)
+                cleaned = without_dead_code(cleaned)
+                if cleaned == before:
+                    break
+            funcs.append(cleaned)
+        return replace(program, funcs=tuple(funcs))
+
+
+def without_dead_code(func: Func) -> Func:
+    uses = use_counts(func)
+
+    def sweep(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(s for s in body if not _is_dead(s, uses))
+
+    return map_bodies(func, sweep)
+
+
+def _is_dead(statement: Statement, uses: Mapping[str, int]) -> bool:
+    """Tells whether nothing comes of a statement: nobody reads what it gives, and it sets nothing."""
+    gives = isinstance(statement, Let | Loop) and not states_set((statement,))
+    return gives and all(value.name not in uses for value in statement.results)
+
+
+def _is_open(value: Value) -> bool:
+    return isinstance(value.type, OpenType) and value.type.open
+
+
+@dataclass(frozen=True)
+class _Expression:
+    """The key under which two statements compute the same; operands carry the version of a state."""
+
+    operation: Operation
+    operands: tuple[tuple[str, int] | Number, ...]
+    types: tuple[ValueType, ...]
+
+    def mentions(self, names: Collection[str]) -> bool:
+        return any(isinstance(operand, tuple) and operand[0] in names for operand in self.operands)
+
+
+def _without_repeats(program: Program, func: Func) -> Func:
+    """A name that only repeats another in the same type, and what is computed twice, are replaced by the first.
+
+    A state is another value once it is set; values that the author demanded under a name of their own stay.
+    """
+    states = program.state_names
+    renamed: dict[str, str] = {}
+    versions: dict[str, int] = {}
+
+    def visit(
+        body: tuple[Statement, ...], scope: Scope, known: dict[_Expression, tuple[str, ...]]
+    ) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for original in body:
+            statement = rename_operands(original, renamed)
+            match statement:
+                case Let(operation=Alias(), operands=(str() as source,)) if (
+                    source not in states and scope.type_of(source) == statement.result.type
+                ):
+                    renamed[statement.result.name] = source
+                    continue
+                case Let():
+                    operands = tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands)
+                    names = tuple(value.name for value in statement.results)
+                    key = _Expression(statement.operation, operands, tuple(value.type for value in statement.results))
+                    again = isinstance(statement.operation, Fetch)  # what is fetched twice need not stay in between
+                    # What costs nothing to make is made for each reader, until it is known how each wants it split.
+                    again |= isinstance(statement.operation, Full | Iota) and any(map(_is_open, statement.results))
+                    found = all(value.marking is not Marking.DEMANDED for value in statement.results)
+                    if key in known and found and not again:
+                        renamed.update(zip(names, known[key], strict=True))
+                        continue
+                    known.setdefault(key, names)
+                    made.append(statement)
+                    for value in statement.results:
+                        scope.define(value)
+                case SetState():
+                    versions[statement.state] = versions.get(statement.state, 0) + 1
+                    made.append(statement)
+                case Loop():
+                    made.append(inside(statement, scope, known))
+                case _:
+                    made.append(statement)
+        return tuple(made)
+
+    def inside(loop: Loop, scope: Scope, known: dict[_Expression, tuple[str, ...]]) -> Loop:
+        # What the loop slices or sets is another value inside it, and in every trip.
+        same = {
+            e: names
+            for e, names in known.items()
+            if all(loop.dim not in kind.names for kind in e.types) and not e.mentions(states)
+        }
+        body = visit(loop.body, scope.inside(loop), same)
+        for name in states_set(body):
+            versions[name] = versions.get(name, 0) + 1
+        for value in loop.results:
+            scope.define(value)
+        return replace(loop, body=body, following=tuple(renamed.get(name, name) for name in loop.following))
+
+    body = visit(func.body, Scope.of(program, func), {})
+    return replace(func, body=body, returns=tuple(renamed.get(name, name) for name in func.returns))
+
+
+def _with_merged_movements(program: Program, func: Func) -> Func:
+    uses = use_counts(func)
+    orders = orders_in(program, func)
+    mesh = program.mesh
+
+    def visit(body: tuple[Statement, ...], scope: Scope) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        at: dict[str, int] = {}
+        for statement in body:
+            inner = statement
+            if isinstance(statement, Loop):
+                inner = replace(statement, body=visit(statement.body, scope.inside(statement)))
+            for value in statement.results:
+                scope.define(value)
+            first = _movement(made, at, statement, uses)
+            if first is not None and isinstance(statement, Let):
+                before = made[first]
+                assert isinstance(before, Let)
+                source, middle, target = (
+                    scope.type_of(str(before.operands[0])),
+                    before.result.type,
+                    statement.result.type,
+                )
+                if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
+                    better = plan(source, target, mesh, orders)
+                    now = received_bytes(_move(before), source, mesh, orders)
+                    now += received_bytes(_move(statement), middle, mesh, orders)
+                    if len(better.steps) < 2 and better.bytes_received <= now:
+                        operation = better.steps[0].operation if better.steps else Alias()
+                        made[first] = replace(statement, operation=operation, operands=before.operands)
+                        at[statement.result.name] = first
+                        continue
+            if isinstance(statement, Let):
+                at[statement.result.name] = len(made)
+            made.append(inner)
+        return tuple(made)
+
+    return replace(func, body=visit(func.body, Scope.of(program, func)))
+
+
+def _move(statement: Let) -> Movement:
+    assert isinstance(statement.operation, Movement)
+    return statement.operation
+
+
+def _movement(made: list[Statement], at: dict[str, int], statement: Statement, uses: Mapping[str, int]) -> int | None:
+    """Where the movement stands whose result this movement alone uses, in the same block.
+
+    Rolls are none such, nor permutes to and from blocks.
+    """
+    if not isinstance(statement, Let) or not _retypes(statement.operation):
+        return None
+    name = statement.operands[0]
+    if isinstance(name, Number) or uses.get(name) != 1 or name not in at:
+        return None
+    before = made[at[name]]
+    if isinstance(before, Let) and _retypes(before.operation) and before.result.marking is Marking.FOUND:
+        return at[name]
+    return None
+
+
+def _retypes(operation: Operation) -> bool:
+    if isinstance(operation, Ahead) and operation.ahead:
+        return False  # it changes which slice is read, too
+    if isinstance(operation, Permute) and operation.blocks:
+        return False  # it changes which indices the chips hold, and not the type
+    return isinstance(operation, Movement) and not isinstance(operation, Roll | Start | Wait)

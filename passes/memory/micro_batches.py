@@ -1,0 +1,229 @@
+"""The batch dimension divided in two: B becomes M batches of B rows each, row b = m |B| + b'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault, nearest
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.operation import Arg, AxisRow, Number, Operand
+from shardwright.ir.ops import Full, Uniform
+from shardwright.ir.program import DimInfo, Let, Loop, Program, Scope, Statement, Value
+from shardwright.ir.text.unparse import statement_syntax
+from shardwright.ir.types import Axes, Dim, OpenType, ValueType
+from shardwright.ir.walk import program_values, sites, with_body, with_values
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """`count` batches of `size` rows along `outer` and `batch`, of what were `count * size` rows along `batch`."""
+
+    batch: str
+    outer: str
+    count: int
+    size: int
+
+    def part(self, kind: ValueType) -> ValueType:
+        """The type of one batch's share of a value."""
+        dims = tuple(Dim(dim.name, self.size) if dim.name == self.batch else dim for dim in kind.dims)
+        return replace(kind, dims=dims)
+
+    def whole(self, kind: ValueType) -> ValueType:
+        """The type of the value for all batches, M before B."""
+        if self.batch not in kind.names:
+            return kind
+        at = kind.names.index(self.batch)
+        dims = (*kind.dims[:at], Dim(self.outer, self.count), Dim(self.batch, self.size), *kind.dims[at + 1 :])
+        if isinstance(kind, OpenType):
+            open_splits: tuple[Axes | None, ...] = (*kind.splits[:at], (), *kind.splits[at:])
+            return replace(kind, dims=dims, splits=open_splits)
+        return replace(kind, dims=dims, splits=(*kind.splits[:at], (), *kind.splits[at:]))
+
+    def whole_value(self, value: Value) -> Value:
+        return replace(value, type=self.whole(value.type))
+
+    def has_rows(self, kind: ValueType) -> bool:
+        """Tells whether a value has something for each row of the batch."""
+        return self.batch in kind.names
+
+    def part_value(self, value: Value) -> Value:
+        return replace(value, type=self.part(value.type))
+
+    def whole_statement(self, statement: Statement) -> Statement:
+        """The statement for all batches together."""
+        made = self._statement(statement, self.whole_value, self.whole_statement)
+        if isinstance(made, Let) and isinstance(made.operation, Full) and self.batch in made.operation.dims:
+            at = made.operation.dims.index(self.batch)
+            dims = (*made.operation.dims[:at], self.outer, *made.operation.dims[at:])
+            return replace(made, operation=replace(made.operation, dims=dims))
+        return made
+
+    def part_statement(self, statement: Statement) -> Statement:
+        """The statement for one batch."""
+        return self._statement(statement, self.part_value, self.part_statement)
+
+    def _statement(
+        self, statement: Statement, value: Callable[[Value], Value], inner: Callable[[Statement], Statement]
+    ) -> Statement:
+        made = with_body(with_values(statement, value), lambda body: tuple(map(inner, body)))
+        return replace(made, operands=self._operands(made)) if isinstance(made, Let) else made
+
+    def _operands(self, statement: Let) -> tuple[Operand, ...]:
+        """`size[B]` stays the number that it was."""
+        return tuple(
+            Number(operand.text) if isinstance(operand, Number) and operand.size_of == self.batch else operand
+            for operand in statement.operands
+        )
+
+    def dims(self, program: Program) -> tuple[DimInfo, ...]:
+        """The program's dimensions, M before B."""
+        made: list[DimInfo] = []
+        for dim in program.dims:
+            if dim.name == self.outer:
+                continue
+            if dim.name == self.batch:
+                made += [DimInfo(self.outer, self.count), replace(dim, size=self.size, expression=None)]
+            else:
+                made.append(dim)
+        return tuple(made)
+
+
+def divided(program: Program, batch: str, count: int) -> MicroBatches:
+    """The division of a program's batch dimension.
+
+    Raises a `DiagnosticError` where it does not divide, where another size depends on it, or where a statement mixes
+    rows, so that batches cannot be computed one by one.
+    """
+    names = [dim.name for dim in program.dims]
+    if batch not in names:
+        near = nearest(batch, names)
+        raise fault(
+            "bad-option", f"schedule-blocks: batch: the program has no dimension {batch}", NOWHERE,
+            near or "name the one that is divided into batches, as in batch=B",
+        )  # fmt: skip
+    whole = program.dim(batch)
+    if whole.size % count:
+        raise unschedulable(
+            f"{batch}={whole.size} rows cannot be divided into {count} equal batches", whole.span,
+            f"the number of batches divides {whole.size}",
+        )  # fmt: skip
+    made = MicroBatches(batch, _outer_dim(program, count), count, whole.size // count)
+    for dim in program.dims:
+        if dim.expression is not None and any(batch in term for term in dim.expression):
+            raise unschedulable(f"the size of {dim.name} depends on {batch}", dim.span, "give it as a number")
+    for value in program.weights:
+        if made.has_rows(value.type):
+            raise unschedulable(f"the weight {value.name}: {value.type} has the batch's dimension", value.span)
+    for func in program.funcs:
+        if batch in dict(func.overrides):
+            raise unschedulable(f"{func.name} gives {batch} a size of its own", func.span)
+        check = _Check(made)
+        for site in sites(program, func):
+            check.statement(site.statement, site.scope)
+    _check_chips(program, made)
+    return made
+
+
+def _outer_dim(program: Program, count: int) -> str:
+    """M, where it is free, or declared as this number of batches and no value's."""
+    names = [dim.name for dim in program.dims]
+    free = all("M" not in value.type.names for _, value in program_values(program))
+    if "M" in names and program.dim("M").size == count and free:
+        return "M"
+    return _fresh_dim(names, "M")
+
+
+def _fresh_dim(names: list[str], wish: str) -> str:
+    number, name = 1, wish
+    while name in names:
+        number += 1
+        name = f"{wish}{number}"
+    return name
+
+
+def fresh_dim(program: Program, taken: set[str], like: str) -> str:
+    """A name for a new dimension of the same size as another."""
+    return _fresh_dim([*(dim.name for dim in program.dims), *taken], like if like[0].islower() else like[0])
+
+
+def _check_chips(program: Program, made: MicroBatches) -> None:
+    """Chips that split the batch divide each of the batches."""
+    for _, value in program_values(program):
+        name, kind = value.name, value.type
+        axes = kind.splits[kind.names.index(made.batch)] if made.has_rows(kind) else ()
+        chips = _product(program.mesh, axes)
+        if made.size % chips:
+            raise unschedulable(
+                f"{name}: {kind} splits {made.batch} over {chips} chips, which do not divide a batch of {made.size}",
+                NOWHERE,
+                "ask for fewer batches",
+            )
+
+
+def _product(mesh: Mesh, axes: Axes | None) -> int:
+    return mesh.product(axes or ())
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Tells whether every statement computes each row from that row alone.
+
+    It does where a mesh axis that splits B in all operands that have it, and in the result, leaves nothing to be
+    communicated: a row of the operation's own table of strategies.
+    """
+
+    made: MicroBatches
+
+    def statement(self, statement: Statement, scope: Scope) -> None:
+        match statement:
+            case Let():
+                self.let(statement, scope)
+            case Loop():
+                if statement.dim == self.made.batch:
+                    raise unschedulable(f"a loop over {statement.dim} goes from row to row", statement.span)
+            case _:
+                pass
+
+    def let(self, statement: Let, scope: Scope) -> None:
+        operation, batch = statement.operation, self.made.batch
+        kinds = [None if isinstance(o, Number) else scope.type_of(o) for o in statement.operands]
+        having = [kind is not None and batch in kind.names for kind in kinds]
+        gives = [batch in value.shape.names for value in statement.results]
+        if not any(having) and not any(gives):
+            return
+        args = [
+            Arg(str(o), None if kind is None else kind.shape, o if isinstance(o, Number) else None)
+            for o, kind in zip(statement.operands, kinds, strict=True)
+        ]
+        shapes = [value.shape for value in statement.results]
+        wanted = AxisRow(tuple(batch if has else None for has in having), tuple(batch if g else None for g in gives))
+        named = getattr(operation, "dim", None) == batch or (isinstance(operation, Uniform) and not any(having))
+        whole = all(
+            dim.size == self.made.count * self.made.size
+            for kind in (*kinds, *(value.type for value in statement.results))
+            if kind is not None
+            for dim in kind.dims
+            if dim.name == batch
+        )
+        if named or not whole or not all(gives) or wanted not in set(operation.axis_rows(args, shapes)):
+            raise _mixing(statement, batch)
+
+
+def _mixing(statement: Let, batch: str) -> DiagnosticError:
+    from shardwright.ir.text.one_line import format_expr
+    from shardwright.ir.text.syntax import LetStmt
+
+    written = statement_syntax(statement)
+    assert isinstance(written, LetStmt)
+    return unschedulable(
+        f"{statement.result.name} = {format_expr(written.value)} mixes the rows of {batch}, so that batches cannot be"
+        " computed one after the other",
+        statement.span,
+        "only what each row gives by itself can be scheduled in blocks",
+    )
+
+
+def unschedulable(message: str, span: Span, *notes: str) -> DiagnosticError:
+    """Why a program cannot be brought into a block schedule."""
+    return fault("unschedulable", message, span, *notes)

@@ -1,0 +1,1 @@
+"""Looped collectives: gathers and scatters beside products as loops that send round a ring."""

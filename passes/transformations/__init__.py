@@ -1,0 +1,1 @@
+"""The paper's transformations: weights gathered, packed, padded, quantized; attention over the batch."""

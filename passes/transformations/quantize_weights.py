@@ -1,0 +1,311 @@
+"""`quantize-weights`: the weights of contractions become integers, with scales as weights beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.digits import order_size
+from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
+from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Statement, Value
+from shardwright.ir.rewriter import Namer, Rewriter
+from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.walk import Site, map_sites, sites, use_counts
+from shardwright.ir.weight_source import WeightSource
+from shardwright.passes.base import Pass
+from shardwright.passes.transformations.patterns import weights_of
+from shardwright.passes.transformations.quantized_weights import Quantization, QuantizedWeight, QuantizedWeights
+from shardwright.passes.transformations.supposed_layouts import fitting_axes
+
+
+@dataclass(frozen=True)
+class QuantizeWeights(Pass):
+    """Weights as int8 with a scale for each output channel (Pope et al. 2022, section 3.6), or int4 in groups.
+
+        weights { w: E_xF_yz }
+        h: BLF_xyz = a @[E] w
+
+    becomes
+
+        weights { w: int8 E_xF_yz  w_scale: f32 F_yz }
+        w_bf16 = convert[bf16](w)
+        h_unscaled = a @[E] w_bf16
+        h_unscaled_f32 = convert[f32](h_unscaled)
+        h_scaled = h_unscaled_f32 * w_scale
+        h: BLF_xyz = convert[bf16](h_scaled)
+
+    A scale is linear, so it passes partial sums: `place` reduces before it. Gathers of the weight move int8,
+    because they cost less there than after the conversion. With `bits=4`, groups of `group` neighbouring elements
+    along the output channel have a scale each (Sheng et al. 2023, section 5; here symmetric about 0). It depends on the
+    contracted index as well, so the weight is scaled before the contraction, on the chip that holds it:
+
+        weights { w: int4 E_xF_yz  w_scale: bf16 E_xG_yz }     # dim G=F/64 C=64
+        w_bf16 = convert[bf16](w)
+        w_groups = split[F -> GC](w_bf16)
+        w_scaled = w_groups * w_scale
+        w_whole = merge[GC -> F](w_scaled)
+        h: BLF_xyz = a @[E] w_whole
+
+    In f16, whose range sums of integers leave, the product is f32 until it is scaled.
+    A group never crosses chips: it shrinks to a divisor of what a chip holds, in a layout that is left open of what it
+    could be split into. Scales of open weights are open. Floating-point weights of two
+    dimensions or more are quantized where every use is a contraction over the same dimensions; an embedding
+    that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does it.
+    """
+
+    name: ClassVar[str] = "quantize-weights"
+    bits: int = 8
+    group: int = 64
+
+    def run(self, program: Program) -> Program:
+        return _quantized(program, quantization(program, self.bits, self.group))
+
+    def weights(self, program: Program, source: WeightSource) -> WeightSource:
+        return QuantizedWeights(quantization(program, self.bits, self.group), source)
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantization:
+    """How `quantize-weights` stores the weights of this program (given as it is before the pass).
+
+    Raises a `DiagnosticError` for another number of bits than 8 and 4, and for a group of none.
+    """
+    if bits not in (4, 8):
+        raise fault("bad-option", f"quantize-weights: bits is 8 or 4, not {bits}", NOWHERE)
+    if group < 1:
+        raise fault("bad-option", f"quantize-weights: a group has at least 1 element, not {group}", NOWHERE)
+    found: dict[tuple[str | None, str], set[tuple[str, ...]]] = {}
+    values: dict[tuple[str | None, str], ValueType] = {}
+    spoilt: set[tuple[str | None, str]] = set()
+    for func in program.funcs:
+        scope = None if program.weights else func.name
+        for name, value in weights_of(program, func).items():
+            key = (scope, name)
+            if not value.type.dtype.is_float:
+                continue
+            values[key] = value.type
+            summed = _summed(program, func, name)
+            if summed is None:
+                spoilt.add(key)
+            else:
+                found.setdefault(key, set()).update(summed)
+    namer = Namer.of(program, *program.funcs)
+    made: list[QuantizedWeight] = []
+    for key, ways in found.items():
+        if key in spoilt or len(ways) != 1:
+            continue
+        (summed,) = ways
+        scope, name = key
+        kind = values[key]
+        entry = QuantizedWeight(name, "", scope, kind.names, summed, bits)
+        if bits == 4:
+            grouped = [dim for dim in kind.names if dim not in summed][-1:]
+            if not grouped:
+                continue
+            size = kind.shape.size(grouped[0])
+            order = program.dim(grouped[0]).order or _split(program, kind, grouped[0])
+            together = math.gcd(group, size // order_size(order, program.mesh))
+            entry = replace(entry, grouped=grouped[0], groups=size // together)
+        made.append(replace(entry, scale=namer.fresh(f"{name}_scale")))
+    return tuple(made)
+
+
+def _split(program: Program, kind: ValueType, dim: str) -> Axes:
+    """The axes that split a dimension; where it is left open, as many as divide it."""
+    if isinstance(kind, TensorType):
+        return kind.split(dim)
+    axes = kind.splits[kind.names.index(dim)]
+    return fitting_axes(kind.shape.size(dim), program.mesh) if axes is None else axes
+
+
+def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] | None:
+    """The dimensions that the function sums the weight over, by contraction; None where it does anything else."""
+    names = {weight}
+    uses: dict[str, int] = {}
+    found: set[tuple[str, ...]] = set()
+    for site in sites(program, func):
+        statement = site.statement
+        if not isinstance(statement, Let):
+            continue
+        at = [operand for operand in statement.operands if operand in names]
+        if len(at) != 1:
+            continue
+        (name,) = at
+        assert isinstance(name, str)
+        operation = statement.operation
+        if isinstance(operation, Contract):
+            kind = site.scope.type_of(name)
+            found.add(tuple(dim for dim in kind.names if dim in operation.dims))
+        elif isinstance(operation, Alias | Movement):
+            kind = statement.result.type
+            if isinstance(kind, TensorType) and kind.partial is not None:
+                return None
+            names.add(statement.result.name)
+        else:
+            return None
+        uses[name] = uses.get(name, 0) + 1
+    counts = use_counts(func)
+    return found if all(uses.get(name, 0) == counts.get(name, 0) for name in names) else None
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def _quantized(program: Program, recipe: Quantization) -> Program:
+    if not recipe:
+        return program
+    cuts = _Cuts(program)
+    shared = {entry.weight: entry for entry in recipe if entry.func is None}
+    weights = _declared(program.weights, shared, cuts)
+    funcs: list[Func] = []
+    for func in program.funcs:
+        entries = {entry.weight: entry for entry in recipe if entry.func in (None, func.name)}
+        own = {name: entry for name, entry in entries.items() if entry.func is not None}
+        made = _Writer(program, func, entries, cuts).rewritten()
+        funcs.append(replace(made, params=_declared(func.params, own, cuts)))
+    return replace(program, dims=(*program.dims, *cuts.added), weights=weights, funcs=tuple(funcs))
+
+
+class _Cuts:
+    """The dimensions that groups need: for a dimension and a number of groups, the groups and what one holds."""
+
+    def __init__(self, program: Program) -> None:
+        self.sizes = program.sizes()
+        self.taken = {dim.name for dim in program.dims}
+        self.known: dict[tuple[str, int], tuple[Dim, Dim]] = {}
+        self.within: dict[tuple[int, str], Dim] = {}
+        self.added: list[DimInfo] = []
+
+    def of(self, dim: str, groups: int) -> tuple[Dim, Dim]:
+        if (dim, groups) not in self.known:
+            self.known[dim, groups] = (self.fresh("G", groups), self.fresh("C", self.sizes[dim] // groups))
+        return self.known[dim, groups]
+
+    def fresh(self, wish: str, size: int) -> Dim:
+        name, count = wish, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wish}{count}"
+        self.taken.add(name)
+        self.added.append(DimInfo(name, size))
+        return Dim(name, size)
+
+
+def _scale_type(kind: ValueType, entry: QuantizedWeight, cuts: _Cuts) -> ValueType:
+    dims: list[Dim] = []
+    splits: list[Axes | None] = []
+    for dim, axes in zip(kind.dims, kind.splits, strict=True):
+        if entry.groups is not None and dim.name == entry.grouped:
+            dims.append(cuts.of(dim.name, entry.groups)[0])
+            splits.append(axes)
+        elif entry.groups is not None or dim.name not in entry.summed:
+            dims.append(dim)
+            splits.append(axes)
+    dtype = DType.F32 if entry.groups is None else kind.dtype
+    known = tuple(axes for axes in splits if axes is not None)
+    if isinstance(kind, TensorType):
+        return TensorType(dtype, tuple(dims), known, None, kind.placement)
+    return OpenType(dtype, tuple(dims), tuple(splits), kind.partial, kind.placement, kind.open)
+
+
+def _declared(values: Sequence[Value], entries: Mapping[str, QuantizedWeight], cuts: _Cuts) -> tuple[Value, ...]:
+    """Declarations with integers in place of weights, each followed by its scales."""
+    made: list[Value] = []
+    for value in values:
+        entry = entries.get(value.name)
+        if entry is None:
+            made.append(value)
+            continue
+        made.append(replace(value, type=replace(value.type, dtype=entry.dtype)))
+        made.append(Value(entry.scale, _scale_type(value.type, entry, cuts), value.marking, value.span))
+    return tuple(made)
+
+
+class _Writer:
+    """Rewrites the contractions of one function."""
+
+    def __init__(self, program: Program, func: Func, entries: Mapping[str, QuantizedWeight], cuts: _Cuts) -> None:
+        self.program = program
+        self.func = func
+        self.sources = dict(entries)
+        self.cuts = cuts
+        scales = {entry.scale for entry in entries.values()}
+        self.writer = Rewriter.of(program, func, scales)
+
+    def rewritten(self) -> Func:
+        for statement, _ in self.func.walk():  # names for weights in other layouts are weights, too
+            match statement:
+                case Let(operation=Alias() | Movement(), operands=(str() as name,)) if name in self.sources:
+                    self.sources[statement.result.name] = self.sources[name]
+                case _:
+                    pass
+        return map_sites(self.program, self.func, self.statement)
+
+    def statement(self, site: Site) -> tuple[Statement, ...]:
+        statement, scope = site.statement, site.scope
+        if not isinstance(statement, Let):
+            return (statement,)
+        at = next((i for i, operand in enumerate(statement.operands) if operand in self.sources), None)
+        if at is None:
+            return (statement,)
+        name = statement.operands[at]
+        assert isinstance(name, str)
+        entry = self.sources[name]
+        if isinstance(statement.operation, Alias | Movement):
+            value = statement.result
+            kind = value.type
+            return (replace(statement, results=(replace(value, type=replace(kind, dtype=entry.dtype)),)),)
+        # The scope holds the types that were: a weight's own, or an alias's, which this pass may have retyped.
+        seen = scope.type_of(name).shape
+        dtype = next(
+            scope.type_of(operand).shape.dtype
+            for i, operand in enumerate(statement.operands)
+            if i != at and isinstance(operand, str)
+        )
+        self.writer.at(statement)
+        weight = self.writer.let(Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
+        if entry.groups is None:
+            self.scale_after(statement, at, weight, entry, dtype)
+        else:
+            self.scale_before(statement, at, weight, entry, Shape(dtype, seen.dims))
+        return self.writer.written()
+
+    def scale_after(self, statement: Let, at: int, weight: str, entry: QuantizedWeight, dtype: DType) -> None:
+        """One scale for each output channel: whatever was summed, it multiplies the sum, in f32. Of operands of `dtype`
+        the product has it too where nothing else is written."""
+        assert isinstance(statement.operation, Contract)
+        result = statement.result
+        shape = result.shape
+        operands = tuple(weight if i == at else operand for i, operand in enumerate(statement.operands))
+        wide = Shape(DType.F32, shape.dims)
+        narrow = wide if shape.dtype is DType.F16 else shape  # sums of integers up to 127 leave the range of f16
+        kind = narrow if narrow.dtype is dtype else OpenType.anything(narrow)
+        product = self.writer.let(statement.operation, operands, f"{result.name}_unscaled", kind, Marking.DEMANDED)
+        if shape.dtype is DType.F32:
+            self.writer.put(replace(statement, operation=Mul(), operands=(product, entry.scale)))
+            return
+        exact = product
+        if narrow != wide:
+            exact = self.writer.let(Convert(DType.F32), (product,), f"{product}_f32", wide)
+        scaled = self.writer.let(Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
+        self.writer.put(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
+
+    def scale_before(self, statement: Let, at: int, weight: str, entry: QuantizedWeight, seen: Shape) -> None:
+        """One scale for each group: the weight is cut into groups, scaled, and joined again."""
+        assert entry.groups is not None
+        assert entry.grouped is not None
+        groups, within = self.cuts.of(entry.grouped, entry.groups)
+        place = seen.names.index(entry.grouped)
+        cut = Shape(seen.dtype, (*seen.dims[:place], groups, within, *seen.dims[place + 1 :]))
+        parts = (groups.name, within.name)
+        name = entry.weight
+        apart = self.writer.let(Split(entry.grouped, parts), (weight,), f"{name}_groups", cut)
+        scaled = self.writer.let(Mul(), (apart, entry.scale), f"{name}_scaled", cut)
+        whole = self.writer.let(Merge(parts, entry.grouped), (scaled,), f"{name}_whole", seen)
+        operands = tuple(whole if i == at else operand for i, operand in enumerate(statement.operands))
+        self.writer.put(replace(statement, operands=operands))

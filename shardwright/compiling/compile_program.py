@@ -1,0 +1,200 @@
+"""From a file to an explicit program and to a module that runs: what the command line and the Python API share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.jax.session import Arrays, run_program
+from shardwright.backends.targets.names import parse_target
+from shardwright.backends.torch.emit import emit as emit_torch
+from shardwright.backends.validation.validate import Validation
+from shardwright.backends.validation.validate import validate as run_validation
+from shardwright.compiling.loading_recipes import loading_recipes
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, located
+from shardwright.ir.digit_orders import typed_values
+from shardwright.ir.elaboration.declarations import resolve_declarations
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse, read_source
+from shardwright.ir.text.syntax import MeshItem, Module
+from shardwright.ir.types import DType
+from shardwright.models.weight_map import WeightMap
+from shardwright.passes.base import Pass, Proof
+from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import Edges, PassRecord, parse_pipeline, proof_of
+from shardwright.passes.pipelines import explicit as run_explicit
+from shardwright.passes.transformations.pad_heads import PadHeads, padded_sizes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def load(
+    source: Source | str,
+    mesh: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    passes: Sequence[Pass] = (),
+) -> Program:
+    """The program of a file (a path) or of a `Source`, with `mesh` and `dims` in place of its own sizes.
+
+    Where layouts demand what only padded heads allow, and `pad-heads` is among the `passes` that follow, the sizes are
+    the padded ones. Raises a `DiagnosticError` with every fault and its place.
+    """
+    text = source if isinstance(source, Source) else read_source(source)
+    with located(text):
+        module = parse(text)
+        try:
+            return elaborate(module, mesh, dims)
+        except DiagnosticError as error:
+            if any(diagnostic.code != "not-divisible" for diagnostic in error.diagnostics):
+                raise
+            for applied in passes:
+                if isinstance(applied, PadHeads):
+                    return elaborate(module, mesh, _padded(module, dims, applied.to))
+            raise _with_way_out(module, mesh, dims, error) from None
+
+
+def _padded(module: Module, dims: Mapping[str, int] | None, to: int) -> dict[str, int]:
+    """The sizes of the padded program. Whether chips divide them is not asked: on a mesh of one chip all do."""
+    one_chip = {axis.name: 1 for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
+    return {**(dims or {}), **padded_sizes(elaborate(module, one_chip, dims), to)}
+
+
+def _with_way_out(
+    module: Module, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None, error: DiagnosticError
+) -> DiagnosticError:
+    """The fault with a note on `pad-heads`, where padding the heads to a multiple of the chips mends it."""
+    try:
+        to = resolve_declarations(module, mesh or {}, dims or {}).mesh.n_chips
+        elaborate(module, mesh, _padded(module, dims, to))
+    except DiagnosticError:
+        return error
+    *others, last = error.diagnostics
+    note = Note(f"or pad the heads: opt FILE --passes 'pad-heads{{to={to}}}'")
+    return DiagnosticError([*others, replace(last, notes=(*last.notes, note))])
+
+
+def explicit(
+    program: Program,
+    edges: Edges = "global",
+    target: str | None = None,
+    *,
+    objective: str = "time",
+    chip: str = "",
+    calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
+) -> Program:
+    """The program with every layout chosen and every movement a statement, as `target`'s compiler keeps it where one is
+    given.
+
+    Layouts take the least predicted time on `chip` (a name, or a chip file's path), else the target's chip, else the
+    one that the program names, else the reference chip; functions count once, or as often as `calls` says. With
+    `objective` "bytes" they receive the fewest bytes; `solver` is as for the pass `place`. Raises a `DiagnosticError`
+    where demands cannot be met together.
+    """
+    return run_explicit(
+        program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target, solver)
+    )
+
+
+def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None, solver: str) -> Place:
+    implied = parse_target(target).chip if target is not None and not chip else None
+    return Place.of(objective, chip or (implied.name if implied else ""), calls, solver)
+
+
+def passes_of(target: str | None) -> tuple[Pass, ...]:
+    """The passes that write an explicit program as the compiler of `target` keeps it."""
+    passes = parse_target(target).passes if target is not None else ""
+    return parse_pipeline(passes) if passes else ()
+
+
+def print_program(program: Program) -> str:
+    """The program in the language, as `shardwright fmt` prints it."""
+    return repr(program)
+
+
+def tolerance(program: Program) -> float:
+    """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
+    the next number) of the coarsest float format in the program, which asks for half of its digits.
+    """
+    precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+    used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
+    return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program: its source text in Python, the explicit program that it was made of, and the proofs."""
+
+    text: str
+    program: Program
+    validation: Validation | None
+    layouts: Proof | None = None
+    """How far the chosen layouts are from the best at most; None where the program left nothing to choose."""
+    not_loaded: str | None = None
+    """Why the module has no `load_weights`, where a mapping of the weights was given; None where it has."""
+
+    def __repr__(self) -> str:
+        said = [str(self.validation or "not validated"), *([str(self.layouts)] if self.layouts is not None else [])]
+        return "".join(f"# {line}\n" for line in said) + print_program(self.program)
+
+    def _repr_html_(self) -> str | None:
+        return self.program.html()
+
+
+def compile_program(
+    program: Program,
+    *,
+    validate: bool = True,
+    edges: Edges = "global",
+    target: str | None = None,
+    objective: str = "time",
+    chip: str = "",
+    calls: Mapping[str, float] | None = None,
+    solver: str = "auto",
+    to: str = "jax",
+    weights: WeightMap | None = None,
+) -> Compiled:
+    """A stand-alone module for a program, of JAX or, with `to` "torch", of PyTorch.
+
+    Its functions take and return global arrays, what that moves being statements; with `edges` "digits" a strided array
+    has a dimension for each digit instead. It is written as the compiler of `target` keeps it, where one is given.
+    Layouts are chosen as `explicit` says. With `weights`, the mapping of a checkpoint, a module of JAX also has
+    `load_weights(folder, mesh)`.
+
+    Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
+    unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
+    """
+    traces: list[PassRecord] = []
+    place = _place(objective, chip, calls, target, solver)
+    made = run_explicit(program, traces.append, edges=edges, then=passes_of(target), place=place)
+    layouts = proof_of(traces)
+    proof = run_validation(program, made) if validate else None
+    header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
+    if layouts is not None and not layouts.proved:
+        header.append(str(layouts))
+    if to == "torch":
+        return Compiled(emit_torch(made, header), made, proof, layouts)
+    forms = parse_target(target).forms if target is not None else None
+    recipes = loading_recipes(made, weights) if weights is not None else None
+    why, recipes = (recipes, None) if isinstance(recipes, str) else (None, recipes)
+    text = emit(made, header, in_digits=edges == "digits", forms=forms, recipes=recipes)
+    return Compiled(text, made, proof, layouts, why)
+
+
+def run(
+    program: Program,
+    func_name: str,
+    args: Arrays | Sequence[npt.ArrayLike],
+    weights: Arrays | None = None,
+    state: Arrays | None = None,
+) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
+    """Compiles a program for JAX and runs one of its functions on global arrays: its results, and the new state.
+
+    Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before.
+    Raises KeyError for an unknown function or a missing array, ValueError for one of another shape than its type.
+    """
+    return run_program(explicit(program), func_name, args, weights, state)

@@ -1,0 +1,221 @@
+"""The verdict on a function of JAX as it is sharded: what it receives, the least that it could, and lines to paste."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.compiling.compile_program import compile_program, explicit
+from shardwright.cost.hardware.chips import REFERENCE, load_chip
+from shardwright.cost.movements.movement import duration_text
+from shardwright.cost.movements.traffic import Traffic, bytes_received
+from shardwright.cost.programs.program_cost import cost_of
+from shardwright.explaining.explain import CollectiveReport, explain, shown_place
+from shardwright.exporting.jax_specs import constraints, spec
+from shardwright.ir.text.table import bytes_text
+from shardwright.tracing.capture_jax import evaluate_inlined, origins
+from shardwright.tracing.trace import trace
+from shardwright.tracing.writer import ValueSite
+
+MOST_LINES = 12
+"""So many constraints are tried at most; each is compiled."""
+
+
+@dataclass(frozen=True)
+class SuggestedConstraint:
+    """A constraint on a value of the function, at `FILE:LINE`, by the name that it has there (`own_name`, "" within an
+    expression) or else the program's. Without it a chip would receive `saved_bytes` more, as compiled beside the other
+    fixes."""
+
+    value: str
+    own_name: str
+    spec: str
+    source: str
+    saved_bytes: int
+
+    @property
+    def pasted(self) -> str:
+        """The line of JAX."""
+        assigned = f"{self.own_name} = " if self.own_name else ""
+        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name or self.value}, {self.spec})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A function as it is compiled, beside the best program of it under the same shardings of its arguments.
+
+    Bytes are those that a chip receives. `collectives` are those of the function that the best program does not have.
+    `fixes` have been compiled together, which gave `fixed_bytes`; there are none where none gave less.
+    """
+
+    function: str
+    received_bytes: int
+    least_bytes: int
+    is_proved: bool
+    least_time_s: float
+    chip: str
+    collectives: tuple[CollectiveReport, ...]
+    fixes: tuple[SuggestedConstraint, ...]
+    fixed_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The `verdict` of `explain --json`."""
+        return {
+            **{key: value for key, value in self.__dict__.items() if key not in ("collectives", "fixes")},
+            "collectives": [each.as_json() for each in self.collectives],
+            "fixes": [{**fix.__dict__, "line": fix.pasted} for fix in self.fixes],
+        }
+
+    def __repr__(self) -> str:
+        proved = "" if self.is_proved else " or less"
+        lines = [
+            f"{self.function}: a chip receives {bytes_text(self.received_bytes)} as compiled, and"
+            f" {bytes_text(self.least_bytes)}{proved} in the best program, {duration_text(self.least_time_s)} on"
+            f" {self.chip}"
+        ]
+        lines += [
+            f"  {shown_place(each.source) or 'no line'}: {each.op}[{', '.join(each.axes)}],"
+            f" {bytes_text(each.bytes_received)}"
+            for each in self.collectives
+        ]
+        if self.fixes:
+            lines.append(f"with these lines, compiled and counted, it receives {bytes_text(self.fixed_bytes)}:")
+            lines += [
+                f"  {shown_place(fix.source) or 'at the beginning'}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less"
+                for fix in self.fixes
+            ]
+        elif self.least_bytes < self.received_bytes:
+            lines.append("no constraint makes the compiler receive less; shardwright.optimize runs the best program")
+        return "\n".join(lines)
+
+
+def advise(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Mapping[str, int] | Any | None = None,
+    chip: str = "",
+    *,
+    target: str | None = "cpu",
+) -> Verdict:
+    """Compiles a function of JAX as it is, finds the best program of it, and tries the constraints that lead there.
+
+    `args` are arrays or `jax.ShapeDtypeStruct` with shardings, over devices or over an `AbstractMesh`, which are kept;
+    what lies between them is chosen: for the fewest bytes, and for the least predicted time on `chip`. `target` is
+    whose compiler is asked, as of `explain`. Every constraint that is named has been compiled, and without it more is
+    received. Raises a `DiagnosticError` where the function cannot be traced or compiled.
+    """
+
+    def measured(tried: Callable[..., Any]) -> tuple[int, tuple[CollectiveReport, ...]]:
+        explained = explain(tried, target, mesh, args=args)
+        for error in explained.errors:
+            raise error
+        (func,) = explained.functions
+        return func.bytes_received, func.collectives
+
+    sizes = mesh if isinstance(mesh, Mapping) or mesh is None else {str(a): int(n) for a, n in mesh.shape.items()}
+    received, collectives = measured(function)
+    traced = trace(function, args, mesh=sizes)
+    compiled = compile_program(traced.program, validate=False, objective="bytes", chip=chip)
+    (func,) = compiled.program.funcs
+    best = bytes_received(compiled.program, func)
+    fastest, on = explicit(traced.program, chip=chip), load_chip(chip or REFERENCE.name)
+    least_time_s = cost_of(fastest, fastest.funcs[0], on, on.constants).time_s
+    lines: list[TriedConstraint] = []
+    if best.bytes < received:
+        for each in constraints(func, ProgramEdges(compiled.program).digits(func), parameters=True):
+            site = traced.sites.get(each.value.name)
+            if site is not None:
+                axes = dict(zip((dim.name for dim in each.value.type.dims), each.layout, strict=True))
+                lines.append(
+                    TriedConstraint(each.value.name, tuple(axes.get(dim or "", ()) for dim in site.dims), site)
+                )
+    fixes, fixed = _tried(function, args, lines[:MOST_LINES], received, measured)
+    return Verdict(
+        func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least_time_s,
+        chip or "the reference chip", _lacking(collectives, best), fixes, fixed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TriedConstraint:
+    """A constraint to try: a value, the mesh axes that split each of its axes, and where the function has it."""
+
+    value: str
+    axes: tuple[tuple[str, ...], ...]
+    site: ValueSite
+
+    @property
+    def spec(self) -> str:
+        return spec(self.axes)
+
+
+def _lacking(own: Sequence[CollectiveReport], best: Traffic) -> tuple[CollectiveReport, ...]:
+    """The collectives of a function that its best program does not have: none that is alike and receives as much."""
+    there = Counter((moved.operation.keyword, moved.bytes) for moved in best.movements)
+    left: list[CollectiveReport] = []
+    for each in sorted(own, key=lambda each: -each.bytes_received):
+        key = (each.op, each.bytes_received)
+        if there[key]:
+            there[key] -= 1
+        elif each.bytes_received:
+            left.append(each)
+    return tuple(left)
+
+
+def _tried(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    lines: Sequence[TriedConstraint],
+    received: int,
+    measured: Callable[[Callable[..., Any]], tuple[int, object]],
+) -> tuple[tuple[SuggestedConstraint, ...], int]:
+    """The lines that together make the compiler receive less, none of them for nothing, and what it receives."""
+    kept, best = list(lines), received
+    if kept:
+        best = measured(constrained(function, args, kept))[0]
+    saved: dict[TriedConstraint, int] = {}
+    for line in lines:
+        without = [each for each in kept if each is not line]
+        count = measured(constrained(function, args, without))[0] if without else received
+        if count <= best:
+            kept, best = without, count
+        else:
+            saved[line] = count - best
+    if best >= received:
+        return (), received
+    return tuple(
+        SuggestedConstraint(line.value, line.site.own_name, line.spec, line.site.place, saved[line]) for line in kept
+    ), best
+
+
+def constrained(
+    function: Callable[..., Any], args: Sequence[Any], lines: Sequence[TriedConstraint]
+) -> Callable[..., Any]:
+    """The function of JAX with these constraints in it."""
+    import jax
+
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    variables = origins(closed)
+    mesh = next(
+        leaf.sharding.mesh
+        for leaf in jax.tree_util.tree_leaves(tuple(args))
+        if isinstance(getattr(leaf, "sharding", None), jax.NamedSharding)
+    )
+    where = {
+        variables[int(str(line.site.number))]: jax.NamedSharding(mesh, jax.P(*(axes or None for axes in line.axes)))
+        for line in lines
+    }
+
+    def changed(variable: Any, value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, where[variable]) if variable in where else value
+
+    def run(*given: Any) -> Any:
+        results = evaluate_inlined(closed, jax.tree_util.tree_leaves(given), changed)
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), results)
+
+    run.__name__ = getattr(function, "__name__", "f")
+    return run

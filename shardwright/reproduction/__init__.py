@@ -1,0 +1,1 @@
+"""Published measurements and statements beside predictions."""

@@ -1,0 +1,249 @@
+"""Published rows beside predictions, with the chip's constants calibrated on one table or taken from its datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+
+from shardwright.cost.hardware.calibration import Fit, Sample, calibrate, predicted_s
+from shardwright.cost.hardware.constants import DATASHEET, Constants
+from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
+from shardwright.ir.text.table import text_table
+from shardwright.prediction.phases import demands, wanted_of
+from shardwright.prediction.programs import WantedProgram, compiled_text, is_compiled
+from shardwright.reproduction import offload_figures, offload_files, offload_rows, swarm_rows
+from shardwright.reproduction.checks import Check
+from shardwright.reproduction.claims import claims
+from shardwright.reproduction.published_checks import chen, table_1
+from shardwright.reproduction.rows import TABLES, PublishedRow, file_source, published, read_rows
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """A row beside what was predicted of it, in seconds; `calibrated` says whether its group has fitted constants."""
+
+    row: PublishedRow
+    predicted_s: float
+    datasheet_s: float
+    calibrated: bool
+
+    @property
+    def relative_error(self) -> float:
+        return self.predicted_s / self.row.measured_s - 1
+
+    @property
+    def datasheet_error(self) -> float:
+        return self.datasheet_s / self.row.measured_s - 1
+
+
+def sample_of(row: PublishedRow, constants: Constants | None = None) -> Sample:
+    """The measured time with the kernels that ran in it, those that loops hide under the constants left out."""
+    made = [
+        pair
+        for phase in row.phases
+        for pair in demands(row.deployment, row.chip, phase, row.workload, row.stages, constants)
+    ]
+    return Sample(row.measured_s, tuple(made))
+
+
+def credible(row: PublishedRow) -> Sample:
+    """`sample_of` a row whose time says something of its chip.
+
+    Raises where it is less than half of what the chip's units and memory take at their datasheet's rates, everything
+    else for nothing, or more than a thousand times what all of it takes there.
+    """
+    sample = sample_of(row)
+    least = sum(n * max(d.compute_s, d.vector_s, d.memory_s) for n, d in sample.demands)
+    most = predicted_s(sample, DATASHEET)
+    if not least / 2 <= row.measured_s <= 1000 * most:
+        took = f"{row.measured_s:.3g} s, where the datasheet's rates give {least:.3g} to {most:.3g} s"
+        note = "is the time in the unit of its column and of all output tokens, and did this model run on these chips?"
+        raise fault("bad-row", f"{row.name} took {took}", row.span, note)
+    return sample
+
+
+def calibration_rows(group: str) -> list[PublishedRow]:
+    """The rows of table D.2 that the constants of a group are fitted on: of Pope et al.'s system PaLM's alone."""
+    rows = [row for row in published("d2") if row.group == group]
+    return [row for row in rows if not group.startswith("pope2022") or row.model.name.startswith("palm")]
+
+
+@cache
+def fitted(group: str) -> Fit | None:
+    """The constants of a group; None where table D.2 has none of its rows."""
+    rows = calibration_rows(group)
+    return calibrate([sample_of(row) for row in rows]) if rows else None
+
+
+def compare(rows: Iterable[PublishedRow], constants: Mapping[str, Constants] | None = None) -> list[RowComparison]:
+    """Predicts each row with the constants of its group."""
+    made: list[RowComparison] = []
+    for row in rows:
+        own = (constants or {}).get(row.group)
+        fit = fitted(row.group) if own is None else None
+        chosen = own or (fit.constants if fit is not None else None)
+        best, datasheet = (predicted_s(sample_of(row, c), c) for c in (chosen or row.chip.constants, DATASHEET))
+        made.append(RowComparison(row, best, datasheet, chosen is not None))
+    return made
+
+
+CHECKS: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
+    "1": ("Pope et al. 2022, table 1: the longest context on 64 TPU v4", table_1),
+    "claims": ("Pope et al. 2022: what is said in sentences", claims),
+    "chen": ("Chen 2022, Transformer Inference Arithmetic", chen),
+    **{name: (title, partial(offload_rows.checks, name)) for name, (title, _) in offload_rows.TABLES.items()},
+    "flexgen-13": (swarm_rows.TITLE, swarm_rows.petals_checks),
+}
+"""Published numbers that are no rows of times: a title, and what compares them."""
+
+FIGURES: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
+    name: (title, checks) for name, (title, checks, _) in offload_figures.FIGURES.items()
+}
+"""Figures whose numbers take a search for policies, so that they are not among `all`."""
+
+
+@dataclass(frozen=True)
+class ReproducedTable:
+    """A published table beside predictions: rows of times, or checks of statements."""
+
+    title: str
+    rows: tuple[RowComparison, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def __repr__(self) -> str:
+        return self._rows_text() if self.rows else self._checks_text()
+
+    def _checks_text(self) -> str:
+        lines = [
+            (
+                check.row,
+                f"{check.published:.4g}",
+                f"{check.predicted:.4g}",
+                f"{100 * check.relative_error:+.1f} %",
+                "" if check.tolerance is None else f"{100 * check.tolerance:.0f} %",
+                "" if check.tolerance is None else "holds" if check.holds else "fails",
+                check.statement + (f" ({check.remark})" if check.remark else ""),
+            )
+            for check in self.checks
+        ]
+        head = ("", "published", "predicted", "error", "allowed", "", "")
+        held = [check for check in self.checks if check.tolerance is not None]
+        summary = f"{sum(check.holds for check in held)} of {len(held)} hold" if held else _errors_text(self.checks)
+        return "\n".join([self.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
+
+    def _rows_text(self) -> str:
+        lines = [
+            (
+                made.row.name,
+                duration_text(made.row.measured_s),
+                duration_text(made.predicted_s),
+                f"{100 * made.relative_error:+.1f} %",
+                f"{100 * made.datasheet_error:+.1f} %",
+            )
+            for made in self.rows
+        ]
+        head = ("row", "published", "predicted", "error", "datasheet only")
+        groups = dict.fromkeys(made.row.group for made in self.rows)
+        summary: list[str] = []
+        for group in groups:
+            own = [made for made in self.rows if made.row.group == group]
+            errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
+            how = "calibrated" if own[0].calibrated else "datasheet"
+            summary.append(
+                f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
+                f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
+            )
+        return "\n".join([self.title, "", *text_table(head, lines, "lrrrr"), "", *summary])
+
+
+def _errors_text(checks: Sequence[Check]) -> str:
+    """The line of checks that are only reported: those fitted on, and the others."""
+    lines: list[str] = []
+    for how, calibrated in (("fitted on", True), ("predicted", False)):
+        errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
+        if errors:
+            middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
+            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
+            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
+    return "\n".join(lines)
+
+
+Progress = Callable[[int, int, str], None]
+"""Is told before a program is compiled: its number from 1, of how many, and its name."""
+
+
+def _compare_file(name: str, progress: Progress | None) -> Iterator[RowComparison]:
+    """The rows of a file; what is said of one is said at its line."""
+    source = file_source(name)
+    rows = read_rows(source.text, name, Path(name).stem)
+    with located(source):
+        wanted: dict[str, WantedProgram] = {}
+        for row in rows:
+            with _said_of(row):
+                made = [
+                    one for phase in row.phases for one in wanted_of(row.deployment, phase, row.workload, row.stages)
+                ]
+            wanted |= {one.name: one for one in made if not is_compiled(one)}
+        for number, one in enumerate(wanted.values(), 1):
+            if progress is not None:
+                progress(number, len(wanted), one.name)
+            with suppress(DiagnosticError):  # said of its row below
+                compiled_text(one.text, one.passes)
+        for row in rows:
+            with _said_of(row):
+                (compared,) = compare([row])
+            yield compared
+
+
+@contextmanager
+def _said_of(row: PublishedRow) -> Generator[None, None, None]:
+    try:
+        yield
+    except DiagnosticError as error:
+        found = error.diagnostics[0]
+        notes = [note.message for note in found.notes]
+        raise fault(found.code, f"{row.name}: {found.message}", row.span, *notes) from None
+
+
+def reproduce(name: str, progress: Progress | None = None) -> list[ReproducedTable]:
+    """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows,
+    whose programs may have to be compiled first, which `progress` is told of.
+
+    Raises where there is no such table, or the file is at fault.
+    """
+    names = [*TABLES, *CHECKS]
+    if name.endswith(".csv"):
+        offloaded = offload_files.file_checks(name)
+        if offloaded is not None:
+            return [ReproducedTable(name, checks=tuple(offloaded))]
+        return [ReproducedTable(name, tuple(_compare_file(name, progress)))]
+    key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
+    if name != "all" and key not in (*names, *FIGURES):
+        near = nearest(name, (*names, *FIGURES))
+        notes = [near] if near else []
+        with located(Source(name, "")):
+            listed = f"the tables are {', '.join((*names, *FIGURES))}; or the path of a .csv file"
+            raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)
+    made: list[ReproducedTable] = []
+    for chosen in names if name == "all" else [key]:
+        if chosen in TABLES:
+            made.append(ReproducedTable(TABLES[chosen].title, tuple(compare(published(chosen)))))
+        else:
+            title, checks = (CHECKS if chosen in CHECKS else FIGURES)[chosen]
+            made.append(ReproducedTable(title, checks=tuple(checks())))
+    return made
+
+
+def rows_of(name: str) -> list[PublishedRow]:
+    """The rows of times of a table or a .csv file. Raises as `reproduce`."""
+    return [made.row for table in reproduce(name) for made in table.rows]
+
+
+def median_error(errors: Sequence[float]) -> float:
+    """The median of absolute values; 0 of none."""
+    return median(map(abs, errors)) if errors else 0.0

@@ -1,0 +1,89 @@
+"""How a checkpoint is to be compiled for generation: mesh, layouts, rows, cache, number formats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.types import DType
+from shardwright.ir.verification.verifier import Level
+from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.value_types import CacheFormat
+from shardwright.passes.base import Pass
+from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import explicit_passes
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+
+WeightFormat = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """The programs to make of a checkpoint.
+
+    A layout is a preset's name or the path of a `.shard` file with the functions of generation. Decode continues
+    `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
+    own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
+    format to which they are quantized, `cache_format` that of the cache, `passes` what else is done to the program.
+    `scores` asks for log-probabilities of given tokens too, `sampled` for drawing of tokens beside taking the most
+    probable. `experts` and `expert_capacity` are those of `import_model`. `place` chooses the layouts that are left
+    open.
+    """
+
+    mesh: Mesh
+    batch: int
+    chunk: int
+    cache: int
+    decode_layout: str = "ws2d"
+    prefill_layout: str | None = None
+    attention: AttentionOver | None = None
+    prefill_batch: int | None = None
+    dtype: DType | None = None
+    weights: WeightFormat | None = None
+    scores: bool = False
+    sampled: bool = True
+    experts: ExpertsForm = "replicated"
+    expert_capacity: float | None = None
+    cache_format: CacheFormat | None = None
+    passes: tuple[Pass, ...] = ()
+    place: Place = field(default_factory=Place)
+
+    @property
+    def read_layout(self) -> str:
+        """The layout of prefill."""
+        return self.prefill_layout or self.decode_layout
+
+    @property
+    def before_layouts(self) -> tuple[Pass, ...]:
+        """The passes done to the program before its layouts are chosen."""
+        bits = () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
+        return (*(given for given in self.passes if given.takes is Level.SURFACE), *bits)
+
+    @property
+    def pipeline(self) -> tuple[Pass, ...]:
+        """All that makes an explicit program of it; passes that take explicit programs come last."""
+        after = (given for given in self.passes if given.takes is Level.EXPLICIT)
+        return (*self.before_layouts, *explicit_passes(self.place), *after)
+
+
+def is_file(layout: str) -> bool:
+    """Tells whether a layout is a file, not a preset's name."""
+    return layout.endswith(".shard") or Path(layout).is_file()
+
+
+def default_mesh(devices: int) -> Mesh:
+    """A mesh of all devices: x, and y where there are many.
+
+    The residual stream is split over all of them, the weights over x along E and over y along F and the heads; with
+    F = 4E the fewest bytes move if x is half the square root of their number (Pope et al. 2022, section 3.2.2). The
+    nearest divisor is taken; where one of the two axes would have a single chip, x has all.
+    """
+    best = math.sqrt(devices) / 2
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    x = min(divisors, key=lambda n: (round(abs(math.log(n / best)), 9), n))
+    sizes = {"x": x, "y": devices // x}
+    return Mesh.of(**sizes) if min(sizes.values()) > 1 else Mesh.of(x=devices)

@@ -1,0 +1,219 @@
+"""The plan of a run: what is given, and what follows from the devices, the prompts and files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
+
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.text.parser import parse, read_source
+from shardwright.ir.types import DType
+from shardwright.ir.verification.verifier import Level
+from shardwright.models.description import Model
+from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.value_types import CacheFormat
+from shardwright.passes.base import Pass
+from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import parse_pipeline
+from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file
+from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.settings import GenerationSettings
+
+BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
+"""Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The given parts of a `GenerationPlan`; None is left to `make_plan`. The mesh of None is that of a file, or all
+    devices."""
+
+    mesh: Mesh | None = None
+    decode_layout: str = "ws2d"
+    prefill_layout: str | None = None
+    attention: AttentionOver | None = None
+    batch: int | None = None
+    prefill_batch: int | None = None
+    chunk: int | None = None
+    cache: int | None = None
+    dtype: DType | None = None
+    weights: WeightFormat | None = None
+    experts: ExpertsForm = "replicated"
+    expert_capacity: float | None = None
+    cache_format: CacheFormat | None = None
+    passes: tuple[Pass, ...] = ()
+    place: Place = field(default_factory=Place)
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "prefill_batch", "chunk", "cache"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
+        if self.expert_capacity is not None and self.experts == "replicated":
+            raise fault("bad-setting", "expert_capacity needs experts='all-to-all'", NOWHERE)
+        named = (
+            ("attention", AttentionOver),
+            ("weights", WeightFormat),
+            ("experts", ExpertsForm),
+            ("cache_format", CacheFormat),
+        )
+        for name, known in named:
+            value, names = getattr(self, name), get_args(known)
+            if value is not None and value not in names:
+                raise fault("bad-setting", f"{name} is {value!r}, not one of {', '.join(names)}", NOWHERE)
+
+
+def make_plan(
+    model: Model,
+    prompts: Sequence[Prompt],
+    settings: GenerationSettings,
+    options: PlanOptions,
+    checkpoint: str = "checkpoint",
+) -> GenerationPlan:
+    """A plan on which the prompts can be continued. `checkpoint` is its name in what is said of it.
+
+    Raises where the cache given, that of a file, or the model's positions are too few for a prompt, at its place.
+    """
+    with located(Source(checkpoint, "")):
+        return _made(model, prompts, settings, options)
+
+
+def _made(
+    model: Model, prompts: Sequence[Prompt], settings: GenerationSettings, options: PlanOptions
+) -> GenerationPlan:
+    given = _of_files(options)
+    mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
+    cache = options.cache or given.cache
+    if cache is not None and cache > model.longest:
+        raise fault(
+            "too-long",
+            f"the cache is {cache}, and the model has {model.longest_key}={model.longest}",
+            NOWHERE,
+            f"give --cache {model.longest} or less",
+        )
+    room = cache or model.longest
+    where = "the cache has" if cache else "the model has"
+    for prompt in prompts:
+        check_room(prompt, settings.max_new_tokens, room, where)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if cache is None:
+        cache = longest + max(0, settings.max_new_tokens - 1)
+        if options.attention == "positions":
+            cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
+    texts = len(prompts) * settings.samples
+    batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
+    own = options.prefill_batch
+    if own is None and given.mesh is None and settings.samples > 1:
+        own = max(1, min(len(prompts), batch // settings.samples))
+    return GenerationPlan(
+        mesh,
+        batch,
+        min(options.chunk or given.chunk or min(longest, CHUNK), cache),
+        cache,
+        options.decode_layout,
+        options.prefill_layout,
+        options.attention,
+        own,
+        options.dtype,
+        options.weights,
+        settings.logprobs,
+        settings.temperature > 0,
+        options.experts,
+        options.expert_capacity,
+        options.cache_format,
+        options.passes,
+        options.place,
+    )
+
+
+def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: PlanOptions) -> int:
+    """How many new tokens there are to be where nothing is said: no more than there is room for."""
+    room = options.cache or _of_files(options).cache or model.longest
+    return max(1, min(NEW_TOKENS, room - max(len(prompt.tokens) for prompt in prompts) + 1))
+
+
+def read_passes(text: str) -> tuple[Pass, ...]:
+    """The passes of a text such as `fuse-parallel-block,loop-collectives`, none where it is empty."""
+    with located(Source("--passes", text)):
+        passes = parse_pipeline(text) if text else ()
+        for given in passes:
+            if given.takes is Level.SURFACE and given.leaves is Level.EXPLICIT:
+                raise fault(
+                    "bad-pipeline",
+                    f"{given.name} is part of every compilation, after all that is done to the program",
+                    NOWHERE,
+                    "leave it out",
+                )
+        return passes
+
+
+def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
+    """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none."""
+    length = len(prompt.tokens)
+    has = f"the prompt has {length} token{'s' if length > 1 else ''}"
+    fits = room - length + 1
+    if length > room:
+        raise prompt.fault(
+            "cache-full",
+            f"{has}, and {where} {room} positions",
+            "shorten the prompt" + (", or give a larger --cache" if where == "the cache has" else ""),
+        )
+    if new > fits:
+        larger = f", or --cache {length + new - 1}" if where == "the cache has" else ""
+        raise prompt.fault(
+            "cache-full",
+            f"{has} and {new} more are wanted, and {where} {room} positions",
+            f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{larger}",
+        )
+
+
+def _even(batch: int, mesh: Mesh, options: PlanOptions) -> int:
+    """The batch, made divisible by the chips where it is split over them."""
+    layouts = (options.decode_layout, options.prefill_layout or "")
+    split = options.attention == "batch" or any(layout.startswith("wg") for layout in layouts)
+    return -(-batch // mesh.n_chips) * mesh.n_chips if split else batch
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The declarations of a layout's file."""
+
+    mesh: Mesh | None = None
+    batch: int | None = None
+    chunk: int | None = None
+    cache: int | None = None
+
+
+def _of_files(options: PlanOptions) -> _Given:
+    files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
+    if not files:
+        return _Given()
+    of_presets = ["attention", "prefill_batch", "dtype", "cache_format"]
+    if is_file(options.decode_layout) and (options.prefill_layout is None or is_file(options.prefill_layout)):
+        of_presets += ["experts", "expert_capacity"]
+    for name in of_presets:
+        if getattr(options, name) not in {None, "replicated"}:
+            raise fault(
+                "layout-file",
+                f"--{name.replace('_', '-')} is for presets, and {files[0]} says that itself",
+                NOWHERE,
+                "leave it out, or change the file",
+            )
+    source = read_source(files[0])
+    with located(source):
+        program = elaborate(parse(source))
+        sizes: Mapping[str, int] = program.sizes()
+        for name in "BLT":
+            if name not in sizes:
+                raise fault(
+                    "no-dimension",
+                    f"there is no dimension {name} here; B is rows, L tokens of a chunk, T positions of the cache",
+                    NOWHERE,
+                    "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
+                )
+    return _Given(program.mesh, sizes["B"], sizes["L"], sizes["T"])

@@ -1,0 +1,373 @@
+"""Measures this machine as the offloading runtime uses it: products, copies, attention, disk and overheads, as a
+machine file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from shardwright.ir.types import DType, Tier
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_REPEATS = 7
+_FORMATS = (DType.F32, DType.BF16, DType.F16)
+_IN_PLACE = 1e15
+"""Bytes a second between a device that is the CPU and the host: nothing is copied there."""
+_TINY: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+"""A model whose layers take as long as it takes to start what is in them."""
+
+
+@dataclass(frozen=True)
+class MachineMeasurement:
+    """Measured values, and the text of a machine file with it. Rates are what was reached: shares of them are 1."""
+
+    values: dict[str, Any]
+    text: str
+
+    @property
+    def summary(self) -> str:
+        values = self.values
+        rates = ", ".join(f"{name} {rate:.3g} FLOP/s" for name, rate in values["flops_per_s"].items())
+        copies = f" host to device {values['to_device_bytes_per_s']:.3g} B/s," if values["device"] != "cpu" else ""
+        return f"{rates},{copies} disk {values['disk_readers_bytes_per_s']:.3g} B/s"
+
+
+def measure(
+    folder: str | Path | None = None, device: str | None = None, dtype: DType | None = None, readers: int = 4
+) -> MachineMeasurement:
+    """Times what a run in `dtype` would do on `device` (a device of PyTorch) with files in `folder`.
+
+    By default CUDA in f16 where there is a device, else the CPU in f32, and the folder of temporary files. Takes half a
+    minute. Raises where the folder cannot be written, ModuleNotFoundError without torch.
+    """
+    import torch
+
+    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = dtype or (DType.F16 if on.type == "cuda" else DType.F32)
+    where = Path(folder or tempfile.gettempdir())
+    large = on.type == "cuda"
+    with torch.inference_mode():
+        values: dict[str, Any] = {
+            "device": on.type,
+            "dtype": str(chosen),
+            "device_memory_bytes": _device_memory(on),
+            "host_memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "disk_memory_bytes": shutil.disk_usage(where).free,
+            "flops_per_s": {str(each): _product(on, each, large=large) for each in _FORMATS if _runs(on, each, chosen)},
+            "weights_bytes_per_s": _weights(on, chosen, large=large),
+            "to_device_bytes_per_s": _copy(on, to_device=True) if large else _IN_PLACE,
+            "from_device_bytes_per_s": _copy(on, to_device=False) if large else _IN_PLACE,
+            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen, whole=False),
+            "device_attention_bytes_per_s": _attention(on, chosen, whole=True),
+            "elementwise_bytes_per_s": _elementwise(on, chosen, large=large),
+            "dequantized_per_s": _dequantized(on, chosen),
+            "shares_device": 0.0 if large else _shares(chosen),
+        }
+        values["knee"] = _knee(on, chosen, values["flops_per_s"][str(chosen)], values["weights_bytes_per_s"])
+    values |= _disk(where, readers)
+    values["layer_overhead_s"] = _overhead(on, chosen)
+    return MachineMeasurement(values, _text(values))
+
+
+def _runs(on: torch.device, each: DType, chosen: DType) -> bool:
+    return on.type == "cuda" or each is chosen or each is not DType.F16  # f16 may be emulated on a CPU, minutes
+
+
+def _seconds(run: Callable[[], Any], on: torch.device) -> float:
+    """The median of some runs, after one that warms up: what is predicted takes as long as it usually does, not as it
+    does at its best."""
+    import torch
+
+    taken: list[float] = []
+    for _ in range(1 + _REPEATS):
+        began = time.perf_counter()
+        run()
+        if on.type == "cuda":
+            torch.cuda.synchronize(on)
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+def _numbers(shape: tuple[int, ...], dtype: DType, on: torch.device) -> Tensor:
+    import torch
+
+    from shardwright.backends.torch.tensors import held_as
+
+    return torch.full(shape, 0.01, dtype=held_as(dtype), device=on)
+
+
+def _product(on: torch.device, dtype: DType, *, large: bool) -> float:
+    """FLOP/s of large products with weights that are stored the other way round, as a layer has them: one after the
+    other, none in a cache from before."""
+    rows, size, n = (4096, 8192, 2) if large else (512, 1024, 6)
+    x, weights = _numbers((rows, size), dtype, on), [_numbers((size, size), dtype, on) for _ in range(n)]
+    return n * 2 * rows * size * size / _seconds(lambda: [x @ w.t() for w in weights], on)
+
+
+def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
+    """Bytes a second of weights that a few rows are multiplied with, which is what decode of a small batch does."""
+    size, n = (8192, 8) if large else (2048, 6)
+    x = _numbers((2, size), dtype, on)
+    weights = [_numbers((size, size), dtype, on) for _ in range(n)]
+
+    def run() -> None:
+        for w in weights:
+            _ = x @ w.t()
+
+    return sum(w.numel() * w.element_size() for w in weights) / _seconds(run, on)
+
+
+def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float) -> float:
+    """The part of the shorter of reading weights and multiplying with them that the longer does not hide: 0 on a device
+    that reads the next while it multiplies, 1 or more on one that does one after the other. The median about the number
+    of rows for which both take as long."""
+    size, n = 2048, 6
+    weights = [_numbers((size, size), dtype, on) for _ in range(n)]
+    read = size * size * weights[0].element_size() / bytes_per_s
+    alike = read * flops_per_s / (2 * size * size)
+
+    def exposed(rows: int) -> float:
+        x, products = _numbers((rows, size), dtype, on), 2 * rows * size * size / flops_per_s
+        taken = _seconds(lambda: [x @ w.t() for w in weights], on) / n
+        return (taken - max(read, products)) / min(read, products)
+
+    return max(0.0, median(exposed(max(1, round(share * alike))) for share in (1, 2, 4)))
+
+
+def _elementwise(on: torch.device, dtype: DType, *, large: bool) -> float:
+    """Bytes a second of what operations of a layer that are no products read and write: a function, a product of two
+    values, and a sum into memory that is new."""
+    import torch
+    from torch.nn import functional
+
+    rows, size = (4096, 8192) if large else (1024, 1024)
+    x, other, residual = (_numbers((rows, size), dtype, on) for _ in range(3))
+
+    def run() -> None:
+        torch.add(functional.silu(x, inplace=True).mul_(other), residual)
+
+    return (2 + 3 + 3) * x.numel() * x.element_size() / _seconds(run, on)
+
+
+def _copy(on: torch.device, *, to_device: bool) -> float:
+    """Bytes a second between the device and memory of the host as the runtime has it."""
+    import torch
+
+    from shardwright.backends.torch.host_memory import HostMemory
+    from shardwright.backends.torch.memory import MemoryAccount
+
+    nbytes = 1 << (28 if on.type == "cuda" else 26)
+    memory = HostMemory(MemoryAccount(Tier.HOST, None, ""), pinned=on.type == "cuda")
+    try:
+        host, there = memory.take("a buffer", nbytes), torch.zeros(nbytes, dtype=torch.uint8, device=on)
+        host.zero_()
+        target, source = (there, host) if to_device else (host, there)
+        return nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), on)
+    finally:
+        memory.close()
+
+
+def _attention(on: torch.device, dtype: DType, *, whole: bool) -> float:
+    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to: of a cache that
+    is `whole`, or of a piece of one."""
+
+    from shardwright.backends.torch.kernels import compute
+    from shardwright.backends.torch.tensors import NamedTensor
+    from shardwright.ir import ops
+    from shardwright.ir.types import Dim, Shape
+
+    rows, positions, heads, size = 16, 256, 16, 64
+    sizes = {"T": positions, "B": rows, "K": heads, "D": size}
+    operation = ops.Attend("T", "D", scale=0.125, lse=not whole)
+    kept = [NamedTensor(_numbers(tuple(sizes.values()), dtype, on), tuple(sizes), dtype) for _ in range(2)]
+    q = NamedTensor(_numbers((rows, heads, size), dtype, on), ("B", "K", "D"), dtype)
+    result = Shape(dtype, tuple(Dim(name, sizes[name]) for name in "BKD"))
+    results = [result] if whole else [result, operation.rows(result)]
+    nbytes = sum(each.tensor.numel() * each.tensor.element_size() for each in kept)
+    return nbytes / _seconds(lambda: compute(operation, [q, *kept], results, on), on)
+
+
+def _dequantized(on: torch.device, dtype: DType) -> float:
+    """Numbers a second that are brought from 4 bits."""
+    from shardwright.backends.torch.quantization import dequantize, quantize
+    from shardwright.backends.torch.tensors import held_as
+
+    size = 2048
+    coded = quantize(_numbers((size, size), dtype, on))
+    return size * size / _seconds(lambda: dequantize(coded, size, held_as(dtype)), on)
+
+
+def _shares(dtype: DType) -> float:
+    """Where the device is the CPU: of the shorter of computation and copies, the part that the longer does not hide."""
+    import torch
+
+    cpu = torch.device("cpu")
+    x, w = _numbers((256, 1024), dtype, cpu), _numbers((1024, 1024), dtype, cpu)
+    source = torch.zeros(1 << 25, dtype=torch.uint8)
+    target = torch.empty_like(source)
+
+    def computed() -> None:
+        with torch.inference_mode():
+            for _ in range(products):
+                _ = x @ w.t()
+
+    def copied() -> None:
+        with torch.inference_mode():
+            for _ in range(8):
+                target.copy_(source)
+
+    products = 1
+    products = max(1, round(_seconds(copied, cpu) / _seconds(computed, cpu)))
+    alone = _seconds(computed, cpu), _seconds(copied, cpu)
+
+    def both() -> None:
+        thread = threading.Thread(target=copied)
+        thread.start()
+        computed()
+        thread.join()
+
+    return min(1.0, max(0.0, (_seconds(both, cpu) - max(alone)) / min(alone)))
+
+
+def _disk(folder: Path, readers: int) -> dict[str, float]:
+    """Bytes a second of writing, and of reading by one reader and by several, past the page cache and through it."""
+    import torch
+
+    from shardwright.backends.torch.disk import Readers, page_aligned
+
+    nbytes = 256 << 20
+    data = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    rates: dict[str, float] = {}
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        file.write(data.numpy().tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+        rates["disk_write_bytes_per_s"] = nbytes / (time.perf_counter() - began)
+        target = page_aligned(nbytes)
+        for name, threads, direct in (
+            ("disk_read_bytes_per_s", 1, True),
+            ("disk_readers_bytes_per_s", readers, True),
+            ("page_cache_bytes_per_s", readers, False),
+        ):
+            pool = Readers(threads, direct=direct)
+            try:
+                opened = pool.open(file.name)
+                run = pool.jobs(opened, "what is measured", target, 0)
+                rates[name] = nbytes / _seconds(lambda pool=pool, run=run: pool.run(run), torch.device("cpu"))
+            finally:
+                pool.close()
+    return rates
+
+
+def _overhead(on: torch.device, dtype: DType) -> float:
+    """Seconds that a layer of one batch takes in decode where there is next to nothing to compute."""
+    from shardwright.backends.torch.event_threads import TimedEvent
+    from shardwright.cost.offloading.policy import parse_policy
+    from shardwright.cost.programs.unrolling import Action
+    from shardwright.models.dummy_checkpoint import write_dummy
+    from shardwright.serving.generation.prompts import make_prompts
+    from shardwright.serving.generation.settings import GenerationSettings
+    from shardwright.serving.offloading.request import OffloadRequest
+    from shardwright.serving.offloading.run import OffloadedModel
+
+    of_layers: dict[tuple[tuple[str, int], ...], float] = {}
+
+    def observe(timed: TimedEvent) -> None:
+        trips = dict(timed.event.trips)
+        if timed.event.action is Action.COMPUTE and trips.get("token") and {"N", "M"} <= set(trips):
+            of_layers[timed.event.trips] = of_layers.get(timed.event.trips, 0.0) + timed.end - timed.begin
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_dummy(Path(folder), _TINY, dtype)
+        request = OffloadRequest(parse_policy("2,2,100,0,0,100,100,0"), dtype=dtype, device=str(on))
+        prompts = make_prompts([[1, 2, 3]] * 4, 64, None)
+        with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=16), observe=observe) as model:
+            list(model.completions())
+    taken = sorted(of_layers.values())
+    return taken[len(taken) // 2]
+
+
+def _device_memory(on: torch.device) -> float:
+    import torch
+
+    if on.type == "cuda":
+        cuda: Any = torch.cuda
+        return float(cuda.get_device_properties(on).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _text(values: dict[str, Any]) -> str:
+    rates = "".join(f"{name} = {rate:.4g}\n" for name, rate in values["flops_per_s"].items())
+    shared = values["device"] == "cpu"
+    memory = values["host_memory_bytes"] / (2 if shared else 1)
+    device = memory if shared else values["device_memory_bytes"]
+    attention = values["weights_bytes_per_s"] / values["device_attention_bytes_per_s"]
+    return f"""\
+# Measured by shardwright calibrate --offloading in {values["dtype"]}: rates are what was reached.
+name = "this-machine"
+
+[chip]
+name = "this-machine"
+memory = "{device:.0f} B"
+memory_bytes_per_s = {values["weights_bytes_per_s"]:.4g} # of weights that a few rows are multiplied with
+
+[chip.flops_per_s]
+{rates}
+[chip.interconnect]
+kind = "switched"
+
+[[chip.interconnect.levels]]
+name = "one device"
+units = 1
+egress_bytes_per_s = {values["to_device_bytes_per_s"]:.4g}
+latency_s = 0
+messages = "direct"
+
+[host]
+memory = "{memory:.0f} B"{" # half, where the device is the host itself" if shared else ""}
+memory_bytes_per_s = {values["host_attention_bytes_per_s"]:.4g} # of a cache that the host attends to
+
+[host_link]
+to_device_bytes_per_s = {values["to_device_bytes_per_s"]:.4g}
+from_device_bytes_per_s = {values["from_device_bytes_per_s"]:.4g}
+
+[disk]
+memory = "{values["disk_memory_bytes"]:.0f} B"
+read_bytes_per_s = {values["disk_readers_bytes_per_s"]:.4g}
+write_bytes_per_s = {values["disk_write_bytes_per_s"]:.4g}
+read_limit_bytes_per_s = {values["page_cache_bytes_per_s"]:.4g} # through the page cache
+
+[runtimes.ours]
+matmul = 1
+memory = 1
+link = 1
+disk_read = 1
+disk_write = 1
+store_hidden = 1
+cache_passes = {attention:.4g} # attention on the device, against reading weights
+elementwise = {values["weights_bytes_per_s"] / values["elementwise_bytes_per_s"]:.4g}
+knee = {values["knee"]:.3g}
+quantization_bytes = {values["weights_bytes_per_s"] / values["dequantized_per_s"]:.4g}
+step_overhead_s = {values["layer_overhead_s"] / 2:.4g} # of attention and of the feedforward layer, for each batch
+shares_device = {values["shares_device"]:.3g}
+
+[sources]
+measured = "shardwright calibrate --offloading on {values["device"]}"
+disk = "one reader alone gets {values["disk_read_bytes_per_s"]:.3g} B/s"
+"""

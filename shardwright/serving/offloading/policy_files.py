@@ -1,0 +1,59 @@
+"""Policies as they are written: eight numbers in the paper's order, what `--plan-only --json` prints, or a program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.cost.offloading.group_quantization import INT4, INT8
+from shardwright.cost.offloading.policy import Policy, parse_policy, policy_of_json
+from shardwright.ir.diagnostics import fault, located
+
+
+def is_program(path: str) -> bool:
+    """Tells whether a name is that of a program of the language."""
+    return path.endswith(".shard")
+
+
+def read_policy(text: str) -> Policy:
+    """A policy in the paper's order, or of a file: what --plan-only --json printed, or a program that it wrote. Where
+    neither says where attention is computed, on the host."""
+    return read_policies(text)[0]
+
+
+def read_policies(text: str) -> tuple[Policy, ...]:
+    """The same with attention on the host and on the device, where that is not said."""
+    if is_program(text) or (text and Path(text).exists()):
+        policy, said = _of_file(text)
+    else:
+        policy, said = parse_policy(text), False
+    return (policy,) if said or not policy.cache.elsewhere else (policy, replace(policy, host_attention=False))
+
+
+def _of_file(path: str) -> tuple[Policy, bool]:
+    """The policy, and whether the file says where attention is computed."""
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse, read_source
+    from shardwright.serving.offloading.plan_files import policy_in
+
+    source = read_source(path)
+    with located(source):
+        if is_program(path):
+            return policy_in(elaborate(parse(source))), False
+        try:
+            found: Any = json.loads(source.text)
+            policy = policy_of_json(found["policy"])
+            packed, bits = found.get("compressed", {}), found.get("bits", {})
+            policy = replace(
+                policy,
+                quantized_weights={4: INT4, 8: INT8}[bits.get("weights", 4)] if packed.get("weights") is True else None,
+                quantized_cache=INT4 if packed.get("cache") is True else None,
+                host_attention=found.get("host_attention", True) is True,
+            )
+            return policy, "host_attention" in found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise fault(
+                "bad-policy", "this is neither what offload --plan-only writes nor what it prints as JSON"
+            ) from None

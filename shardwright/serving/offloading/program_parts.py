@@ -1,0 +1,220 @@
+"""Parts of a model's program: the layers of one process of a pipeline, and what gives scores of the tokens of
+prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cost.programs.resizing import resized
+from shardwright.ir.diagnostics import fault
+from shardwright.ir.index_boxes import Index
+from shardwright.ir.operation import Number
+from shardwright.ir.ops import Alias, Full, Update
+from shardwright.ir.program import Carry, DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
+from shardwright.ir.walk import map_values, names_used, rename_operands
+from shardwright.ir.weight_source import FileRange, FileSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """This is process `index` of `count` in a pipeline."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, n: int) -> range:
+        """Which of n layers are here; their numbers differ by at most one between processes.
+
+        Raises where there are fewer layers than processes.
+        """
+        if n < self.count:
+            raise fault("too-many-stages", f"{n} layers cannot be divided into {self.count} stages of a pipeline")
+        return range(n * self.index // self.count, n * (self.index + 1) // self.count)
+
+
+ALONE = PipelineStage()
+"""There is one process."""
+
+# ---------------------------------------------------------------- some of the layers
+
+
+def part_of(program: Program, place: PipelineStage) -> Program:
+    """The program as one process of a pipeline runs it: all that comes before and after the layers where it is the
+    first or the last, and elsewhere only what later statements here, or state, need of that; its own layers between.
+    Between processes go what the loop over layers carries, as parameters `arriving_...` and as results.
+
+    Raises where what is needed elsewhere needs weights or what the layers leave.
+    """
+    if place.count == 1:
+        return program
+    funcs = tuple(_part(program, func, place) for func in program.funcs)
+    used = set[str]().union(*(names_used(func.body) for func in funcs))
+    loop = layers_of(program.funcs[0])[1]
+    weights = tuple(value for value in program.weights if value.name in used)
+    own = len(place.layers(program.sizes()[loop.dim]))
+    return resized(replace(program, funcs=funcs, weights=weights), {loop.dim: own})
+
+
+def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement, ...]]:
+    """The statements before the loop over layers, the loop, and the statements after it. Raises where there is not
+    exactly one."""
+    loops = [(at, s) for at, s in enumerate(func.body) if isinstance(s, Loop)]
+    if len(loops) != 1:
+        raise fault(
+            "no-layers",
+            f"{func.name} has {len(loops)} loops, and a pipeline goes by the trips of one loop over layers",
+            func.span,
+        )
+    at, loop = loops[0]
+    return func.body[:at], loop, func.body[at + 1 :]
+
+
+def _part(program: Program, func: Func, place: PipelineStage) -> Func:
+    before, loop, after = layers_of(func)
+    params, returns, results = func.params, func.returns, func.results
+    if not place.last:
+        left = [Value(f"leaving_{v.name}", replace(v.type, placement=ON_DEVICE), Marking.FOUND) for v in loop.results]
+        leaving = [Let((v,), Alias(), (r.name,)) for v, r in zip(left, loop.results, strict=True)]
+        after = (*_needed(program, loop, after, set()), *leaving)
+        returns, results = tuple(v.name for v in left), tuple(v.type for v in left)
+    if not place.first:
+        arriving = [replace(c.value, name=f"arriving_{c.value.name}") for c in loop.carries]
+        arriving = [replace(v, type=replace(v.type, placement=ON_DEVICE), marking=Marking.DEMANDED) for v in arriving]
+        carries = tuple(Carry(c.value, v.name) for c, v in zip(loop.carries, arriving, strict=True))
+        loop = replace(loop, carries=carries)
+        wanted = names_used((*loop.body, *after)) | set(loop.following) | set(returns)
+        before = _needed(program, loop, before, wanted)
+        params = (*params, *arriving)
+    return replace(func, params=params, body=(*before, loop, *after), returns=returns, results=results)
+
+
+def _needed(program: Program, loop: Loop, body: Sequence[Statement], wanted: set[str]) -> tuple[Statement, ...]:
+    """The statements that set state, those that define what is wanted, and what they need."""
+    kept: list[Statement] = []
+    for statement in reversed(body):
+        made = {value.name for value in statement.results}
+        if isinstance(statement, SetState) or made & wanted:
+            kept.append(statement)
+            wanted = wanted | names_used((statement,))
+    elsewhere = {value.name for value in (*program.weights, *loop.results)}
+    for statement in kept:
+        missing = sorted(names_used((statement,)) & elsewhere)
+        if missing:
+            raise fault(
+                "no-pipeline",
+                f"every stage of a pipeline would need {', '.join(missing)}, which only one has",
+                statement.span,
+            )
+    return tuple(reversed(kept))
+
+
+class LayersOf:
+    """A source of some of the layers of another's arrays: of those in `layered`, by the axis of the layers, from layer
+    `first` on."""
+
+    def __init__(self, source: FileSource, layered: dict[str, int], first: int, count: int) -> None:
+        self._source = source
+        self._layered = layered
+        self._first = first
+        self._count = count
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._source.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = list(self._source.shape(name))
+        if name in self._layered:
+            shape[self._layered[name]] = self._count
+        return tuple(shape)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._source.dtype(name)
+
+    def _moved(self, name: str, index: Index) -> Index:
+        axis = self._layered.get(name)
+        if axis is None:
+            return index
+        taken = slice(index[axis].start + self._first, index[axis].stop + self._first)
+        return (*index[:axis], taken, *index[axis + 1 :])
+
+    def read(self, name: str, index: Index) -> npt.NDArray[Any]:
+        return self._source.read(name, self._moved(name, index))
+
+    def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
+        return self._source.file_ranges(name, self._moved(name, index))
+
+
+# ---------------------------------------------------------------- scores of prompts
+
+_POSITIONS = "P"
+
+
+def with_hidden(program: Program, name: str) -> Program:
+    """The program with what the layers leave among the results of a function, `left_...`."""
+    func = program.func(name)
+    _, loop, _ = layers_of(func)
+    left = [Value(f"left_{v.name}", replace(v.type, placement=ON_DEVICE), Marking.FOUND) for v in loop.results]
+    body = (*func.body, *(Let((v,), Alias(), (r.name,)) for v, r in zip(left, loop.results, strict=True)))
+    made = replace(
+        func,
+        body=body,
+        returns=(*func.returns, *(v.name for v in left)),
+        results=(*func.results, *(v.type for v in left)),
+    )
+    return replace(program, funcs=tuple(made if each is func else each for each in program.funcs))
+
+
+def scoring(program: Program, sampling: Program, decode: str, positions: int, batch: str = "B") -> Program:
+    """A program of one function, `score`: from what the layers leave at so many positions, and the token that follows
+    each, the log-probabilities of these [positions, B]. What comes after the layers is that of `decode`, of one
+    position; `logprob` of `sampling` is the same for its logits."""
+    func = program.func(decode)
+    _, loop, after = layers_of(func)
+    rows = program.sizes(func)[batch]
+    dim, row = Dim(_POSITIONS, positions), Dim(batch, rows)
+    left = tuple(replace(v, type=_along(v, dim), marking=Marking.DEMANDED) for v in loop.results)
+    following = Value("following", TensorType(DType.INT32, (dim, row), ((), ())))
+    scores = TensorType(DType.F32, (dim, row), ((), ()))
+    logprob = sampling.func("logprob")
+    names = {v.name: f"scored_{v.name}" for s in logprob.body for v in s.results}
+    names |= dict(zip((v.name for v in logprob.params), (func.returns[0], following.name), strict=True))
+    inlined = map_values(
+        tuple(rename_operands(s, names) for s in logprob.body), lambda v: replace(v, name=names.get(v.name, v.name))
+    )
+    wanted = {func.returns[0]}
+    kept: list[Statement] = []
+    for statement in reversed(after):
+        if {value.name for value in statement.results} & wanted:
+            kept.append(statement)
+            wanted |= names_used((statement,))
+    grown = Let((Value("grown", scores, Marking.FOUND),), Update(_POSITIONS), ("all", names[logprob.returns[0]], "p"))
+    body = (*reversed(kept), *inlined, grown)
+    zero = Let((Value("none_yet", scores, Marking.FOUND),), Full((_POSITIONS, batch), DType.F32), (Number("0.0"),))
+    carried = Carry(Value("all", scores, Marking.FOUND), "none_yet")
+    over = Loop((Value("scores", scores, Marking.FOUND),), _POSITIONS, "p", (carried,), body, ("grown",))
+    weights = tuple(value for value in program.weights if value.name in names_used((over,)))
+    made = Func("score", func.overrides, (*left, following), (zero, over), ("scores",), (scores,))
+    return replace(
+        program, dims=(*program.dims, DimInfo(_POSITIONS, positions)), weights=weights, state=(), funcs=(made,)
+    )
+
+
+def _along(value: Value, dim: Dim) -> ValueType:
+    kind = value.type
+    return replace(kind, dims=(dim, *kind.dims), splits=((), *kind.splits), placement=ON_DEVICE)

@@ -1,0 +1,247 @@
+"""The programs of a run: a model under a policy, scheduled for blocks of each size, or a program as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.programs.resizing import resized
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Movement, Update
+from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
+from shardwright.ir.types import DType
+from shardwright.ir.verification.verifier import Level, verify
+from shardwright.ir.walk import lets_in
+from shardwright.models.config import config_path, read_config
+from shardwright.models.description import Model
+from shardwright.models.forward import ProgramRequest as ForwardRequest
+from shardwright.models.forward import model_text
+from shardwright.models.importing import checkpoint_dtype, import_model
+from shardwright.models.weight_map import WeightMap, weight_map
+from shardwright.passes.memory.offload import Offload
+from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
+from shardwright.passes.pipelines import run_passes
+from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.sampling import sampling_functions
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.buckets import Bucket, buckets
+from shardwright.serving.offloading.placing import placed
+from shardwright.serving.offloading.program_parts import ALONE, PipelineStage, part_of, scoring, with_hidden
+from shardwright.serving.offloading.request import OffloadRequest
+
+ENTERS, STAYS = "prefill", "decode"
+BOTH = f"{ENTERS}_and_{STAYS}"
+
+
+@dataclass(frozen=True)
+class PromptBlock:
+    """Batches of prompts that go through the layers together, each of `rows` rows padded to `length`, with `cache`
+    positions; of what there are fewer prompts than that, the rest are rows of no prompt. In the diagonal schedule so
+    many batches are `together` at a time."""
+
+    buckets: tuple[Bucket, ...]
+    rows: int
+    length: int
+    cache: int
+    together: int
+
+    def lengths_of(self, number: int) -> list[int]:
+        own = [len(prompt.tokens) for prompt in self.buckets[number].prompts]
+        return own + [1] * (self.rows - len(own))
+
+    def ids_of(self, number: int) -> list[list[int]]:
+        own = [[*p.tokens, *[0] * (self.length - len(p.tokens))] for p in self.buckets[number].prompts]
+        return own + [[0] * self.length] * (self.rows - len(own))
+
+
+class Programs:
+    """Programs of one checkpoint, made when they are first asked for. Raises where its config, or a program that was
+    given, is at fault."""
+
+    def __init__(
+        self, checkpoint: Path, request: OffloadRequest, settings: GenerationSettings, place: PipelineStage = ALONE
+    ) -> None:
+        """With `place` those of one process of a pipeline."""
+        self.place = place
+        self.folder = checkpoint
+        self.request = request
+        self.settings = settings
+        self.config = read_config(checkpoint)
+        self.dtype = request.dtype or checkpoint_dtype(self.config)
+        self._made: dict[tuple[int, int, int, int, bool], Program] = {}
+        self._sampling: dict[int, Program] = {}
+        with located(Source(str(config_path(checkpoint)), "")):
+            imported = import_model(self.config.keys, "ws2d", Mesh(()), 1, 1, request.dtype, cache=1)
+        self._text = imported.unformatted
+        self.vocab = imported.model.vocab
+        self.longest = imported.model.longest
+        self.layers = imported.model.layers
+        self.mapping: WeightMap = imported.mapping
+        if request.program is not None:
+            with located(request.program):
+                self._check(self.written)
+
+    # ------------------------------------------------------------ a program that was given
+
+    @cached_property
+    def written(self) -> Program:
+        assert self.request.program is not None
+        return elaborate(parse(self.request.program))
+
+    @property
+    def fixed(self) -> bool:
+        """True if a program was given whose movements are written down: it runs as it is, with the sizes that it
+        has."""
+        if self.request.program is None:
+            return False
+        return any(isinstance(let.operation, Movement) for func in self.written.funcs for let in lets_in(func.body))
+
+    def _check(self, program: Program) -> None:
+        """Raises where the program is none of this checkpoint."""
+        verify(program, Level.SURFACE)
+        own = elaborate(parse(Source("<import>", self._text)))
+        known = {value.name: value.shape for value in own.weights}
+        for value in program.weights:
+            there = known.get(value.name)
+            if there is None:
+                raise fault("wrong-program", f"the checkpoint has no weight {value.name}", value.span,
+                            f"it has {', '.join(known)}")  # fmt: skip
+            if [dim.size for dim in there.dims] != [dim.size for dim in value.shape.dims]:
+                raise fault("wrong-program", f"{value.name}: {value.type} is {there} in the checkpoint", value.span)
+        names = {func.name for func in program.funcs}
+        if STAYS not in names or not {ENTERS, BOTH} & names:
+            raise fault(
+                "no-phases", "offloading needs functions prefill and decode", NOWHERE,
+                "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
+            )  # fmt: skip
+        self._lengths(program)
+
+    def _lengths(self, program: Program) -> tuple[int, int, int, int]:
+        """The sizes of a program with a schedule: batches, their rows, tokens of a prompt, positions of the cache."""
+        names = {func.name for func in program.funcs}
+        func = program.func(ENTERS if ENTERS in names else BOTH)
+        ids = next((v for v in func.params if v.name in ("ids", f"{ENTERS}_ids")), None)
+        decoded = next((v for v in program.func(STAYS).params if v.name == "ids"), None)
+        if func.name == BOTH:
+            ids = next((v for v in func.params if v.name == f"{ENTERS}_ids"), None)
+        if ids is None or decoded is None or len(decoded.shape.dims) not in (2, 3):
+            raise fault("no-phases", "prefill and decode take the tokens of their rows as ids", func.span)
+        *outer, rows, _ = (dim.size for dim in decoded.shape.dims)
+        length = ids.shape.dims[-1].size
+        updates = (let.operation for let in lets_in(program.func(STAYS).body))
+        grown = [operation.dim for operation in updates if isinstance(operation, Update)]
+        caches = [
+            v.shape.size(dim) for v in program.state for dim in grown if dim in v.shape and v.shape.dtype.is_float
+        ]
+        return (outer[0] if outer else 1), rows, length, max(caches, default=length)
+
+    # ------------------------------------------------------------ blocks
+
+    def blocks(self, prompts: Sequence[Prompt]) -> list[PromptBlock]:
+        """The prompts in blocks, the longest first, so that memory that does not suffice is found out at once."""
+        new, policy = max(1, self.settings.max_new_tokens), self.request.policy
+        rows, together = policy.gpu_batch, policy.n_gpu_batches
+        diagonal = self.request.schedule == "diagonal" and new > 1
+        if self.fixed:
+            together, rows, length, cache = self._lengths(self.written)
+            diagonal = BOTH in {func.name for func in self.written.funcs}
+            longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+            if longest > length or longest + new - 1 > cache:
+                assert self.request.program is not None
+                with located(self.request.program):
+                    raise fault(
+                        "wrong-program",
+                        f"a prompt of {longest} tokens with {new} new ones does not fit into the program's"
+                        f" {length} tokens and {cache} positions",
+                        NOWHERE,
+                        "make a program for these lengths, or ask for fewer with --max-new-tokens",
+                    )
+        made: list[PromptBlock] = []
+        for block in buckets(prompts, len(prompts) if diagonal else rows * together, longest=self.longest):
+            n, length = len(block.prompts), block.length
+            batches, each, cache = (
+                -(-n // rows),
+                rows,
+                max(length, min(self.longest, length + self.settings.max_new_tokens)),
+            )
+            if self.fixed:
+                _, _, length, cache = self._lengths(self.written)
+                batches = max(batches, together)
+            elif not diagonal:
+                each = -(-n // batches)
+            own = tuple(Bucket(block.prompts[at * each : (at + 1) * each], length) for at in range(batches))
+            made.append(PromptBlock(own, each, length, cache, min(together, batches) if diagonal else 0))
+        return made
+
+    def groups(self, block: PromptBlock) -> list[list[int]]:
+        """The batches of a block that go through the layers together, one group for each process of a pipeline at
+        most."""
+        n = len(block.buckets)
+        count = 1 if self.fixed else max(1, min(self.place.count, block.together or n, n))
+        return [list(range(n))[at::count] for at in range(count)]
+
+    def program(self, block: PromptBlock, group: int) -> Program:
+        """The program of a group of a block, with its schedule."""
+        if self.fixed:
+            return self.written
+        groups = self.groups(block)
+        batches = len(range(group, block.together, len(groups))) if block.together else len(groups[group])
+        key = max(1, batches), block.rows, block.length, block.cache, bool(block.together)
+        if key not in self._made:
+            program = self._plain(key[0] * block.rows, block.length, block.cache)
+            if self.settings.logprobs and self.place.last:
+                program = with_hidden(program, ENTERS)
+            program = part_of(program, self.place)
+            order = "diagonal" if block.together else "zigzag"
+            self._made[key] = run_passes(program, [Offload(), ScheduleBlocks(batches=key[0], order=order)])
+        return self._made[key]
+
+    def _plain(self, rows: int, length: int, cache: int) -> Program:
+        """With placements and without movements."""
+        sizes = {"B": rows, "L": length, "T": cache}
+        if self.request.program is not None:
+            with located(self.request.program):
+                return resized(self.written, sizes)
+        program = elaborate(parse(Source("<import>", self._text)), dims=sizes)
+        return placed(program, self.request.policy, self.mapping)
+
+    def scoring(self, rows: int, positions: int) -> Program:
+        """Gives the log-probabilities of the tokens that follow so many positions, of a batch."""
+        key = 0, rows, positions, 0, False
+        if key not in self._made:
+            program = scoring(self._plain(rows, 2, 3), self.sampling(rows), STAYS, positions)
+            self._made[key] = run_passes(program, [Offload()])
+        return self._made[key]
+
+    def sampling(self, rows: int) -> Program:
+        """The functions that draw tokens, for so many rows."""
+        if rows not in self._sampling:
+            self._sampling[rows] = self._of_sampling(rows)
+        return self._sampling[rows]
+
+    def _of_sampling(self, rows: int) -> Program:
+        settings = self.settings
+        text = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
+        return elaborate(parse(Source("<sampling>", f"dim B={rows} V={self.vocab}\n{text}")))
+
+
+def model_program(model: Model, policy: Policy, prompt: int, context: int, dtype: DType) -> Program:
+    """A model's program for a block of the policy, with its placements."""
+    request = ForwardRequest("ws1d", Mesh(()), policy.block, prompt, dtype, None, context)
+    program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
+    return placed(program, policy, weight_map(model))
+
+
+def scheduled_model(
+    model: Model, policy: Policy, prompt: int, context: int, dtype: DType, *, diagonal: bool
+) -> Program:
+    """A model's program for a block of the policy, with its placements and its schedule."""
+    order = "diagonal" if diagonal else "zigzag"
+    passes = [Offload(), ScheduleBlocks(batches=policy.n_gpu_batches, order=order)]
+    return run_passes(model_program(model, policy, prompt, context, dtype), passes)

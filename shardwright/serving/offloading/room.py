@@ -1,0 +1,70 @@
+"""How much of each memory the policy of a run may count on, where the run chooses it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from shardwright.cost.hardware.chips import Machine
+from shardwright.cost.offloading.memory import capacities
+from shardwright.ir.types import Tier
+
+RATES = "t4"
+"""The machine whose rates a run is planned with that names none."""
+
+_FIRST = {Tier.DEVICE: 0.95, Tier.HOST: 0.95, Tier.DISK: 1.0}
+_STEP = 0.85
+_LEAST = 0.25
+
+
+@dataclass(frozen=True)
+class MemoryRoom:
+    """Shares of the memories that are planned for; the rest is for buffers, and for values that come and go."""
+
+    shares: Mapping[Tier, float] = field(default_factory=lambda: dict(_FIRST))
+
+    def share(self, tier: Tier) -> float:
+        return self.shares[tier]
+
+    def can_shrink(self, tier: Tier) -> bool:
+        return self.shares[tier] * _STEP >= _LEAST
+
+    def less(self, tier: Tier) -> MemoryRoom:
+        """With less of a memory that did not suffice."""
+        return MemoryRoom({**self.shares, tier: self.shares[tier] * _STEP})
+
+    def of(self, machine: Machine, caps: Mapping[Tier, int | None], device: str | None, *, named: bool) -> Machine:
+        """The machine with this share of its memories: of their caps, where there are any. Where it is not `named`, its
+        host has what this one has, half of it as the device where PyTorch's device is the CPU."""
+        sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
+        if not named:
+            sizes |= _here(device)
+        sizes |= {tier: float(cap) for tier, cap in caps.items() if cap is not None}
+        sizes = {tier: size * self.shares[tier] for tier, size in sizes.items()}
+        made = replace(
+            machine,
+            chip=replace(machine.chip, memory_bytes=sizes[Tier.DEVICE]),
+            host=replace(machine.host, memory_bytes=sizes[Tier.HOST]),
+        )
+        if machine.disk is None:
+            return made
+        return replace(made, disk=replace(machine.disk, memory_bytes=sizes[Tier.DISK]))
+
+
+def _here(device: str | None) -> dict[Tier, float]:
+    """The memory of this machine, as far as it says."""
+    import torch
+
+    from shardwright.backends.torch.disk import available_memory
+
+    available = available_memory()
+    cuda = torch.device(device).type == "cuda" if device else torch.cuda.is_available()
+    made: dict[Tier, float] = {}
+    if cuda:
+        made[Tier.DEVICE] = float(cast(Any, torch.cuda).get_device_properties(device or "cuda").total_memory)
+    if available is not None:
+        made[Tier.HOST] = float(available) if cuda else available / 2
+        if not cuda:
+            made[Tier.DEVICE] = available / 2
+    return made

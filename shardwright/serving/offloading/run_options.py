@@ -1,0 +1,109 @@
+"""The options of an offloaded run, and the request that they make: what is not said is planned for the machine."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
+from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.ir.types import DType, Tier
+from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.offloading.policy_files import is_program, read_policy
+from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
+from shardwright.serving.offloading.room import RATES, MemoryRoom
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
+    `machine`, or for the rates of a T4, and for the memory that the caps leave; `compress` and `weights` say what is
+    quantized, `latency` how many seconds a planned block may take. The other fields are those of `OffloadRequest`."""
+
+    checkpoint: str | Path
+    new_tokens: int
+    policy: str | None = None
+    machine: str | None = None
+    schedule: ScheduleName = "zigzag"
+    dtype: DType | None = None
+    caps: Mapping[Tier, int | None] = field(default_factory=dict[Tier, "int | None"])
+    spill: str | None = None
+    device: str | None = None
+    sparse: float = 1.0
+    readers: int = 4
+    page_cache: bool | None = None
+    compress: bool = False
+    weights: GroupQuantization | None = None
+    latency: float | None = None
+
+    def request(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadRequest:
+        """The request for these prompts; `room` has how much of each memory a plan may count on."""
+        from shardwright.ir.text.parser import read_source
+
+        program = read_source(self.policy) if self.policy is not None and is_program(self.policy) else None
+        policy = self._policy(prompts, gpus, room or MemoryRoom())
+        return OffloadRequest(
+            policy, self.schedule, self.dtype, self.caps, self.spill, self.device, self.sparse, self.readers,
+            self.page_cache, program=program,
+        )  # fmt: skip
+
+    def _policy(self, prompts: Sequence[Prompt], gpus: int, room: MemoryRoom) -> Policy:
+        from shardwright.prediction.offloading import best_plan
+
+        if self.policy is not None:
+            policy = read_policy(self.policy)
+        else:
+            setting = self.setting(prompts, gpus, room)
+            found = best_plan(setting, compress=self.compress, weights=self.weights, latency=self.latency)
+            policy = found.plan.policy
+        if self.compress:
+            return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
+        return replace(policy, quantized_weights=self.weights or policy.quantized_weights)
+
+    def setting(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadSetting:
+        """The run as the cost model sees it: every prompt as long as the longest."""
+        from shardwright.cost.hardware.chips import load_machine
+        from shardwright.cost.hardware.runtimes import load_runtime
+        from shardwright.models.config import read_config
+        from shardwright.models.importing import checkpoint_dtype
+        from shardwright.prediction.models import model_of
+        from shardwright.prediction.offloading import setting_of
+
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        model = model_of(str(self.checkpoint)).model
+        machine, runtime = load_machine(self.machine or RATES), load_runtime("ours")
+        if room is not None:
+            machine = room.of(machine, self.caps, self.device, named=self.machine is not None)
+        dtype = self.dtype or checkpoint_dtype(read_config(self.checkpoint))
+        return setting_of(model, machine, runtime, longest, max(1, self.new_tokens), devices=gpus, dtype=dtype)
+
+    def with_room(
+        self,
+        prompts: Sequence[Prompt],
+        request: OffloadRequest,
+        run: Callable[[OffloadRequest], T],
+        told: Callable[[str], object],
+    ) -> T:
+        """The result of `run`; where it chose its policy and a memory does not suffice for that, with one that takes
+        less there. `told` gets a line each time."""
+        from shardwright.backends.torch.memory import OutOfMemoryError
+        from shardwright.backends.torch.resident import give_back_now
+
+        room = MemoryRoom()
+        while True:
+            try:
+                return run(request)
+            except OutOfMemoryError as error:
+                if self.policy is not None or not room.can_shrink(error.tier):
+                    raise
+                room, said = room.less(error.tier), error.diagnostics[0].message
+                traceback.clear_frames(error.__traceback__)  # of which some lead back to the error
+                told(f"{said}; planning for {room.share(error.tier):.0%} of that memory")
+            give_back_now()
+            request = self.request(prompts, 1, room)
