@@ -113,6 +113,17 @@ def weighed(pair, axes):
     weight = jnp.exp(lse - greatest) / total
     return (mean * weight[..., None]).astype(mean.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
 ''',
+    "joined_pieces": '''
+def joined_pieces(means, lses):
+    """The mean and the log-sum-exp of attention, of those over pieces of positions, which the first axis numbers."""
+    greatest = jnp.maximum(jnp.max(lax.stop_gradient(lses), 0), jnp.finfo(jnp.float32).min)
+    weights = jnp.exp(lses - greatest)
+    total = jnp.sum(weights, 0)
+    none = total == 0
+    total = jnp.where(none, 1, total)
+    mean = jnp.sum(means * (weights / total)[..., None], 0)
+    return mean.astype(means.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
+''',
     "each_half": '''
 def each_half(pair, of_mean, of_lse):
     """A mean and a logarithm, each moved in its own way."""

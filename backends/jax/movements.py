@@ -54,6 +54,13 @@ def lower_movement(operation: Movement, code: str, before: TensorType, after: Te
             raise fault("unsupported", f"JAX source has no {operation.keyword} to {after}", NOWHERE)
 
 
+def parts_of_all(code: str, before: TensorType, after: TensorType, named: Sequence[str], lowering: Lowering) -> str:
+    """The parts of this chip that all chips along the named axes have, numbered by the first dimension."""
+    plan = _Plan(lowering.digits, before, after)
+    exchanged, shape = plan.exchanged(code, plan.axes(named))
+    return reshaped(exchanged, shape, [shape[0], *plan.result])
+
+
 def _between_memories(code: str, elsewhere: TensorType, space: str) -> str:
     if elsewhere.placement.tier not in (Tier.HOST, Tier.DEVICE):
         raise fault(
@@ -250,9 +257,13 @@ class _Plan:
 
     def _exchanged(self, code: str, axes: Sequence[str], combine: str) -> str:
         """Each chip gets everyone's part of its own, and combines them."""
-        front, shape = self.to_front(code, axes)
-        exchanged = f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)"
+        exchanged, shape = self.exchanged(code, axes)
         return reshaped(f"{combine}({exchanged}, axis=0)", shape[1:], self.result)
+
+    def exchanged(self, code: str, axes: Sequence[str]) -> tuple[str, list[int]]:
+        """Everyone's part of what this chip gets: as `to_front` lays the array, its digits now the senders."""
+        front, shape = self.to_front(code, axes)
+        return f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)", shape
 
     def all_to_all(self, code: str, named: Sequence[str]) -> str:
         axes = self.axes(named)
