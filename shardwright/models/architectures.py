@@ -293,6 +293,10 @@ def phi(config: Config) -> Model:
 def phi3(config: Config) -> Model:
     """Phi-3: Llama with fused tensors, rotary embeddings scaled for long contexts (Abdin et al. 2024)."""
     norm = Norm("rmsnorm", config.number("rms_norm_eps", 1e-5))
+    for key in ("rope_scaling", "rope_parameters"):
+        given = config.table(key).keys
+        if given.get("rope_type", given.get("type")) in ("su", "yarn"):  # what its configs called longrope once
+            config = Config({**config.keys, key: {**given, "rope_type": "longrope"}})
     model = _llama_like(config, "Phi3ForCausalLM", norm, attention_bias=False, part=1.0)
     window = _absent_or(config, "sliding_window", 0)
     return replace(

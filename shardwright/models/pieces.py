@@ -128,7 +128,7 @@ def _scaling(config: Config, keys: Config, of: str, base: float, elements: int) 
             return Scaling(keys.number("factor", of=of), Blend("periods", low, high, context)), 1.0
         case "yarn":
             return _yarn(keys, of, base, elements, longest)
-        case "longrope" | "su":
+        case "longrope":
             return _longrope(config, keys, of, elements, longest)
         case _:
             raise fault(

@@ -105,3 +105,11 @@ def test_older_configs_of_gemma_3() -> None:
     texts = [import_model(config, "ws1d", Mesh.of(x=2), 2, 8).text for config in (new, old)]
     assert "unbounded = plain / 8.0" in texts[0]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_longrope_of_phi_3_has_had_other_names(name: str) -> None:
+    new = config_of("phi3-grouped-longrope")
+    old = {**new, "rope_parameters": {**new["rope_parameters"], "rope_type": name}}
+    texts = [import_model(config, "ws1d", Mesh.of(x=2), 2, 8).text for config in (new, old)]
+    assert texts[0] == texts[1]
