@@ -30,7 +30,8 @@ from global_arrays import FORMATS, global_function
 from opening import opened
 
 from shardwright.compiling.compile_program import explicit, load
-from shardwright.explaining.explain import FunctionReport, explain, explain_program
+from shardwright.explaining.explain import explain, explain_program
+from shardwright.explaining.reports import FunctionReport
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program, Value

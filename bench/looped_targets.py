@@ -15,7 +15,8 @@ import argparse
 import sys
 
 from shardwright.compiling.compile_program import explicit, load
-from shardwright.explaining.explain import FunctionReport, explain_program
+from shardwright.explaining.explain import explain_program
+from shardwright.explaining.reports import FunctionReport
 from shardwright.ir.diagnostics import Source
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardwright.compiling.compile_program import explicit, load
-from shardwright.explaining.explain import FunctionReport, explain_program
+from shardwright.explaining.explain import explain_program
+from shardwright.explaining.reports import FunctionReport
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 

@@ -15,7 +15,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, 
 
 if TYPE_CHECKING:
     from shardwright.backends.hlo.notation import CollectiveEntry
-    from shardwright.explaining.explain import CollectiveReport, Explanation
+    from shardwright.explaining.reports import CollectiveReport, Explanation
 
 
 @dataclass

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
-    from shardwright.explaining.explain import Explanation
+    from shardwright.explaining.reports import Explanation
     from shardwright.ir.program import Program
 
 

@@ -14,7 +14,8 @@ from shardwright.cost.hardware.chips import REFERENCE, load_chip
 from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.movements.traffic import Traffic, bytes_received
 from shardwright.cost.programs.program_cost import cost_of
-from shardwright.explaining.explain import CollectiveReport, explain, shown_place
+from shardwright.explaining.explain import explain
+from shardwright.explaining.reports import CollectiveReport, shown_place
 from shardwright.exporting.jax_specs import constraints, spec
 from shardwright.ir.text.table import bytes_text
 from shardwright.tracing.capture_jax import evaluate_inlined, origins

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.cost.programs.program_cost import Cost
-from shardwright.explaining.explain import FunctionReport, KernelReport
+from shardwright.explaining.reports import FunctionReport, KernelReport
 
 
 @dataclass(frozen=True)

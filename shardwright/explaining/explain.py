@@ -5,10 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from shardwright.backends.targets.compilers import MODULE
+from shardwright.explaining.reports import (
+    CollectiveReport,
+    Explanation,
+    FaultReport,
+    FunctionReport,
+    KernelReport,
+)
 
 if TYPE_CHECKING:
     from shardwright.backends.hlo.collectives import CompiledCollective
@@ -17,200 +26,8 @@ if TYPE_CHECKING:
     from shardwright.backends.hlo.statements import Statement
     from shardwright.backends.targets.compilers import CompiledFunction
     from shardwright.backends.targets.names import Target
-    from shardwright.ir.diagnostics import DiagnosticError, Source
+    from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Func, Program
-
-_FILE = "compiled.py"
-"""The name of an emitted module while it is compiled."""
-
-
-@dataclass(frozen=True)
-class CollectiveReport:
-    """A compiled collective. Bytes are those that one chip receives in all trips, for the chip that receives most.
-
-    `lower_bound_bytes` is what its movement can do with: what its statements ask for, where there are any. `statements`
-    are the values whose movements it makes, none where nothing asked for it. `source` is FILE:LINE of what asked.
-    `beside` are the kernels that run between its start and its end, none where the chip waits for it; `beside_s` their
-    seconds in one trip as the compiler estimates them, None where it estimates none.
-    """
-
-    op: str
-    axes: tuple[str, ...]
-    trips: int | None
-    bytes_received: int
-    lower_bound_bytes: int
-    statements: tuple[str, ...]
-    source: str | None
-    beside: tuple[str, ...] = ()
-    beside_s: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys that `explain --json` promises."""
-        lists = {"axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside)}
-        return {**self.__dict__, **lists}
-
-    @property
-    def hidden_by(self) -> str:
-        """The kernels that hide a collective: the time of the kernels beside it, or how many there are."""
-        from shardwright.cost.movements.movement import duration_text
-
-        if not self.beside:
-            return ""
-        if self.beside_s is None:
-            return f"{len(self.beside)} kernel{'s'[: len(self.beside) > 1]}"
-        return duration_text(self.beside_s)
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """A kernel with the seconds of one trip: as its compiler estimates them, and as the cost model's rules of shape
-    predict them at the rates that the compiler assumes (`backends.targets.estimates`), None where it only lays bytes
-    otherwise. Of a kernel of the module's own, as attention's is, the compiler estimates nothing. `statements` are the
-    values that it works on, the one of its product first."""
-
-    name: str
-    trips: int | None
-    estimated_s: float | None
-    predicted_s: float | None
-    statements: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys that `explain --json` promises."""
-        return {**self.__dict__, "statements": list(self.statements)}
-
-
-@dataclass(frozen=True)
-class FaultReport:
-    """A place where a partitioned module contradicts itself: an instruction, why, and FILE:LINE of what it comes from.
-    `statement` is the value of an emitted module that it belongs to."""
-
-    instruction: str
-    reason: str
-    source: str | None
-    statement: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys of `explain --json`."""
-        return {"instruction": self.instruction, "reason": self.reason, "source": self.source}
-
-
-@dataclass(frozen=True)
-class FunctionReport:
-    """A function as it was compiled. Bytes are those of one chip; None is what is not known.
-
-    `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
-    `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held.
-    `notes` say what is otherwise where the module runs.
-    """
-
-    name: str
-    collectives: tuple[CollectiveReport, ...]
-    written_bytes_received: int | None = None
-    argument_bytes: int | None = None
-    temporary_bytes: int | None = None
-    output_bytes: int | None = None
-    predicted_peak_bytes: int | None = None
-    kernels: tuple[KernelReport, ...] = ()
-    compile_s: float | None = None
-    unmade: tuple[str, ...] = ()
-    faults: tuple[FaultReport, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def bytes_received(self) -> int:
-        return sum(collective.bytes_received for collective in self.collectives)
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys that `explain --json` promises."""
-        return {
-            "name": self.name,
-            "collectives": [collective.as_json() for collective in self.collectives],
-            "bytes_received": self.bytes_received,
-            "written_bytes_received": self.written_bytes_received,
-            "argument_bytes": self.argument_bytes,
-            "temporary_bytes": self.temporary_bytes,
-            "output_bytes": self.output_bytes,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "kernels": [kernel.as_json() for kernel in self.kernels],
-            "compile_s": self.compile_s,
-            "faults": [fault.as_json() for fault in self.faults],
-        }
-
-    def as_text(self, target: str | None) -> str:
-        """The report as a table; `target` is where it was compiled for."""
-        from shardwright.ir.text.table import bytes_text, text_table
-
-        on = f" on {target}" if target else ""
-        head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
-        if self.written_bytes_received is not None:
-            head += f", {bytes_text(self.written_bytes_received)} as written"
-        lines = [head]
-        if self.collectives:
-            rows = [
-                (
-                    c.op,
-                    " ".join(c.axes),
-                    "?" if c.trips is None else str(c.trips),
-                    bytes_text(c.bytes_received),
-                    bytes_text(c.lower_bound_bytes),
-                    c.hidden_by,
-                    ", ".join(c.statements) or ("" if self.written_bytes_received is None else "no statement"),
-                    shown_place(c.source),
-                )
-                for c in self.collectives
-            ]
-            columns = ("collective", "axes", "trips", "received", "least", "beside", "asked for by", "source")
-            lines.extend(f"  {line}" for line in text_table(columns, rows, "llrrrrll"))
-        if self.unmade:
-            lines.append(f"  made without a collective: {', '.join(self.unmade)}")
-        if self.argument_bytes is not None and self.temporary_bytes is not None and self.output_bytes is not None:
-            parts = (self.argument_bytes, self.temporary_bytes, self.output_bytes)
-            held = " + ".join(bytes_text(part) for part in parts)
-            predicted = ""
-            if self.predicted_peak_bytes is not None:
-                predicted = f"; {bytes_text(self.predicted_peak_bytes)} predicted"
-            lines.append(f"  memory: {held} of arguments, temporaries, results = {bytes_text(sum(parts))}{predicted}")
-        timed = [k for k in self.kernels if k.estimated_s is not None]
-        if timed:
-            total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
-            lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
-        own = [k for k in self.kernels if k.estimated_s is None and k.predicted_s is not None]
-        if own:
-            total = sum((k.predicted_s or 0.0) * (k.trips or 1) for k in own)
-            lines.append(f"  kernels of its own: {len(own)}, {total * 1e3:.4g} ms by their products and bytes")
-        lines.extend(f"  {note}" for note in self.notes)
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The functions of a program as a target's compiler made them, and what it refused. `target` is JAX's name of the
-    platform where a function was compiled for devices at hand, None of a text."""
-
-    target: str | None
-    functions: tuple[FunctionReport, ...]
-    errors: tuple[DiagnosticError, ...] = ()
-
-    def __repr__(self) -> str:
-        return "\n\n".join(func.as_text(self.target) for func in self.functions)
-
-    def refuse(self) -> None:
-        """Raises the diagnostics of what the compiler refused, if any."""
-        from shardwright.ir.diagnostics import DiagnosticError
-
-        if self.errors:
-            found = [diagnostic for error in self.errors for diagnostic in error.diagnostics]
-            raise DiagnosticError(found, self.errors[0].source)
-
-    def as_json(self) -> dict[str, Any]:
-        """The object of `explain --json`."""
-        return {"target": self.target, "functions": [func.as_json() for func in self.functions]}
-
-
-def shown_place(source: str | None) -> str:
-    """`FILE:LINE` for people: files below the working directory without it."""
-    return "" if source is None else source.removeprefix(f"{Path.cwd()}/")
-
 
 # ---------------------------------------------------------------- the three things that can be explained
 
@@ -396,7 +213,7 @@ def _mesh_shape(text: str) -> dict[str, int]:
 
 def _explain_text_of_module(
     text: str, target: str, mesh: Mapping[str, int], functions: Sequence[str] | None, time_limit_s: float | None,
-    file: str = _FILE,
+    file: str = MODULE,
 ) -> Explanation:  # fmt: skip
     """An emitted module, called `file` where a source is named."""
     from shardwright.backends.hlo.module import parse
@@ -437,7 +254,7 @@ def _notes(text: str, name: str, target: Target) -> tuple[str, ...]:
 
 def _report(
     func: CompiledFunction, module: HloModule, mesh: Mapping[str, int], target: Target | None,
-    names: Mapping[int, str] | None = None, file: str = _FILE,
+    names: Mapping[int, str] | None = None, file: str = MODULE,
 ) -> FunctionReport:  # fmt: skip
     """Collectives, memory, kernels and faults of a function, and how long those kernels take that run beside each of
     its collectives. Of an emitted module `names` has the values by their lines; then it is also said what was asked."""
@@ -452,19 +269,19 @@ def _report(
     names = names or {}
     if of_module:
         devices = prod(mesh.values())
-        statements = written_statements(replace(parse(func.written), devices=devices), _FILE, names)
-        asked = matched(compiled, statements, _FILE, names, devices)
+        statements = written_statements(replace(parse(func.written), devices=devices), MODULE, names)
+        asked = matched(compiled, statements, MODULE, names, devices)
     else:
         compiled = with_needed_bytes(module, compiled)
         asked = [list[Statement]() for _ in compiled]
 
     def place_of(stack: Sequence[SourceFrame]) -> str | None:
-        own = bool(stack) and stack[0].file == _FILE
+        own = bool(stack) and stack[0].file == MODULE
         return f"{file if own else stack[0].file}:{stack[0].line}" if stack else None
 
     faults: list[FaultReport] = []
     for found in faults_of(module, mesh, func.results, typed=of_module):
-        place = statement_of(found.stack, _FILE, names)
+        place = statement_of(found.stack, MODULE, names)
         at = f"{file}:{place[1]}" if place else place_of(found.stack)
         faults.append(FaultReport(found.instruction, found.reason, at, place and place[0]))
     collectives = _collective_reports(module, compiled, asked, mesh, names, file)
@@ -494,7 +311,7 @@ def _kernel_report(kernel: CompiledKernel, target: Target | None, names: Mapping
     from shardwright.backends.hlo.statements import statement_of
     from shardwright.backends.targets.estimates import estimated_s
 
-    places = [statement_of(stack, _FILE, names) for stack in kernel.stacks]
+    places = [statement_of(stack, MODULE, names) for stack in kernel.stacks]
     statements = tuple(dict.fromkeys(place[0] for place in places if place))
     rates = target and target.rates
     if target is None or target.chip is None or rates is None:
@@ -525,7 +342,7 @@ def _collective_reports(
             bound = min(bound, sum(statement.collective.bytes for statement in new))
         given.update(map(id, statements))
         stacks = [collective.stack, *(statement.collective.stack for statement in statements)]
-        place = next(filter(None, (statement_of(stack, _FILE, names) for stack in stacks)), None)
+        place = next(filter(None, (statement_of(stack, MODULE, names) for stack in stacks)), None)
         reports.append(
             CollectiveReport(
                 collective.op,

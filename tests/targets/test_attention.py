@@ -12,7 +12,8 @@ from program_text import program
 
 from shardwright.backends.targets.names import parse_target
 from shardwright.cost.kernels.work import work_of
-from shardwright.explaining.explain import Explanation, explain_program
+from shardwright.explaining.explain import explain_program
+from shardwright.explaining.reports import Explanation
 from shardwright.ir.program import Program
 from shardwright.passes.pipelines import explicit
 

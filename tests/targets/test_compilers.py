@@ -20,7 +20,8 @@ from shardwright import assert_collectives
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling.compile_program import explicit, load
 from shardwright.cost.movements.traffic import bytes_received
-from shardwright.explaining.explain import Explanation, FunctionReport, explain, explain_program
+from shardwright.explaining.explain import explain, explain_program
+from shardwright.explaining.reports import Explanation, FunctionReport
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 
