@@ -129,7 +129,8 @@ def _results(sweep: Sweep, tasks: list[list[Configuration]], processes: int | No
             process.terminate()
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Else the pool's thread may close what the interpreter, on its way out, is about to wake it with.
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _serve() -> None:
