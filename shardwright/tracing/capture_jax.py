@@ -259,7 +259,7 @@ class _Reader:
 
 
 def _computed(equation: Any, operands: Sequence[Operand]) -> Constant | None:
-    """What a function of numbers alone gives, one number."""
+    """The one number that a function of numbers alone gives."""
     aval = equation.outvars[0].aval
     if len(equation.outvars) > 1 or aval.shape or equation.effects or equation.primitive.name.startswith("random"):
         return None
