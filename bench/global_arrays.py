@@ -143,7 +143,7 @@ class _Tracer:
         """The result's array, its dimensions as `names` has them."""
         if operation.is_movement or isinstance(operation, ops.Alias | ops.Rename):
             return args[0].array
-        if isinstance(operation, ops.Tabled):
+        if isinstance(operation, ops.TableOperation):
             return operation.entry.spelling.jax(
                 MODULE, *(a.value if isinstance(a, Number) else a.aligned(names) for a in args)
             )

@@ -95,7 +95,7 @@ def _contract(_operation: ops.Contract, terms: Sequence[Term], result: TensorTyp
 # ---------------------------------------------------------------- elementwise
 
 
-def _elementwise(operation: ops.Tabled, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+def _elementwise(operation: ops.TableOperation, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     """The expression of the table, of the operands. XLA's int4 arithmetic does not wrap around on every backend, so it
     is done in int8."""
     entry, dtype = operation.entry, next(t.tensor.dtype for t in reversed(terms) if t.number is None)

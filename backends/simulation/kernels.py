@@ -106,7 +106,7 @@ def _contract(operation: ops.Contract, call: Call) -> Array:
 # ---------------------------------------------------------------- elementwise
 
 
-def _elementwise(operation: ops.Tabled, call: Call) -> Array:
+def _elementwise(operation: ops.TableOperation, call: Call) -> Array:
     entry, dtype = operation.entry, next(a.kind.dtype for a in reversed(call.args) if isinstance(a, Local))
     arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
     if dtype is DType.BOOL:

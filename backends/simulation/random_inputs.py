@@ -117,7 +117,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
             case ops.Rotary() | ops.Softmax():
                 for position in operands[1:2]:
                     bound(position, _SMALL)
-            case ops.Tabled() as operation:
+            case ops.TableOperation() as operation:
                 if operation.entry.domain[0] > -math.inf:
                     positive.add(str(operands[-1]))
                 for name in (o for o in operands if isinstance(o, str)):

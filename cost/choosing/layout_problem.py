@@ -113,7 +113,7 @@ class UsesTree:
 
 
 @dataclass
-class Slice:
+class LoopSlice:
     """A loop's slice of a captured value lies as the value does."""
 
     view: ValueNode
@@ -132,7 +132,7 @@ class NotPartial:
         return [self.variable]
 
 
-Entry = StrategyTable | Equal | NotPartial | MadeTree | UsesTree | Slice
+Entry = StrategyTable | Equal | NotPartial | MadeTree | UsesTree | LoopSlice
 
 
 @dataclass(frozen=True)

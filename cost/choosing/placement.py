@@ -27,10 +27,10 @@ from shardwright.cost.choosing.layout_problem import (
     Group,
     LayoutProblem,
     Location,
+    LoopSlice,
     MadeTree,
     NotPartial,
     PlacementOptions,
-    Slice,
     StrategyTable,
     UseKey,
     UsesTree,
@@ -292,7 +292,7 @@ class Solver:
             case NotPartial():
                 indices = np.flatnonzero(~self.coding.partial(entry.node.group.root().codes))
                 return entry.variables, indices[:, None].astype(np.int64), np.zeros(len(indices))
-            case Slice():
+            case LoopSlice():
                 inner, outer = entry.view.group.root().codes, self.problem.variables[entry.outer].group.root().codes
                 shared = np.intersect1d(inner, outer)
                 dim = self.coding.number_of_dim(entry.view.loops[-1].dim)
@@ -375,7 +375,7 @@ class Solver:
     def widen_slices(self) -> None:
         """A loop's slice can take whatever layouts the value takes in which the loop's dimension is whole. Two loops
         may slice one value, so that what one of them adds is for the other too."""
-        slices = [entry for entry in self.problem.entries if isinstance(entry, Slice)]
+        slices = [entry for entry in self.problem.entries if isinstance(entry, LoopSlice)]
         wider = bool(slices)
         while wider:
             wider = False

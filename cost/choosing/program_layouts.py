@@ -20,10 +20,10 @@ from shardwright.cost.choosing.layout_problem import (
     Group,
     LayoutProblem,
     Location,
+    LoopSlice,
     MadeTree,
     NotPartial,
     PlacementOptions,
-    Slice,
     StrategyTable,
     UseKey,
     UsesTree,
@@ -314,7 +314,7 @@ class _Builder:
         view = self.node(name, kind, weight, loops, frame.at)
         if sliced:
             view.home = self.variable(view)
-            self.problem.entries.append(Slice(view, outer.home))
+            self.problem.entries.append(LoopSlice(view, outer.home))
         else:
             view.group.join(outer.group)
             view.home = outer.home

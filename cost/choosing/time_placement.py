@@ -27,7 +27,7 @@ from shardwright.cost.choosing.layout_problem import (
     Group,
     LayoutProblem,
     Location,
-    Slice,
+    LoopSlice,
     StrategyTable,
     ValueNode,
 )
@@ -41,8 +41,7 @@ from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.movements.movement import collective_kind
-from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Start, Wait
-from shardwright.ir.ops import Slice as SliceOp
+from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
@@ -209,7 +208,7 @@ class TimeSolver(Solver):
     @cached_property
     def views(self) -> list[tuple[ValueNode, int]]:
         """The slices that loops take of stacked values, and the variables of these."""
-        return [(entry.view, entry.outer) for entry in self.problem.entries if isinstance(entry, Slice)]
+        return [(entry.view, entry.outer) for entry in self.problem.entries if isinstance(entry, LoopSlice)]
 
     @cached_property
     def statements(self) -> dict[Location, Let]:
@@ -338,7 +337,7 @@ class TimeSolver(Solver):
         if isinstance(statement.operation, Movement):
             if isinstance(statement.operation, Start | Wait | Roll):
                 return np.zeros(n)
-            if statement.operation.communicates or isinstance(statement.operation, SliceOp | AsPartial):
+            if statement.operation.communicates or isinstance(statement.operation, Slice | AsPartial):
                 return self._written_movement(entry, statement) * trips * NANOSECONDS
             return self._copy(entry, statement) * trips * NANOSECONDS
         charge = self.structure.charges.get(entry.at)

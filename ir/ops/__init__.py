@@ -13,7 +13,7 @@ from shardwright.ir.ops.elementwise import (
     Mul,
     Neg,
     Sub,
-    Tabled,
+    TableOperation,
 )
 from shardwright.ir.ops.foreign import Foreign
 from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update
@@ -77,7 +77,7 @@ __all__ = [
     "Store",
     "Sub",
     "Sum",
-    "Tabled",
+    "TableOperation",
     "Take",
     "Topk",
     "Uniform",

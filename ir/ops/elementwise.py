@@ -80,7 +80,7 @@ def _values_dtype(args: Sequence[Arg]) -> DType:
     return next(arg.shape.dtype for arg in reversed(args) if arg.shape is not None)
 
 
-class Tabled(Elementwise):
+class TableOperation(Elementwise):
     """An elementwise operation that `ir.ops.elementwise_table` describes."""
 
     arity: ClassVar[tuple[int, int]] = (2, 2)
@@ -126,35 +126,35 @@ class Tabled(Elementwise):
 
 
 @dataclass(frozen=True)
-class Add(Tabled):
+class Add(TableOperation):
     """`a + b`."""
 
     keyword: ClassVar[str] = "+"
 
 
 @dataclass(frozen=True)
-class Sub(Tabled):
+class Sub(TableOperation):
     """`a - b`."""
 
     keyword: ClassVar[str] = "-"
 
 
 @dataclass(frozen=True)
-class Mul(Tabled):
+class Mul(TableOperation):
     """`a * b`."""
 
     keyword: ClassVar[str] = "*"
 
 
 @dataclass(frozen=True)
-class Div(Tabled):
+class Div(TableOperation):
     """`a / b`."""
 
     keyword: ClassVar[str] = "/"
 
 
 @dataclass(frozen=True)
-class Neg(Tabled):
+class Neg(TableOperation):
     """`-a`."""
 
     keyword: ClassVar[str] = "neg"
@@ -162,7 +162,7 @@ class Neg(Tabled):
 
 
 @dataclass(frozen=True)
-class Function(Tabled):
+class Function(TableOperation):
     """An operation called by its name, perhaps in one of several forms: `exp(x)`, `where(mask, a, b)`,
     `gelu[form=tanh](x)`."""
 

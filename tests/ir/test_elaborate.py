@@ -223,7 +223,7 @@ def test_random_programs_cover_the_operations() -> None:
     movements = {"AllGather", "AllReduce", "AllToAll", "AsPartial", "Permute", "ReduceScatter", "Roll", "Slice",
                  "Fetch", "Start", "Store", "Wait"}  # fmt: skip
     attention = {"Attend", "JoinAttention"}  # tests/backends/test_attention.py
-    abstract = {"Ahead", "Elementwise", "Movement", "Tabled"}
+    abstract = {"Ahead", "Elementwise", "Movement", "TableOperation"}
     assert set(ops.__all__) - found == movements | attention | abstract | {"Foreign"}  # tests/tracing/test_opaque.py
 
 

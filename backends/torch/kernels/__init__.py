@@ -96,7 +96,7 @@ def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) 
         return True
     if isinstance(operation, ops.Rotary | ops.Full):
         return True
-    if isinstance(operation, ops.Tabled) and operation.entry.gives_bool:
+    if isinstance(operation, ops.TableOperation) and operation.entry.gives_bool:
         return True
     if isinstance(operation, _IN_F32):
         return result is DType.F32

@@ -18,7 +18,7 @@ _BESIDE_NUMBERS = {"+", "-", "*", "/", "less", "less_equal", "equal"}
 """Operators, beside which a number can stand as it is written."""
 
 
-def _elementwise(operation: ops.Tabled, call: TensorCall) -> Tensor:
+def _elementwise(operation: ops.TableOperation, call: TensorCall) -> Tensor:
     entry, dtype = operation.entry, next(a.dtype for a in reversed(call.args) if isinstance(a, NamedTensor))
     plain = operation.keyword in _BESIDE_NUMBERS and entry.spelled(dtype) is entry.spelling
     operands: list[Any] = [

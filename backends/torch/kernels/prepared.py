@@ -119,7 +119,7 @@ def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Pre
 # ---------------------------------------------------------------- element by element
 
 
-def _elementwise(operation: ops.Tabled, operands: Operands, result: Shape) -> Prepared | None:
+def _elementwise(operation: ops.TableOperation, operands: Operands, result: Shape) -> Prepared | None:
     """The table's function. A number stands beside an operator, and is one that the format has as it is written, or
     nearly."""
     import torch
