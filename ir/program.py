@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, Span
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operand, Operation
 from shardwright.ir.types import DType, OpenType, Shape, TensorType, ValueType
+
+if TYPE_CHECKING:
+    from shardwright.ir.known_numbers import KnownNumbers
 
 
 class Marking(Enum):
@@ -229,6 +232,8 @@ class Scope:
     loops: tuple[Loop, ...] = ()
     seen: dict[str, ValueType] = field(default_factory=dict[str, "ValueType"])
     """The types that were asked for, as seen here."""
+    numbers: dict[str, KnownNumbers] = field(default_factory=dict[str, "KnownNumbers"])
+    """The values that are known before the program runs, of those that were looked at."""
 
     @staticmethod
     def of(program: Program, func: Func) -> Scope:
@@ -250,7 +255,7 @@ class Scope:
 
     def inside(self, loop: Loop) -> Scope:
         """The scope at the start of a loop's body."""
-        inner = Scope(dict(self.values), (*self.loops, loop))
+        inner = Scope(dict(self.values), (*self.loops, loop), numbers=dict(self.numbers))
         for carry in loop.carries:
             inner.define(carry.value)
         if loop.index is not None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.cost.choosing.layout_problem import Location
-from shardwright.cost.kernels.fusion import Charge, Fusion
-from shardwright.ir.program import Loop, Program, Scope, Statement
+from shardwright.cost.kernels.fusion import Charge, Fusion, windows_of
+from shardwright.ir.program import Let, Loop, Program, Scope, Statement
 
 Named = tuple[str, str]
 """A value by its function and name."""
@@ -21,7 +21,7 @@ Named = tuple[str, str]
 class Structure:
     """The kernels of a program: of `cost.kernels.fusion.Fusion` what statements add, by where they stand, and what
     movements of values do, by function and name. `within` has for each statement those whose kernels it is computed in;
-    itself, where its result goes to memory."""
+    itself, where its result goes to memory. `windows` has those of attention, where they are a known operand."""
 
     charges: dict[Location, Charge] = field(default_factory=dict[Location, Charge])
     parted: dict[Named, Charge] = field(default_factory=dict[Named, Charge])
@@ -29,6 +29,7 @@ class Structure:
     moved: set[Named] = field(default_factory=set[Named])
     slices: set[Named] = field(default_factory=set[Named])
     within: dict[Location, tuple[Location, ...]] = field(default_factory=dict[Location, tuple[Location, ...]])
+    windows: dict[Location, tuple[int, ...]] = field(default_factory=dict[Location, tuple[int, ...]])
 
     def add(
         self, program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str], of: Location
@@ -46,6 +47,8 @@ class Structure:
         for name, roots in fusion.within.items():
             self.within[at[name]] = tuple(at[root] for root in roots)
         for place, statement in zip(places, body, strict=True):
+            if isinstance(statement, Let) and (windows := windows_of(statement, scope)):
+                self.windows[place] = windows
             if isinstance(statement, Loop):
                 self.add(program, statement.body, scope.inside(statement), statement.following, place)
 

@@ -419,7 +419,7 @@ class TimeSolver(Solver):
         def up(size: Floats, tile: int) -> Floats:
             return np.ceil(size / tile - 1e-9) * tile
 
-        for product in products_of(statement, slots):
+        for product in products_of(statement, slots, self.structure.windows.get(entry.at, ())):
             count, m, n, k = map(local, (product.count, product.m, product.n, product.k))
             if product.given:
                 total += count * product.given / self.chip.rate(str(product.dtype))

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardwright.ir.known_numbers import known_numbers
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import (
     Alias,
@@ -127,6 +128,14 @@ def widens(statement: Let, types: Mapping[str, ValueType]) -> bool:
     return before in (DType.INT8, DType.INT4) and after.is_float
 
 
+def windows_of(statement: Let, scope: Scope) -> tuple[int, ...]:
+    """The windows of attention that has them for an operand, one for each layer, where they are known."""
+    operation = statement.operation
+    at = operation.at("window") if isinstance(operation, Attend) else None
+    known = None if at is None else scope.numbers.get(str(statement.operands[at]))
+    return () if known is None else tuple(max(1, int(window)) for window in known.array.flat)
+
+
 @dataclass
 class Fusion:
     """The kernels of a body as they are without movements.
@@ -177,6 +186,8 @@ class Fusion:
             case Let():
                 names = operand_names(statement.operands)
                 result = statement.results[0].name
+                if (numbers := known_numbers(statement, self.scope.numbers)) is not None:
+                    self.scope.numbers[result] = numbers
                 if is_view(statement, mesh):
                     self.sources[result], self.origins[result] = self.source(names[0]), self.origin(names[0])
                 elif isinstance(statement.operation, Movement):
@@ -292,7 +303,8 @@ class Fusion:
         operation = statement.operation
         assert isinstance(operation, Attend)
         q, k = (self.types[str(name)].shape for name in statement.operands[:2])
-        return -(-self.elements(operand) * operation.read(q, k) // k.size(operation.along))
+        read = operation.read(q, k, windows_of(statement, self.scope))
+        return -(-self.elements(operand) * read // k.size(operation.along))
 
     def _charge(self) -> None:
         for name, statement in self.lets.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
+from shardwright.cost.kernels.fusion import windows_of
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Attend, Contract, Foreign, Movement, Roll, Start
@@ -178,7 +179,8 @@ class _Reader:
         heavy = kernel.heavy
         kinds = [types[operand] if isinstance(operand, str) else None for operand in heavy.operands]
         extents = [dict(zip(k.names, k.local_shape(mesh), strict=True)) if k is not None else {} for k in kinds]
-        products = products_of(heavy, [kind and kind.shape for kind in kinds])
+        shapes = [kind and kind.shape for kind in kinds]
+        products = products_of(heavy, shapes, windows_of(heavy, block.scope))
         return Work(
             root.results[0].name,
             heavy.operation.keyword,
@@ -253,9 +255,10 @@ class Product:
         return Matmul(count, m, n, k, self.dtype, self.given)
 
 
-def products_of(statement: Let, shapes: Sequence[Shape | None]) -> tuple[Product, ...]:
-    """The products of a contraction or of attention, whose operands have these shapes. m is what the left side has
-    alone, n the right, k what is summed; shared dimensions that stay are batched."""
+def products_of(statement: Let, shapes: Sequence[Shape | None], windows: Sequence[int] = ()) -> tuple[Product, ...]:
+    """The products of a contraction or of attention, whose operands have these shapes; `windows` are as in
+    `windows_of`. m is what the left side has alone, n the right, k what is summed; shared dimensions that stay are
+    batched."""
     operation = statement.operation
     if isinstance(operation, Contract):
         left, right = _shape(shapes[0]), _shape(shapes[1])
@@ -264,7 +267,7 @@ def products_of(statement: Let, shapes: Sequence[Shape | None]) -> tuple[Product
         return (Product((0, count), (0, m), (1, n), (0, operation.dims), left.dtype),)
     if isinstance(operation, Attend):
         q, k, v = map(_shape, shapes[:3])
-        T, rows, seen = operation.along, operation.rows(q).names, operation.seen(q, k)
+        T, rows, seen = operation.along, operation.rows(q).names, operation.seen(q, k, windows)
         width = tuple(name for name in v.names if name != T and name not in rows)
         shared = [tuple(name for name in rows if name in of) for of in (k, v)]
         own = [tuple(name for name in rows if name not in of) for of in (k, v)]

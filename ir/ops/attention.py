@@ -69,21 +69,25 @@ class Attend(Operation):
         """One number for each query: the log-sum-exp."""
         return Shape(DType.F32, tuple(dim for dim in q.dims if dim.name != self.contracted))
 
-    def seen(self, q: Shape, k: Shape) -> tuple[int, int]:
-        """Twice the positions that a query sees on average, and twice those that there are, where the queries are the
-        last of the positions: half of them where there are as many queries, all of them for one query."""
+    def seen(self, q: Shape, k: Shape, windows: Sequence[int] = ()) -> tuple[int, int]:
+        """The share of positions that a query sees on average, as two numbers, where the queries are the last of the
+        positions: half of them where there are as many queries, all of them for one query. `windows` are those of the
+        operand of that name, one for each layer, where they are known."""
         positions = k.size(self.along)
         if self.causal is None:
             return 2 * positions, 2 * positions
         on_average = max(2 * positions - q.size(self.causal) + 1, positions + 1)
-        return min(on_average, 2 * self.window or on_average), 2 * positions
+        each = [min(on_average, 2 * window) for window in windows or (self.window or positions,)]
+        return sum(each), 2 * positions * len(each)
 
-    def read(self, q: Shape, k: Shape) -> int:
-        """Positions of keys and values that are read: with a window those that a query sees."""
+    def read(self, q: Shape, k: Shape, windows: Sequence[int] = ()) -> int:
+        """Positions of keys and values that are read: those that queries see, on average of `windows`."""
         positions = k.size(self.along)
-        if not self.window or self.causal is None:
+        if self.causal is None:
             return positions
-        return min(positions, self.window + q.size(self.causal) - 1)
+        seen = q.size(self.causal) - 1
+        each = [min(positions, window + seen) for window in windows or (self.window or positions,)]
+        return -(-sum(each) // len(each))
 
     def width(self, args: Sequence[Arg]) -> str:
         """The dimension of v that is the result's last."""

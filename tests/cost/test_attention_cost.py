@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from program_text import by_bytes, program
 
+from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.kernels.work import Work, work_of
 from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.program import Program
+from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.pipelines import explicit, run_passes
 
@@ -54,6 +58,35 @@ def test_a_window_is_what_is_read() -> None:
     )
     assert work.flops == flops(4 * 2 * 4, 32)
     assert dict(work.reads) == {"q": 2 * 4 * 2 * 4 * 16, "k": 2 * 4 * 32 * 2 * 16, "v": 2 * 4 * 32 * 2 * 16}
+
+
+WINDOWED = """mesh x=2
+dim N=6 B=4 L={length} S=256 K=2 G=4 D=16
+func f(q: BLKGD, k: BSKD, v: BSKD, pos: int32) -> BLKGD {{
+  layer = iota[N]()
+  windowed = less(layer - layer / 6 * 6, 5)
+  windows: int32 N = where(windowed, full[N, int32](32), size[S])
+  o = loop[N](h: BLKGD = q) {{
+    own = windows * 1
+    next attend[S, D, causal=L](h, k, v, pos=pos, window=own)
+  }}
+  return o
+}}
+"""
+
+
+def test_windows_of_layers_are_averaged() -> None:
+    """Five layers of six see 32 positions, one all 256, or half of them; what the window of a layer is computed from
+    is known within the loop as well. What is chosen is counted at what it costs."""
+    one = by_bytes(program(WINDOWED.format(length=1)))
+    work = next(work for work in work_of(one, one.func("f")) if work.operation == "attend")
+    assert work.flops == flops(4 * 2 * 4, 70)  # (5 * 32 + 256) / 6, rounded up
+    assert dict(work.reads)["k"] == 2 * 4 * 70 * 2 * 16
+    many = search(program(WINDOWED.format(length=256)), Objective.on(load_chip("h100")))
+    work = next(work for work in work_of(many.program, many.program.func("f")) if work.operation == "attend")
+    split = 2 if work.result.split_axes else 1
+    assert work.flops == flops(4 * 256 * 2 * 4 // split, 49)  # (5 * 32 + 128.5) / 6, rounded up
+    assert many.model_s == pytest.approx(many.objective_s, rel=1e-6)
 
 
 def test_over_a_split_cache() -> None:
