@@ -12,14 +12,18 @@ import pytest
 
 from shardwright.compiling.compile_program import load, print_program
 from shardwright.cost.choosing.layout_problem import PlacementOptions, Within
+from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_layouts import layout_problem
 from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Program
+from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import run_passes
 from shardwright.planning import (
     ServingDemand,
@@ -121,6 +125,21 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert found.code == "does-not-fit"
     assert "does not fit on 1 h100 with 1 sequence of 320 positions" in found.message
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
+
+
+def test_without_time_it_keeps_to_what_a_plan_needs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each phase alone, both together, and one more mesh to compare with; each search as short as there are."""
+    asked: list[float] = []
+
+    def counted(program: Program, objective: Objective, seconds: float) -> SearchResult:
+        asked.append(seconds)
+        return search(program, objective, seconds)
+
+    monkeypatch.setattr("shardwright.planning.planner.search", counted)
+    hurried = plan(model, small(gigabytes=8), 8, 256, 64, seconds=0)
+    assert len(asked) <= 5
+    assert max(asked) <= 0.5
+    assert hurried.best.found.peak <= 8e9
 
 
 def test_a_chip_by_name(made: ServingPlan, model: str) -> None:

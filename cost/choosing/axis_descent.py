@@ -97,6 +97,8 @@ class Descent:
         try:
             return self.step(Within(groups), WorkLimit(_AT_ONCE))
         except OutOfWorkError:
+            if len(axes) == 1 and self.step(Within(groups)):
+                return True
             if (states := self.one_by_one(axes)) is None:
                 self.require_each(axes)
             found = states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states))
@@ -190,6 +192,10 @@ class Descent:
             if settled >= len(blocks) or self.solver.ended():
                 return
 
+    def enough(self) -> bool:
+        """Tells whether what was found has to do."""
+        return self.solution is not None and self.solver.ended()
+
     def step(self, within: Within, limit: WorkLimit | None = None) -> bool:
         """Takes the best choices of a part of the problem, where they are better. Raises an `OutOfWorkError` where its
         tables are beyond a limit."""
@@ -202,7 +208,7 @@ class Descent:
             return False
         known = self.states if within.states is None else within.states
         solution = part.graph.eliminated(_ENTRIES) or part.graph.minimize(
-            part.tolerance(part.unit), max_nodes=_NODES, known=lambda: part.numbered(known), patience=0
+            part.tolerance(part.unit), _NODES, self.enough, known=lambda: part.numbered(known), patience=0
         )
         best = 2 * FORBIDDEN if self.solution is None else self.solution.cost
         if solution.cost >= FORBIDDEN / 2 or solution.cost >= best * (1 - _LEAST):

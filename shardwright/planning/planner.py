@@ -32,8 +32,8 @@ _GAIN = 1.01
 
 _MOST_MESHES = 4
 
-_LEAST_SECONDS = 5.0
-"""For one search, however little is left."""
+_LEAST_SECONDS = 0.5
+"""For one search, however little is left: it has layouts then, and no proof."""
 
 _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
@@ -142,7 +142,12 @@ class _Planner:
         best = first
         for part in (1, 2, 4):
             more = best + best // part if part == 1 else best + first // part
-            while more > best and self._lacking("decode", more) is None and self._pace(more) > _GAIN * self._pace(best):
+            while (
+                more > best
+                and self._left() > 0
+                and self._lacking("decode", more) is None
+                and self._pace(more) > _GAIN * self._pace(best)
+            ):
                 best, more = more, 2 * more if part == 1 else more
             first = best if part == 1 else first
         return best
@@ -252,7 +257,7 @@ class _Planner:
 
     def _share(self, parts: int) -> float:
         """Seconds for one search."""
-        return max(min(_LEAST_SECONDS, self.seconds), self._left() / parts)
+        return max(_LEAST_SECONDS, self._left() / parts)
 
     def _left(self) -> float:
         return self.seconds - (time.monotonic() - self.began)
