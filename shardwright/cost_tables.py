@@ -67,6 +67,7 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
             f"memory         {bytes_text(memory.peak)} a chip at {memory.at or 'the start'}:"
             f" weights {bytes_text(memory.weights)}, state {bytes_text(memory.state)},"
             f" values {bytes_text(memory.activations)}{fits}",
+            *([f"expect         {error}"] if (error := cost.error_in_words()) else []),
         ]
     )
 

@@ -205,6 +205,27 @@ class Machine:
     runtimes: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]], hash=False)
 
 
+CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
+"""How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
+constants were not fitted on, and what the fitted chips take beyond their datasheets."""
+
+
+def expected_error(chip: Chip, *, calibrated: bool) -> float | None:
+    """How far above predicted times measured ones may be, relative, where times are `calibrated` or a datasheet's; None
+    for the reference chip, which nobody measures."""
+    return None if chip.name == REFERENCE.name else CALIBRATED_ERROR if calibrated else DATASHEET_ERROR
+
+
+def error_in_words(chip: Chip, *, calibrated: bool) -> str:
+    """The same as a line; empty where there is nothing to expect."""
+    error = expected_error(chip, calibrated=calibrated)
+    if error is None:
+        return ""
+    if calibrated:
+        return f"measured times up to {100 * error:.0f} % above, as in published tables {chip.name} was not fitted on"
+    return f"measured times up to {1 + error:g} times these: {chip.name} is priced by its datasheet"
+
+
 REFERENCE = Chip(
     "reference",
     memory_bytes=math.inf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.chips import Chip, error_in_words, expected_error
 from shardwright.cost.hardware.constants import Constants, KernelDemand, KernelTimes, times_of
 from shardwright.cost.hardware.topology import TorusTopology, topology_of
 from shardwright.cost.kernels.demand import demand_of
@@ -47,6 +47,14 @@ class Cost:
     micro_batches: int = 1
     rounds: float = 1.0
     between_stages_s: float = 0.0
+
+    @property
+    def expected_error(self) -> float | None:
+        """How far above the predicted times measured ones may be, relative; None for the reference chip."""
+        return expected_error(self.chip, calibrated=self.calibrated)
+
+    def error_in_words(self) -> str:
+        return error_in_words(self.chip, calibrated=self.calibrated)
 
     @property
     def time_s(self) -> float:

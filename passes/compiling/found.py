@@ -157,6 +157,7 @@ class SearchResult:
             f"{duration_text(self.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {self.program.mesh}; {proof}",
             f"{bytes_text(self.peak)}{room} on each chip, {self.chip_seconds_per_token:.4g} chip-seconds per token",
             f"bound {duration_text(self.bound_s)}, counted {duration_text(self.model_s)}, {self.seconds:.2f} s",
+            *([error] if (error := cost.error_in_words()) else []),
         ]
         if len(self.costs) > 1:
             lines += [f"  {each.func}: {duration_text(each.time_s)}" for each in self.costs]

@@ -255,6 +255,7 @@ def cost_json(cost: Cost) -> dict[str, Any]:
         "chip": cost.chip.name,
         "n_chips": cost.n_chips,
         "time_s": cost.time_s,
+        "expected_error": cost.expected_error,
         "compute_s": cost.compute_s,
         "memory_s": cost.memory_s,
         "communication_s": cost.communication_s,

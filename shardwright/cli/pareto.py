@@ -221,6 +221,7 @@ def _as_json(
     sweep: Sweep, known: int, points: dict[str, list[Point]], best: dict[str, list[Point]], chosen: Point | None,
     text: str | None,
 ) -> dict[str, Any]:  # fmt: skip
+    from shardwright.cost.hardware.chips import expected_error
     from shardwright.pareto.table import row_of
 
     every = [point for some in points.values() for point in some]
@@ -232,6 +233,7 @@ def _as_json(
         "configurations": len(every),
         "fitting": sum(point.fits for point in every),
         "from_cache": known,
+        "expected_error": expected_error(sweep.chip, calibrated=sweep.constants == sweep.chip.calibrated),
         "frontier": {phase: [row_of(point, some) for point in some] for phase, some in best.items()},
         "points": [row_of(point, best[phase]) for phase, some in points.items() for point in some],
     }

@@ -148,6 +148,7 @@ def _found_json(searched: RewriteSearchResult, text: str) -> dict[str, Any]:
         "status": found.status,
         "objective_s": found.objective_s,
         "bound_s": found.bound_s,
+        "expected_error": found.costs[0].expected_error,
         "gap": found.gap,
         "solve_s": found.seconds,
         "program": text,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from shardwright.cost.hardware.chips import error_in_words
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.table import text_table
 from shardwright.pareto.configurations import Sweep
@@ -129,7 +130,8 @@ def as_text(sweep: Sweep, points: dict[str, list[Point]], best: dict[str, list[P
             lines += ["", *plot_text(some, best[phase]), "", *_frontier_table(best[phase][:_BEST_SHOWN])]
         if len(best[phase]) > _BEST_SHOWN:
             lines.append(f"and {len(best[phase]) - _BEST_SHOWN} more; -o OUT.csv has them all")
-    return "\n".join(lines)
+    error = error_in_words(sweep.chip, calibrated=sweep.constants == sweep.chip.calibrated)
+    return "\n".join([*lines, "", error])
 
 
 def _frontier_table(best: list[Point]) -> list[str]:

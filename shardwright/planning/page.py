@@ -114,7 +114,7 @@ def page(made: ServingPlan, written: str | None = None) -> str:
                 f" values {bytes_text(peak.memory.activations)}",
             ),
             ("what limits", _BINDING.get(made.binding, f"{made.binding} in decode")),
-            ("expected error", _error_text(made)),
+            ("expected error", best.costs["decode"].error_in_words()),
         ),
         "",
         *text_table(("stored", "type", "in words"), [_row(*each) for each in best.kept("weights")], "lll"),
@@ -172,11 +172,3 @@ def _row(name: str, found: TensorType) -> tuple[str, str, str]:
 def _asked(seconds: float | None) -> str:
 
     return "" if seconds is None else f" of {duration_text(seconds)}"
-
-
-def _error_text(made: ServingPlan) -> str:
-    chip = made.best.demand.chip
-    if chip.calibrated:
-        return f"{made.expected_error:.0%} at most, as on the published tables that {chip.name} was not calibrated with"
-    times = 1 + made.expected_error
-    return f"measured times up to {times:g} times these: {chip.name} is priced by its datasheet"

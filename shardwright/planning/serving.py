@@ -24,10 +24,6 @@ from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.prediction.programs import Weights
 
-CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
-"""How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
-constants were not fitted on, and what the fitted chips take beyond their datasheets."""
-
 
 @dataclass(frozen=True)
 class ServingDemand:
@@ -132,9 +128,9 @@ class ServingPlan:
     next_best: ServingChoice | None
 
     @property
-    def expected_error(self) -> float:
+    def expected_error(self) -> float | None:
         """How far above the predicted times measured ones may be, relative."""
-        return CALIBRATED_ERROR if self.best.demand.chip.calibrated else DATASHEET_ERROR
+        return self.best.costs["decode"].expected_error
 
     def __repr__(self) -> str:
         from shardwright.planning.page import page
