@@ -213,12 +213,14 @@ def test_why_a_point_does_not_fit() -> None:
 
 # ---------------------------------------------------------------- whole generations
 
+GENERATION = replace(
+    SMALL, model=built_in("llama-3-8b"), batches=(8,), weights=("bf16",), phases=("decode", "prefill"), together=True
+)
+"""Both phases of a model whose layouts are chosen in seconds; some of PaLM's take up to a minute."""
+
 
 def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights(tmp_path: Path) -> None:
-    sweep = replace(
-        SMALL, batches=(8,), layouts=("ws2d", "wg-xy", "ws1d"), attention=("batch",), phases=("decode", "prefill"),
-        together=True,
-    )  # fmt: skip
+    sweep = replace(GENERATION, layouts=("ws2d", "wg-xy", "ws1d"), attention=("batch",))
     priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     made = {point.layout: point for point in generations(sweep, priced)}
     parts = {(point.phase, point.layout): point for _, point in priced}
@@ -234,10 +236,7 @@ def test_a_generation_is_a_prefill_and_its_steps_on_the_same_weights(tmp_path: P
 
 
 def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: Path) -> None:
-    sweep = replace(
-        SMALL, model=built_in("llama-3-8b"), batches=(8,), layouts=("ws2d", "wg-xy"), attention=("head",),
-        weights=("bf16",), phases=("decode", "prefill"), together=True,
-    )  # fmt: skip
+    sweep = replace(GENERATION, layouts=("ws2d", "wg-xy"), attention=("head",))
     priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     best = cheapest(generations(sweep, priced))
     text = chosen_program(sweep, best, priced)
