@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, product
 
 from models.checkpoints import ARCHITECTURES, CHECKPOINTS
@@ -15,6 +16,8 @@ MESHES = (Mesh.of(x=1), Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2))
 ATTENTION: tuple[AttentionOver, ...] = ("head", "batch", "positions")
 RECORDED = ATTENTION[:2]
 """What docs/generation-matrix.md has every combination of; over positions there are the cells that cover pairs."""
+PLAIN = ("llama-grouped", "opt", "gpt2", "mistral")
+"""Architectures whose layouts are found and compiled fastest."""
 VARIANTS = tuple(name for name in CHECKPOINTS if name not in ARCHITECTURES)
 """Further checkpoints of the same architectures."""
 
@@ -40,10 +43,11 @@ Pair = tuple[int, object, int, object]
 """Two fields of a cell by their numbers, each with its value."""
 
 
-def prefills(layout: str) -> list[str]:
+@cache
+def prefills(layout: str) -> tuple[str, ...]:
     """The presets that store weights as `layout` does, so that prefill may have them: itself first."""
     alike = [name for name, preset in PRESETS.items() if preset.weights == PRESETS[layout].weights]
-    return [layout, *(name for name in alike if name != layout)]
+    return (layout, *(name for name in alike if name != layout))
 
 
 def choices(checkpoint: str) -> Iterator[Cell]:
@@ -73,14 +77,15 @@ def matrix() -> list[Cell]:
     return cells
 
 
-def pairs(cell: Cell) -> set[Pair]:
+@cache
+def pairs(cell: Cell) -> frozenset[Pair]:
     """All pairs of choices that the cell makes; of the checkpoint, with attention, with what is asked for, and with how
     several chips store weights."""
     fields = enumerate((cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
     of_checkpoint = [(0, cell.attention), (1, cell.scored)]
     if cell.mesh.n_chips > 1:
         of_checkpoint.append((2, stored_alike(cell.layout)))
-    made: set[Pair] = {(i, a, j, b) for (i, a), (j, b) in combinations(fields, 2)}
+    made: frozenset[Pair] = frozenset((i, a, j, b) for (i, a), (j, b) in combinations(fields, 2))
     return made | {(-1, cell.checkpoint, i, choice) for i, choice in of_checkpoint}
 
 
@@ -92,19 +97,20 @@ def stored_alike(layout: str) -> str:
 def pairwise() -> list[Cell]:
     """Few cells, such that each of the `pairs` of choices that any cell of `ARCHITECTURES` makes is in one of them.
 
-    One for each architecture with each way to store weights, then for what is left. Each is the cell with most pairs
-    that those before it lack, among equals the one of fewest chips, which compiles fastest.
+    One for each architecture with each way to store weights, on three axes for `PLAIN` ones alone, then for what is
+    left. Each is the cell with most pairs that those before it lack, among equals the one of fewest chips.
     """
     everything = [cell for checkpoint in ARCHITECTURES for cell in choices(checkpoint)]
     missing = {pair for cell in everything for pair in pairs(cell)}
     made: list[Cell] = []
 
-    def add(candidates: list[Cell]) -> None:
+    def add(candidates: Sequence[Cell]) -> None:
         made.append(max(candidates, key=lambda cell: (len(pairs(cell) & missing), -cell.mesh.n_chips)))
         missing.difference_update(pairs(made[-1]))
 
+    small = [cell for cell in everything if len(cell.mesh) < 3 or cell.checkpoint in PLAIN]
     for checkpoint, stored in product(ARCHITECTURES, dict.fromkeys(map(stored_alike, PRESETS))):
-        add([cell for cell in everything if (cell.checkpoint, stored_alike(cell.layout)) == (checkpoint, stored)])
+        add([cell for cell in small if (cell.checkpoint, stored_alike(cell.layout)) == (checkpoint, stored)])
     while missing:
-        add(everything)
+        add([cell for cell in small if pairs(cell) & missing])
     return made

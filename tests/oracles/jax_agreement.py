@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from oracles.extremes import whole_range
 
-from shardwright.backends.jax.session import run_program
+from shardwright.backends.jax.session import Session
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
@@ -56,8 +57,29 @@ def agree(found: np.ndarray, wanted: np.ndarray, dtype: DType, what: str) -> Non
 
 def check(text: str, func: str = "f", *, high: int | None = None, seed: int = 0, **given: Any) -> Program:
     """Runs a function on random arrays (or those given) and compares results and state with the reference."""
+    return check_each(text, [given], func, high=high, seed=seed)
+
+
+def check_each(
+    text: str, cases: Sequence[Mapping[str, Any]], func: str = "f", *, high: int | None = None, seed: int = 0
+) -> Program:
+    """The same with each of these given, one after the other, of a function that is compiled once."""
     program = explicit(text)
-    rng = np.random.default_rng(seed)
+    session: Session | None = None
+    for given in cases:
+        rng = np.random.default_rng(seed)
+        session = _check(program, func, rng, high, given, session)
+    return program
+
+
+def _check(
+    program: Program,
+    func: str,
+    rng: np.random.Generator,
+    high: int | None,
+    given: Mapping[str, Any],
+    session: Session | None,
+) -> Session:
     made = {
         value.name: np.asarray(given[value.name]) if value.name in given else random_array(value.type, rng, high)
         for value in (*program.func(func).params, *program.weights, *program.state)
@@ -65,11 +87,15 @@ def check(text: str, func: str = "f", *, high: int | None = None, seed: int = 0,
     args = {value.name: made[value.name] for value in program.func(func).params}
     weights = {value.name: made[value.name] for value in program.weights}
     state = {value.name: made[value.name] for value in program.state}
-    results, new = run_program(program, func, args, weights, state)
+    if session is None:
+        session = Session(program, weights, state)
+    else:
+        session.reset(state)
+    results, new = session.call(func, args), session.state
     wanted, wanted_state = evaluate(program, func, args, weights, state, "declared")
     for found, expected, kind in zip(results, wanted, program.func(func).results, strict=True):
         agree(found, expected, kind.dtype, f"result: {kind}")
     assert set(new) == set(wanted_state)
     for value in program.state:
         agree(new[value.name], wanted_state[value.name], value.type.dtype, f"state {value.name}")
-    return program
+    return session
