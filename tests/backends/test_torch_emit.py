@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,54 +33,66 @@ from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "passes"
 RUNNER = """
-import runpy, sys, numpy as np
-given = dict(np.load(sys.argv[2]))
-part = lambda which: {k[2:]: v for k, v in given.items() if k[0] == which}
-m = runpy.run_path(sys.argv[1])
-run = m["Run"]("cpu")
-weights, state = m["place"](run, part("w"), part("s"))
-made = m[sys.argv[3]](run, weights, state, *[given["a_" + n] for n in sys.argv[5:]])
-made = made if isinstance(made, tuple) else (made,)
-new = {k: (v.read(run.device) if isinstance(v, m["Far"]) else v).numpy() for k, v in state.items()}
-run.close()
-assert not any(n.split(".")[0] == "shardwright" for n in sys.modules)
-np.savez(sys.argv[4], *[t.numpy() for t in made], **new)
+import json, runpy, sys, numpy as np
+for line in sys.stdin:
+    module, npz, func, out, *names = json.loads(line)
+    given = dict(np.load(npz))
+    part = lambda which: {k[2:]: v for k, v in given.items() if k[0] == which}
+    m = runpy.run_path(module)
+    run = m["Run"]("cpu")
+    weights, state = m["place"](run, part("w"), part("s"))
+    made = m[func](run, weights, state, *[given["a_" + n] for n in names])
+    made = made if isinstance(made, tuple) else (made,)
+    new = {k: (v.read(run.device) if isinstance(v, m["Far"]) else v).numpy() for k, v in state.items()}
+    run.close()
+    assert not any(n.split(".")[0] == "shardwright" for n in sys.modules)
+    np.savez(out, *[t.numpy() for t in made], **new)
+    print("done", flush=True)
 """
+"""Runs one function after another, as they come."""
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[subprocess.Popen[str]]:
+    """The process of `RUNNER`: one for all functions, since it takes seconds to import PyTorch."""
+    argv = [sys.executable, "-I", "-c", RUNNER]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 @pytest.mark.parametrize(
     "name", ["offload", "schedule_blocks_before", "schedule_blocks", "schedule_blocks_tokens", "diagonal_blocks"]
 )
-def test_offloaded_programs_run_alone(name: str, tmp_path: Path) -> None:
-    check_alone(explicit(program((GOLDENS / f"{name}.shard").read_text())), tmp_path)
+def test_offloaded_programs_run_alone(name: str, runner: subprocess.Popen[str], tmp_path: Path) -> None:
+    check_alone(explicit(program((GOLDENS / f"{name}.shard").read_text())), runner, tmp_path)
 
 
 @pytest.mark.parametrize(
     "name", ["llama-grouped", "opt", "mixtral", "gpt-neox", "gemma", "qwen2-window", "cohere-multiquery"]
 )
-def test_models_run_alone(name: str, tmp_path: Path) -> None:
+def test_models_run_alone(name: str, runner: subprocess.Popen[str], tmp_path: Path) -> None:
     """Prefill and decode as `import` writes them, from host and disk, batch by batch."""
     from oracles.offloaded_models import placed_model
 
     placed = placed_model(name, rows=4, length=3, cache=6, policy="2,2,20,30,0,100,0,50")
-    check_alone(explicit(run_passes(placed, parse_pipeline("offload,schedule-blocks{batches=2}"))), tmp_path)
+    check_alone(explicit(run_passes(placed, parse_pipeline("offload,schedule-blocks{batches=2}"))), runner, tmp_path)
 
 
-def check_alone(made: Program, tmp_path: Path) -> None:
+def check_alone(made: Program, runner: subprocess.Popen[str], tmp_path: Path) -> None:
     """In a process of its own, without this package, every function gives what the reference does."""
     module, npz, out = tmp_path / "module.py", tmp_path / "in.npz", tmp_path / "out.npz"
     module.write_text(emit(made))
     check_style(module)
+    assert runner.stdin is not None
+    assert runner.stdout is not None
     for func in made.funcs:
         given = random_inputs(made, func, 3)
         tables = {"a": given.args, "w": given.weights, "s": given.state}
         np.savez(npz, **{f"{which}_{n}": v for which, table in tables.items() for n, v in table.items()})
-        names = [value.name for value in func.params]
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", RUNNER, module, npz, func.name, out, *names],
-            capture_output=True, text=True, check=False, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        asked = [str(module), str(npz), func.name, str(out), *(value.name for value in func.params)]
+        runner.stdin.write(json.dumps(asked) + "\n")
+        runner.stdin.flush()
+        assert runner.stdout.readline() == "done\n"
         found = np.load(out)
         wanted, state = evaluate(made, func.name, given.args, given.weights, given.state, precision="declared")
         assert len(wanted) == sum(key.startswith("arr_") for key in found)
