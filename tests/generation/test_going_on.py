@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 from interrupting import interruptible
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(40)]
+FEW = 14
+"""Prompts that suffice where no process is ended in the middle."""
 HOW = {
     "generate": ("--mesh", "x=1", "--batch", "4", "--chunk", "4"),
     "offload": ("--policy", "4,2,0,50,30,30,0,100"),
@@ -32,6 +34,7 @@ class Run:
     name: str
     checkpoint: Path
     folder: Path
+    count: int = FEW
 
     @property
     def out(self) -> Path:
@@ -40,7 +43,7 @@ class Run:
     def argv(self, *more: object, out: Path | None = None, checkpoint: Path | None = None) -> list[str]:
         given = self.folder / "in.jsonl"
         if not given.exists():
-            given.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+            given.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[: self.count]))
         words = [self.name, checkpoint or self.checkpoint, "--prompts", given, "-o", out or self.out]
         how = () if "--mesh" in more else HOW[self.name]
         return [*map(str, words), *how, *COMMON, *map(str, more)]
@@ -65,11 +68,24 @@ def run(request: pytest.FixtureRequest, checkpoint: Callable[..., Path], tmp_pat
     return Run(request.param, checkpoint("llama-grouped"), tmp_path)
 
 
-def test_ended_at_random_moments(run: Run, shardwright: Callable[..., Any]) -> None:
-    """By SIGINT, SIGTERM and SIGKILL one after the other; then the run is left to end."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("run", "signals"),
+    [
+        pytest.param("generate", SIGNALS, id="generate"),
+        pytest.param("offload", SIGNALS[1:2], id="offload"),  # the others are in tests/offloading
+        pytest.param("offload", SIGNALS, id="offload by all signals", marks=pytest.mark.slow),
+    ],
+    indirect=["run"],
+)
+def test_ended_at_random_moments(run: Run, signals: Sequence[signal.Signals], shardwright: Callable[..., Any]) -> None:
+    """By signals one after the other; then the run is left to end."""
+    run = replace(run, count=10 + 10 * len(signals))
     whole = run.undisturbed(shardwright)
     chosen = random.Random(run.name)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number in signals:
         before = run.out.stat().st_size if run.out.exists() else 0
         wanted = min(before + chosen.randrange(100, 900), len(whole) // 2)
         process = subprocess.Popen(
@@ -85,7 +101,7 @@ def test_ended_at_random_moments(run: Run, shardwright: Callable[..., Any]) -> N
         assert "Traceback" not in err
         if process.returncode == 0:  # it was done before the signal came, and lines are taken away for the next
             assert run.out.read_bytes() == whole
-            run.out.write_bytes(b"".join(whole.splitlines(keepends=True)[: len(PROMPTS) // 2]))
+            run.out.write_bytes(b"".join(whole.splitlines(keepends=True)[: run.count // 2]))
             continue
         assert process.returncode == (130 if number is signal.SIGINT else -number), err
         if number is signal.SIGINT:
@@ -93,13 +109,13 @@ def test_ended_at_random_moments(run: Run, shardwright: Callable[..., Any]) -> N
                 f"interrupted: {run.out} has the answers so far, and the same command goes on from there\n"
             )
     answered = run.out.read_bytes().count(b"\n")
-    assert 0 < answered < len(PROMPTS)
+    assert 0 < answered < run.count
     last = shardwright(*run.argv("--json"))
     assert last.status == 0, last.err
     assert json.loads(last.out)["resumed"] == answered
     assert run.out.read_bytes() == whole
     again = shardwright(*run.argv("--json"))
-    assert (again.status, json.loads(again.out)["resumed"]) == (0, len(PROMPTS))
+    assert (again.status, json.loads(again.out)["resumed"]) == (0, run.count)
     assert run.out.read_bytes() == whole
 
 
@@ -142,10 +158,10 @@ def test_other_settings_are_refused_and_the_file_is_not_touched(
         assert " [other-settings]\n" in made.err
         assert f"remove {run.out} and {run.out}.settings.json to begin anew" in made.err
         assert run.out.read_bytes() == before
-    (run.folder / "in.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[:-1]))
+    (run.folder / "in.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS[: FEW - 1]))
     made = shardwright(*run.argv())
     assert made.status == 1
-    assert "the set of prompts was 40, digest " in made.err
+    assert f"the set of prompts was {FEW}, digest " in made.err
     assert run.out.read_bytes() == before
 
 

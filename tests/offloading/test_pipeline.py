@@ -177,7 +177,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     assert lines(run.out) == lines(whole)
 
 
-@pytest.mark.parametrize("child", [0, 1])
+@pytest.mark.parametrize("child", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_process_ends_all(child: int, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """SIGSTOP of one, which keeps its connections and says nothing any more."""
     run = Run(tmp_path, checkpoint("llama-grouped"))
