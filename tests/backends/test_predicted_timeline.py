@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,20 @@ from shardwright.cost.kernels.work import Repeat, steps_of
 from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.cost.programs.schedule import happenings
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Program
 from shardwright.models.built_in import built_in
 from shardwright.prediction.programs import Deployment, phase_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@cache
+def compiled(name: str, chip: str = "tpu-v4") -> Program:
+    return explicit(load(str(EXAMPLES / f"{name}.shard")), chip=chip)
+
+
 def course(name: str, func: str, chip: str = "tpu-v4") -> tuple[Course, Cost]:
-    program = explicit(load(str(EXAMPLES / f"{name}.shard")), chip=chip)
+    program = compiled(name, chip)
     cost = cost_of(program, program.func(func), load_chip(chip))
     made = predicted_timeline(program, program.func(func), cost).predicted
     assert made is not None
@@ -66,7 +73,7 @@ def test_gathers_in_flight_lie_beside_computation() -> None:
 
 
 def test_beyond_the_most_trips_alike_are_one() -> None:
-    program = explicit(load(str(EXAMPLES / "13_palm_model.shard")), chip="tpu-v4")
+    program = compiled("13_palm_model")
     func = program.func("decode")
     cost = cost_of(program, func, load_chip("tpu-v4"))
     seconds = [kernel.times.total for kernel in cost.kernels]
