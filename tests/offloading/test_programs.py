@@ -32,12 +32,18 @@ def test_each_program_is_what_opt_prints_of_its_import(number: int, name: str, t
     policy, keys = parse_policy(POLICIES[number % len(POLICIES)]), config_keys(name)
     (tmp_path / "config.json").write_text(json.dumps(keys))
     programs = Programs(tmp_path, OffloadRequest(policy, dtype=DType.F32), GenerationSettings(max_new_tokens=4))
+    seen: set[tuple[int, int, int, int]] = set()
     for block in programs.blocks(make_prompts([[3, 4, 5]] * (policy.block + 1), 32, None)):
         batches, rows = len(block.buckets), block.rows
+        sizes = (batches, rows, block.length, block.cache)
+        if sizes in seen:
+            continue
         imported = import_model(keys, "ws2d", Mesh(()), batches * rows, block.length, DType.F32, cache=block.cache)
         whole = elaborate(parse(Source("<import>", imported.unformatted)))
         passes = parse_pipeline(f"offload,schedule-blocks{{batches={batches}}}")
         wanted = run_passes(placed(whole, policy, imported.mapping), passes)
-        made = programs.program(block, 0)
-        assert print_program(made) == print_program(wanted)
-        assert print_program(elaborate(parse(Source("<printed>", print_program(made))))) == print_program(made)
+        made = print_program(programs.program(block, 0))
+        assert made == print_program(wanted)
+        if not seen:  # the one of most batches, of which each policy has another number
+            assert print_program(elaborate(parse(Source("<printed>", made)))) == made
+        seen.add(sizes)
