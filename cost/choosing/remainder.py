@@ -113,6 +113,9 @@ class Remainder:
         rows_left: list[NDArray[np.bool_] | None] = []
         for factor, theta in zip(self.factors, self.theta, strict=True):
             rows: NDArray[np.bool_] | None = None
+            if slack >= FORBIDDEN:  # nothing costs more
+                rows_left.append(np.ones(len(factor.rows), np.bool_) if isinstance(factor, TableFactor) else None)
+                continue
             # Of a single choice nothing can be ruled out; the first variable says what is least.
             open_ones = {0, *(slot for slot, costs in enumerate(theta) if len(costs) > 1)}
             if isinstance(factor, TableFactor):
