@@ -34,10 +34,10 @@ demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 test: check
-	$(BIN)/python -m pytest -n auto -m 'not slow'
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow'
 
 test-all: check
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # Chromium comes with the system, or is installed where this may be done.
 test-browser: $(STAMP)
