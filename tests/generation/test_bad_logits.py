@@ -113,7 +113,7 @@ def test_a_weight_that_f16_cannot_hold(kind: str, damaged: Callable[..., Path], 
     )
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", ["generate", "offload", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_log_probabilities_of_a_prompt(kind: str, damaged: Callable[..., Path], ran: Callable[..., Any]) -> None:
     """What is only scored is looked at too: no new token would tell. The NaN of the second token is in the values that
     the first attends to with weight 0."""

@@ -20,7 +20,7 @@ def test_it_generates_what_transformers_does(
     folder, file = checkpoint("llama-grouped"), tmp_path / "chosen.shard"
     swept = shardwright(
         "pareto", str(folder), "--chip", "tpu-v4", "--chips", "8", "--batch", "4", "--weights", "bf16",
-        "--layout", "ws2d,wg-xy", "--attention", "head,batch", "--phase", phase, "--prompt-len", "6", "--gen-len", "5",
+        "--layout", "ws2d,wg-xy", "--attention", "batch", "--phase", phase, "--prompt-len", "6", "--gen-len", "5",
         "--latency-bound", "1", "--program", str(file),
     )  # fmt: skip
     assert (swept.status, swept.err) == (0, "")

@@ -110,15 +110,16 @@ def stood_for(folder: Path, levels: int) -> Path:
 @pytest.mark.parametrize("policy", PLACES)
 @pytest.mark.parametrize("quantized", WEIGHTS, ids=["int8", "int4"])
 def test_tokens_of_the_numbers_that_weights_stand_for(quantized: GroupQuantization, policy: str, wide: Path) -> None:
-    """By transformers in float32, which is given these; on device, host, disk and all three."""
+    """By transformers in float32, which is given these; on device, host, disk and all three, in place in one format
+    and copied in the other."""
     wanted = truth(stood_for(wide, quantized.levels))
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 512, None)
     placed = replace(parse_policy(policy), quantized_weights=quantized)
-    for in_place in (True, False):
-        request = OffloadRequest(placed, dtype=DType.F32, in_place=in_place)
-        with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
-            made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
-        assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]
+    in_place = (PLACES.index(policy) + WEIGHTS.index(quantized)) % 2 == 0
+    request = OffloadRequest(placed, dtype=DType.F32, in_place=in_place)
+    with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
+        made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
+    assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]
 
 
 def first_logits(monkeypatch: pytest.MonkeyPatch, folder: Path, quantized: GroupQuantization | None) -> np.ndarray:
