@@ -76,8 +76,14 @@ def test_files_in_other_numbers_than_the_run(
     assert run(folder, wanted, asked(policy))[0] == tokens(wanted)
 
 
-@pytest.mark.parametrize(("host_attention", "in_place"), [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("policy", EVERYWHERE)
+@pytest.mark.parametrize(
+    ("policy", "host_attention", "in_place"),
+    [
+        (policy, host_attention, (number % 2 == 0) is host_attention)
+        for number, policy in enumerate(EVERYWHERE)
+        for host_attention in (True, False)
+    ],
+)  # every pair of two of them
 def test_policies_all_over_the_space(
     policy: str, host_attention: bool, in_place: bool, checkpoint: Callable[..., Path]
 ) -> None:
