@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, permutations, product
-from math import ceil, floor
+from math import ceil, floor, prod
 
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.linear_program import Blocks, RelaxedOptimum, best_shares
@@ -47,12 +47,16 @@ class PolicySearchResult:
 
 
 def search(
-    setting: OffloadSetting, compressions: Sequence[Compression], latency: float | None = None
+    setting: OffloadSetting,
+    compressions: Sequence[Compression],
+    latency: float | None = None,
+    prompts: int | None = None,
 ) -> PolicySearchResult | None:
     """The plan with the most tokens a second, with blocks of at most `latency` seconds where that is given; None where
-    nothing fits. `compressions` are the choices of how weights and cache are stored."""
+    nothing fits. `compressions` are the choices of how weights and cache are stored. Of so many `prompts` the last
+    block takes as long as a full one; None is as many as one likes."""
     n_batches = BLOCKS if setting.runtime.blocks else BLOCKS[:1]
-    tree = _Tree(setting, list(_kinds(setting, compressions)), latency, n_batches)
+    tree = _Tree(setting, list(_kinds(setting, compressions)), latency, n_batches, prompts)
     for policy in tree.kinds:
         tree.add(policy, ((0, len(GPU_BATCHES) - 1), (0, len(n_batches) - 1)))
     return tree.explored()
@@ -154,9 +158,15 @@ class _Tree:
     """Nodes by their bounds, the least first."""
 
     def __init__(
-        self, setting: OffloadSetting, kinds: Sequence[Policy], latency: float | None, n_batches: Sequence[int]
+        self,
+        setting: OffloadSetting,
+        kinds: Sequence[Policy],
+        latency: float | None,
+        n_batches: Sequence[int],
+        prompts: int | None,
     ) -> None:
         self.setting, self.kinds, self.latency, self.n_batches = setting, kinds, latency, n_batches
+        self.prompts = prompts
         self.heap: list[tuple[float, int, Policy, tuple[_Range, _Range], RelaxedOptimum]] = []
         self.numbers = count()
         self.best: PricedPolicy | None = None
@@ -164,16 +174,27 @@ class _Tree:
     @property
     def limit(self) -> float:
         """Seconds for a sequence that a node must be able to beat."""
-        return self.best.seconds / self.best.policy.block * (1 - _GAP) if self.best else float("inf")
+        return self.each(self.best) * (1 - _GAP) if self.best else float("inf")
+
+    def each(self, plan: PricedPolicy) -> float:
+        """Seconds for a sequence, of all prompts in full blocks."""
+        block = plan.policy.block
+        return plan.seconds / block if self.prompts is None else plan.seconds * -(-self.prompts // block) / self.prompts
 
     def add(self, policy: Policy, ranges: tuple[_Range, _Range]) -> None:
         """A node, where anything in it fits and may be better than the best."""
         (first, last), (least, most) = ranges
         blocks = Blocks((GPU_BATCHES[first], self.n_batches[least]), (GPU_BATCHES[last], self.n_batches[most]))
         relaxed = best_shares(self.setting, blocks, policy, self.latency)
-        if relaxed is None or relaxed.seconds >= self.limit:
+        # Of a block larger than all prompts together the rest is for nothing.
+        seconds = float("inf") if relaxed is None else relaxed.seconds * self.unused(prod(blocks.least))
+        if relaxed is None or seconds >= self.limit:
             return
-        heapq.heappush(self.heap, (relaxed.seconds, next(self.numbers), policy, ranges, relaxed))
+        heapq.heappush(self.heap, (seconds, next(self.numbers), policy, ranges, relaxed))
+
+    def unused(self, block: int) -> float:
+        """How many times as many sequences as there are prompts a block has, at least 1."""
+        return 1.0 if self.prompts is None else max(1.0, block / self.prompts)
 
     def explored(self) -> PolicySearchResult | None:
         leaves, bound = 0, float("inf")
@@ -210,7 +231,7 @@ class _Tree:
         sized = self._sized(policy, gpu_batch, n_gpu_batches)
         blocks = (sized.gpu_batch, sized.n_gpu_batches)
         relaxed = best_shares(self.setting, Blocks(blocks, blocks), sized, self.latency)
-        if relaxed is not None and relaxed.seconds < self.limit:
+        if relaxed is not None and relaxed.seconds * self.unused(sized.block) < self.limit:
             self._leaf(sized, relaxed)
 
     def _descend(self) -> None:
@@ -241,14 +262,14 @@ class _Tree:
         if not fitting:
             return
         plan = min(fitting, key=lambda each: each.seconds)
-        if self.best is not None and plan.tokens_per_s * _PROMISING < self.best.tokens_per_s:
+        if self.best is not None and self.each(plan) > self.each(self.best) * _PROMISING:
             return
         if self.latency is not None and plan.seconds > self.latency * _PROMISING:
             return
         plan = improved(self.setting, plan)
         if self.latency is not None and plan.seconds > self.latency:
             return
-        if self.best is None or plan.tokens_per_s > self.best.tokens_per_s:
+        if self.best is None or self.each(plan) < self.each(self.best):
             self.best = plan
 
 

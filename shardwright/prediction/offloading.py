@@ -74,14 +74,16 @@ def best_plan(
     compress: bool = False,
     weights: GroupQuantization | None = None,
     latency: float | None = None,
+    prompts: int | None = None,
 ) -> PolicySearchResult:
-    """The policy with the most tokens a second, its block within `latency` seconds where that is given. With `compress`
-    the cache is in 4 bits, and the weights where that is faster; else weights are as `weights` says, None as they are.
+    """The policy with the most tokens a second for so many `prompts`, None for as many as one likes, its block within
+    `latency` seconds where that is given. With `compress` the cache is in 4 bits, and the weights where that is faster;
+    else weights are as `weights` says, None as they are.
 
     Raises where nothing fits, with the tier, by how much, and what would make it fit.
     """
     choices = _compressions(setting, compress, weights)
-    found = search(setting, choices, latency)
+    found = search(setting, choices, latency, prompts)
     if found is None:
         raise _nothing_fits(setting, choices, latency)
     return found

@@ -16,7 +16,8 @@ from shardwright.cost.hardware.runtimes import load_runtime
 from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.cost.offloading.search import fastest
+from shardwright.cost.offloading.pricing import PricedPolicy
+from shardwright.cost.offloading.search import fastest, fitting_shares
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.models.built_in import built_in
 from shardwright.prediction.offloading import best_plan, frontier, model_sizes, setting_of
@@ -208,6 +209,25 @@ def test_a_pipeline_decodes_more_than_four_times_as_fast() -> None:
     one, four = (setting.price(policy) for setting, policy in zip(settings, policies, strict=True))
     assert one.decode_s / one.policy.block > 4 * four.decode_s / four.policy.block
     assert one.prefill_s / one.policy.block < 4 * four.prefill_s / four.policy.block
+
+
+@pytest.mark.parametrize("prompts", [4, 100, 1000])
+def test_a_plan_knows_how_many_prompts_there_are(prompts: int) -> None:
+    """A full block for a few prompts works for nothing, and so does the rest of a last block."""
+    setting = setting_of(built_in("llama-3-8b").model, load_machine("rtx-3090"), load_runtime("ours"), 128, 16)
+    found, any_number = best_plan(setting, prompts=prompts), best_plan(setting)
+
+    def tokens_per_s(plan: PricedPolicy) -> float:
+        return 16 * prompts / (-(-prompts // plan.policy.block) * plan.seconds)
+
+    assert tokens_per_s(found.plan) >= tokens_per_s(any_number.plan)
+    assert found.most_tokens_per_s >= tokens_per_s(found.plan)
+    assert found.plan.policy.block < prompts + 8
+    blocks = [(rows, batches) for rows in (1, 4, 8, 32, 104, 144) for batches in (1, 2, 4, 8)]
+    for rows, batches in blocks:
+        given = fitting_shares(setting, replace(found.plan.policy, gpu_batch=rows, n_gpu_batches=batches))
+        if given is not None:
+            assert tokens_per_s(setting.price(given)) <= found.most_tokens_per_s * (1 + 1e-9)
 
 
 def test_a_frontier_trades_time_for_throughput() -> None:

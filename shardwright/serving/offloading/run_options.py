@@ -60,7 +60,9 @@ class RunOptions:
             policy = read_policy(self.policy)
         else:
             setting = self.setting(prompts, gpus, room)
-            found = best_plan(setting, compress=self.compress, weights=self.weights, latency=self.latency)
+            found = best_plan(
+                setting, compress=self.compress, weights=self.weights, latency=self.latency, prompts=len(prompts)
+            )
             policy = found.plan.policy
         if self.compress:
             return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
