@@ -51,7 +51,7 @@ def known_numbers(statement: Let, known: Mapping[str, KnownNumbers]) -> KnownNum
         case Full():
             number = statement.operands[0]
             assert isinstance(number, Number)
-            return KnownNumbers(names, np.full(sizes, number.value, dtype))
+            return KnownNumbers(names, np.full(sizes, _literal(number, dtype)))
         case Alias() | Movement():
             return known.get(str(statement.operands[0]))
         case TableOperation():
@@ -72,7 +72,16 @@ def _computed(
     bools = last.dtype == np.bool_
     arrays: list[NDArray[Any]] = []
     for operand, takes in zip(operands, operation.entry.takes, strict=True):
-        array = np.asarray(operand.value, last.dtype) if isinstance(operand, Number) else known[operand].along(names)
+        array = _literal(operand, last.dtype) if isinstance(operand, Number) else known[operand].along(names)
         arrays.append(array.astype(np.int64) if bools and takes == "value" else array)
-    made = operation.entry.spelled(DType.BOOL if bools else DType.INT32).numpy(np, *arrays)
+    with np.errstate(all="ignore"):  # integers wrap around, and what is divided by 0 is 0
+        made = operation.entry.spelled(DType.BOOL if bools else DType.INT32).numpy(np, *arrays)
     return KnownNumbers(names, np.broadcast_to(made, np.broadcast_shapes(*(a.shape for a in arrays))).astype(dtype))
+
+
+def _literal(number: Number, dtype: DTypeLike) -> NDArray[Any]:
+    """A number in a format, in which it may wrap around."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        return np.asarray(number.value).astype(dtype)
