@@ -222,7 +222,7 @@ def error_in_words(chip: Chip, *, calibrated: bool) -> str:
     if error is None:
         return ""
     if calibrated:
-        return f"measured times up to {100 * error:.0f} % above, as in published tables {chip.name} was not fitted on"
+        return f"measured times up to {100 * error:.0f} % above these, the most in published tables not fitted"
     return f"measured times up to {1 + error:g} times these: {chip.name} is priced by its datasheet"
 
 

@@ -233,7 +233,7 @@ def _as_json(
         "configurations": len(every),
         "fitting": sum(point.fits for point in every),
         "from_cache": known,
-        "expected_error": expected_error(sweep.chip, calibrated=sweep.constants == sweep.chip.calibrated),
+        "expected_error": expected_error(sweep.chip, calibrated=sweep.calibrated),
         "frontier": {phase: [row_of(point, some) for point in some] for phase, some in best.items()},
         "points": [row_of(point, best[phase]) for phase, some in points.items() for point in some],
     }

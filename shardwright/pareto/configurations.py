@@ -47,6 +47,11 @@ class Sweep:
         return f"{self.model.name} on {self.chip.name}, {self.prompt} tokens in, {self.generated} out"
 
     @property
+    def calibrated(self) -> bool:
+        """Tells whether prices are with constants that came out of measurements."""
+        return self.constants == self.chip.calibrated
+
+    @property
     def context(self) -> int:
         """Positions of the cache."""
         return self.prompt + self.generated

@@ -143,7 +143,7 @@ _BINDING = {
 
 def _figures(*rows: tuple[str, str]) -> Iterator[str]:
     width = max(len(name) for name, _ in rows)
-    yield from (f"{name:<{width}}  {said}" for name, said in rows)
+    yield from (f"{name:<{width}}  {said}" for name, said in rows if said)
 
 
 def _phase_lines(served: ServingChoice, phase: str) -> Iterator[str]:
