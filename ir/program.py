@@ -252,6 +252,7 @@ class Scope:
     def define(self, value: Value) -> None:
         self.values[value.name] = (value.type, len(self.loops))
         self.seen.pop(value.name, None)
+        self.numbers.pop(value.name, None)
 
     def inside(self, loop: Loop) -> Scope:
         """The scope at the start of a loop's body."""

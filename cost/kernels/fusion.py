@@ -186,8 +186,6 @@ class Fusion:
             case Let():
                 names = operand_names(statement.operands)
                 result = statement.results[0].name
-                if (numbers := known_numbers(statement, self.scope.numbers)) is not None:
-                    self.scope.numbers[result] = numbers
                 if is_view(statement, mesh):
                     self.sources[result], self.origins[result] = self.source(names[0]), self.origin(names[0])
                 elif isinstance(statement.operation, Movement):
@@ -203,6 +201,8 @@ class Fusion:
         for value in statement.results:
             self.scope.define(value)
             self.types[value.name] = self.scope.type_of(value.name)
+        if isinstance(statement, Let) and (numbers := known_numbers(statement, self.scope.numbers)) is not None:
+            self.scope.numbers[statement.results[0].name] = numbers
 
     def source(self, name: str) -> str:
         return self.sources.get(name, name)
