@@ -178,23 +178,22 @@ class _Tree:
 
     def each(self, plan: PricedPolicy) -> float:
         """Seconds for a sequence, of all prompts in full blocks."""
-        block = plan.policy.block
-        return plan.seconds / block if self.prompts is None else plan.seconds * -(-self.prompts // block) / self.prompts
+        count = self.prompts or plan.policy.block
+        return plan.seconds * ceil(count / plan.policy.block) / count
 
     def add(self, policy: Policy, ranges: tuple[_Range, _Range]) -> None:
         """A node, where anything in it fits and may be better than the best."""
         (first, last), (least, most) = ranges
         blocks = Blocks((GPU_BATCHES[first], self.n_batches[least]), (GPU_BATCHES[last], self.n_batches[most]))
         relaxed = best_shares(self.setting, blocks, policy, self.latency)
-        # Of a block larger than all prompts together the rest is for nothing.
-        seconds = float("inf") if relaxed is None else relaxed.seconds * self.unused(prod(blocks.least))
-        if relaxed is None or seconds >= self.limit:
+        if relaxed is None or (seconds := relaxed.seconds * self.surplus(prod(blocks.least))) >= self.limit:
             return
         heapq.heappush(self.heap, (seconds, next(self.numbers), policy, ranges, relaxed))
 
-    def unused(self, block: int) -> float:
-        """How many times as many sequences as there are prompts a block has, at least 1."""
-        return 1.0 if self.prompts is None else max(1.0, block / self.prompts)
+    def surplus(self, block: int) -> float:
+        """How many sequences blocks of at least so many have for each prompt, at least: those of one block, where it is
+        larger than all prompts together."""
+        return max(1.0, block / (self.prompts or block))
 
     def explored(self) -> PolicySearchResult | None:
         leaves, bound = 0, float("inf")
@@ -231,7 +230,7 @@ class _Tree:
         sized = self._sized(policy, gpu_batch, n_gpu_batches)
         blocks = (sized.gpu_batch, sized.n_gpu_batches)
         relaxed = best_shares(self.setting, Blocks(blocks, blocks), sized, self.latency)
-        if relaxed is not None and relaxed.seconds * self.unused(sized.block) < self.limit:
+        if relaxed is not None and relaxed.seconds * self.surplus(sized.block) < self.limit:
             self._leaf(sized, relaxed)
 
     def _descend(self) -> None:
