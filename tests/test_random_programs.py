@@ -26,7 +26,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 OPEN: dict[str, str] = {}
 """Failures that are known and not mended yet, by a pattern of what they say, with what they are."""
 
-SIMULATED, PER_TEST = 600, 30
+SIMULATED, PER_TEST = 1000, 50
 UNDER_JAX, PER_JAX_TEST = 40, 8
 MUTANTS, PER_MUTANT_TEST = 5000, 1000
 SECONDS = 60.0

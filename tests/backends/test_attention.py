@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import all_with_slow
 from oracles.attention import attended
 from oracles.gradients import check_gradients
 from oracles.torch_blocks import computed
@@ -145,13 +146,17 @@ def test_on_simulated_chips(name: str, splits: dict[str, str]) -> None:
     close(simulate(laid, "f", arrays).results[0], case.wanted(arrays)[0])
 
 
+def small_blocks(monkeypatch: pytest.MonkeyPatch, positions: int = 3) -> None:
+    """Queries and positions so many at a time: of 8 in turns of 3, 3 and 2."""
+    for of, number in (("BLOCK", positions), ("MOST_TOGETHER", 0), ("FEW_QUERIES", 0)):
+        monkeypatch.setattr(jax_attention, of, number)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_jax(name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if blocks:  # of 3, 2 and 3 positions
-        monkeypatch.setattr(jax_attention, "BLOCK", 3)
-        monkeypatch.setattr(jax_attention, "MOST_TOGETHER", 0)
-        monkeypatch.setattr(jax_attention, "FEW_QUERIES", 0)
+    if blocks:
+        small_blocks(monkeypatch)
     case = CASES[name]
     arrays = case.arrays(2)
     wanted = case.wanted(arrays)
@@ -159,8 +164,17 @@ def test_jax(name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     close(results[0], wanted[0], 1e-5)
     close(results[1], wanted[1], 1e-5)
     close(run_program(explicit(case.program({"T": "x", "K": "y"})), "f", arrays)[0][0], wanted[0], 1e-5)
-    # In blocks over a split cache, whose pairs are joined; whole with the pair for a result.
-    check_gradients(case.program({"T": "x", "K": "y"}) if blocks else case.program(lse=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "lse"),
+    all_with_slow(CASES, (False, True), (False, True), chosen=lambda _, blocks, lse: blocks is not lse),
+)
+def test_gradients_under_jax(name: str, blocks: bool, lse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a split cache, whose pairs are joined, and with the pair for a result."""
+    if blocks:
+        small_blocks(monkeypatch)
+    check_gradients(CASES[name].program(lse=True) if lse else CASES[name].program({"T": "x", "K": "y"}))
 
 
 @pytest.mark.parametrize("together", [1 << 24, 20])
@@ -193,23 +207,27 @@ def test_decomposed(name: str) -> None:
     close(simulate(explicit(split), "f", arrays).results[0], wanted[0])
 
 
+PASSED_OVER: dict[str, dict[str, str]] = {
+    "causal": {}, "from positions of rows": {"T": "x"}, "window": {}, "windows of rows": {"T": "x"},
+    "lengths": {"T": "x"}, "all": {"B": "x", "K": "y"}, "in another order": {"T": "x"},
+}  # fmt: skip
+"""Masks, each with what `make test` splits; of "causal" it has every split."""
+
+
 @pytest.mark.parametrize(
     ("name", "splits"),
-    [
-        *((name, {"T": "x"}) for name in ("from positions of rows", "windows of rows", "lengths", "in another order")),
-        *(("causal", splits) for splits in ({}, {"T": "x"}, {"B": "x", "K": "y"})),
-        ("window", {}),
-        ("all", {"B": "x", "K": "y"}),
-    ],
+    all_with_slow(
+        PASSED_OVER, ({}, {"T": "x"}, {"B": "x", "K": "y"}),
+        chosen=lambda name, splits: name == "causal" or splits == PASSED_OVER[name],
+    ),
     ids=str,
-)
+)  # fmt: skip
 def test_blocks_that_no_query_sees_are_passed_over(
     name: str, splits: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Queries two at a time, positions two at a time: results and gradients are the same, chips that pass over other
     blocks than others among them. Values that are no numbers, which any weight of 0 would let through, stay out."""
-    for of, number in (("BLOCK", 2), ("MOST_TOGETHER", 0), ("FEW_QUERIES", 0)):
-        monkeypatch.setattr(jax_attention, of, number)
+    small_blocks(monkeypatch, 2)
     case = CASES[name]
     arrays = case.arrays(5)
     laid = explicit(case.program(splits))

@@ -53,10 +53,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[subprocess.Popen[str]]:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     """The process of `RUNNER`: one for all functions, since it takes seconds to import PyTorch."""
     argv = [sys.executable, "-I", "-c", RUNNER]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    folder, pipe = tmp_path_factory.mktemp("alone"), subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, cwd=folder) as process:
         yield process
 
 

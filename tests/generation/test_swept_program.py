@@ -7,11 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from combinations import all_with_slow
 
 
-@pytest.mark.parametrize("phase", ["generation", pytest.param("decode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("phase", "attention"),
+    all_with_slow(
+        ("generation", "decode"), ("batch", "head,batch"), chosen=lambda *asked: asked == ("generation", "batch")
+    ),
+)
 def test_it_generates_what_transformers_does(
-    shardwright: Callable, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+    shardwright: Callable,
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    attention: str,
 ) -> None:
     import torch
     import transformers
@@ -20,7 +31,7 @@ def test_it_generates_what_transformers_does(
     folder, file = checkpoint("llama-grouped"), tmp_path / "chosen.shard"
     swept = shardwright(
         "pareto", str(folder), "--chip", "tpu-v4", "--chips", "8", "--batch", "4", "--weights", "bf16",
-        "--layout", "ws2d,wg-xy", "--attention", "batch", "--phase", phase, "--prompt-len", "6", "--gen-len", "5",
+        "--layout", "ws2d,wg-xy", "--attention", attention, "--phase", phase, "--prompt-len", "6", "--gen-len", "5",
         "--latency-bound", "1", "--program", str(file),
     )  # fmt: skip
     assert (swept.status, swept.err) == (0, "")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from combinations import all_with_slow
 from models.checkpoints import make_checkpoint
 from models.greedy_generation import STEPS, truth
 from safetensors.numpy import load_file, save_file
@@ -107,15 +108,20 @@ def stood_for(folder: Path, levels: int) -> Path:
     return made
 
 
-@pytest.mark.parametrize("policy", PLACES)
-@pytest.mark.parametrize("quantized", WEIGHTS, ids=["int8", "int4"])
-def test_tokens_of_the_numbers_that_weights_stand_for(quantized: GroupQuantization, policy: str, wide: Path) -> None:
-    """By transformers in float32, which is given these; on device, host, disk and all three, in place in one format
-    and copied in the other."""
+@pytest.mark.parametrize(
+    ("quantized", "policy", "in_place"),
+    all_with_slow(
+        WEIGHTS, PLACES, (True, False),
+        chosen=lambda weights, policy, in_place: (weights == INT8) is ((PLACES.index(policy) % 2 == 0) is in_place),
+    ),
+)  # fmt: skip
+def test_tokens_of_the_numbers_that_weights_stand_for(
+    quantized: GroupQuantization, policy: str, in_place: bool, wide: Path
+) -> None:
+    """By transformers in float32, which is given these; on device, host, disk and all three."""
     wanted = truth(stood_for(wide, quantized.levels))
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 512, None)
     placed = replace(parse_policy(policy), quantized_weights=quantized)
-    in_place = (PLACES.index(policy) + WEIGHTS.index(quantized)) % 2 == 0
     request = OffloadRequest(placed, dtype=DType.F32, in_place=in_place)
     with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)

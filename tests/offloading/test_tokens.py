@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from combinations import all_with_slow
 from models.greedy_generation import STEPS, Truth, truth
 
 from shardwright.backends.torch.event_threads import TimedEvent
@@ -78,16 +79,16 @@ def test_files_in_other_numbers_than_the_run(
 
 @pytest.mark.parametrize(
     ("policy", "host_attention", "in_place"),
-    [
-        (policy, host_attention, (number % 2 == 0) is host_attention)
-        for number, policy in enumerate(EVERYWHERE)
-        for host_attention in (True, False)
-    ],
-)  # every pair of two of them
+    all_with_slow(
+        EVERYWHERE, (True, False), (True, False),
+        chosen=lambda policy, host, in_place: (EVERYWHERE.index(policy) % 2 == 0) is (host is in_place),
+    ),
+)  # fmt: skip
 def test_policies_all_over_the_space(
     policy: str, host_attention: bool, in_place: bool, checkpoint: Callable[..., Path]
 ) -> None:
-    """Not in place, what lies on the host is copied, as for a device with a memory of its own."""
+    """Not in place, what lies on the host is copied, as for a device with a memory of its own. `make test` has every
+    pair of two of these."""
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)
     request = asked(policy, in_place=in_place)

@@ -1,0 +1,15 @@
+"""Combinations of parameters of a test, of which `make test` runs some and `make test-all` all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def all_with_slow(*choices: Iterable[Any], chosen: Callable[..., bool]) -> list[Any]:
+    """Every combination of the choices; those that are not chosen are among the slow tests."""
+    slow = pytest.mark.slow
+    return [pytest.param(*each, marks=() if chosen(*each) else slow) for each in product(*choices)]
