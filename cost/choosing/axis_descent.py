@@ -97,12 +97,11 @@ class Descent:
         try:
             return self.step(Within(groups), WorkLimit(_AT_ONCE))
         except OutOfWorkError:
-            if len(axes) == 1 and self.step(Within(groups)):
+            states = self.one_by_one(axes[:-1])
+            if states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states)):
                 return True
-            if (states := self.one_by_one(axes)) is None:
-                self.require_each(axes)
-            found = states is not None and self.step(Within(free=frozenset(axes[-1:]), states=states))
-            return found or self.step(Within(groups))
+            self.require_each(axes)
+            return self.step(Within(groups))
 
     def apart(self) -> LayoutSolution | None:
         """The best choice for the axes of several chips, as if there were no others, and beside it one for each axis of
@@ -193,7 +192,7 @@ class Descent:
                 return
 
     def enough(self) -> bool:
-        """Tells whether what was found has to do."""
+        """Tells whether what was found has to do; before anything was found no time is too long."""
         return self.solution is not None and self.solver.ended()
 
     def step(self, within: Within, limit: WorkLimit | None = None) -> bool:
