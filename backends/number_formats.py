@@ -22,12 +22,20 @@ _NUMPY: dict[DType, Any] = {
     DType.F32: np.float32,
     DType.BF16: ml_dtypes.bfloat16,
     DType.F16: np.float16,
+    DType.F8E4M3: ml_dtypes.float8_e4m3fn,
+    DType.F8E5M2: ml_dtypes.float8_e5m2,
     DType.INT8: np.int8,
     DType.INT4: ml_dtypes.int4,
     DType.INT32: np.int32,
     DType.UINT32: np.uint32,
     DType.BOOL: np.bool_,
 }
+
+
+def saturated(array: Array, dtype: DType) -> Array:
+    """The numbers within the finite range of an 8-bit float; NaN stays."""
+    largest = dtype.positive_range[1]
+    return np.clip(array, -largest, largest)
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -65,9 +73,8 @@ class Formats:
         return array.astype(held, copy=False)
 
     def convert(self, array: Array, source: DType, target: DType) -> Array:
-        """`convert[target]`. From floats to integers: towards zero, saturating at the ends, NaN to 0, as XLA does.
-
-        Between integers: wraps around. To bool: whether it differs from 0.
+        """`convert[target]`. From floats to integers: towards zero, saturating at the ends, NaN to 0, as XLA does. To
+        8-bit floats: to nearest even, saturating. Between integers: wraps around. To bool: whether it differs from 0.
         """
         if target is DType.BOOL:
             return array != 0
@@ -76,6 +83,8 @@ class Formats:
             return np.clip(np.nan_to_num(np.trunc(array.astype(np.float64)), nan=0.0), low, high).astype(np.int64)
         if source is DType.BOOL:
             array = array.astype(np.int64)
+        if target.is_f8 and source is not target:
+            array = saturated(array, target)
         return self.round(array, target)
 
     def literal(self, number: Number, dtype: DType) -> Array:

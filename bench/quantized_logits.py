@@ -1,10 +1,11 @@
-"""Logits with int8 and int4 weights beside those of transformers in float32, for every architecture.
+"""Logits with weights in 8 and 4 bits beside those of transformers in float32, for every architecture.
 
     python bench/quantized_logits.py [NAME ...] [--json]
 
 Checkpoints are random, with two layers, E=256, F=512 (1024 where the feedforward layer is four times as wide), heads of
 64 elements and V=512: wide enough for groups of 64. int8 has a scale for each output channel, int4 one for each group
-of 64 along it. The program is the forward pass under ws2d on 2x2x2, in float64, so that only the weights are rounded.
+of 64 along it, f8e4m3 as int8, and for each row of what it is multiplied with another. The program is the forward pass
+under ws2d on 2x2x2 in float32, so that only what is quantized is rounded much.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.parser import parse
+from shardwright.ir.types import DType
 from shardwright.ir.weight_source import read_whole
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.transformers_logits import transformers_logits
-from shardwright.passes.pipelines import run_with_weights
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.pipelines import parse_pipeline, run_with_weights
+from shardwright.passes.transformations.quantize_weights import FORMATS
 
 BATCH, LENGTH = 4, 16
 MESH = Mesh.of(x=2, y=2, z=2)
@@ -53,43 +55,43 @@ class Row:
 
     checkpoint: str
     architecture: str
-    bits: int
+    weights: str
     largest: float
     typical: float
     divergence: float
     agreement: float
 
 
-def measure(name: str, bits: Sequence[int] = (8, 4)) -> list[Row]:
-    """A row for each number of bits; 32 is the weights as they are."""
+def measure(name: str, formats: Sequence[str] = ("int8", "int4", "f8e4m3")) -> list[Row]:
+    """A row for each format of weights; bf16 is the weights as they are."""
     with tempfile.TemporaryDirectory() as made:
         folder = make_checkpoint(name, Path(made) / name, wide=True)
         ids = np.random.default_rng(0).integers(0, 512, (BATCH, LENGTH), dtype=np.int32)
         wanted = transformers_logits(folder, ids).astype(np.float64)
-        return [_row(name, each, logits(folder, ids, each), wanted) for each in bits]
+        return [_row(name, each, logits(folder, ids, each), wanted) for each in formats]
 
 
-def logits(folder: Path, ids: np.ndarray, bits: int) -> np.ndarray:
-    """Logits [B, L, V] of the checkpoint with weights of so many bits."""
-    made = import_model(read_config(folder).keys, "ws2d", MESH, *ids.shape)
+def logits(folder: Path, ids: np.ndarray, stored: str) -> np.ndarray:
+    """Logits [B, L, V] of the checkpoint with weights in this format."""
+    made = import_model(read_config(folder).keys, "ws2d", MESH, *ids.shape, DType.F32)
     program = elaborate(parse(Source("imported", made.text)))
     dtypes = {value.name: value.type.dtype for value in program.weights}
-    passes = [] if bits == 32 else [QuantizeWeights(bits)]
+    passes = parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
     with CheckpointSource(folder, made.mapping, dtypes) as source:
         quantized, weights = run_with_weights(program, passes, source)
         arrays = {value.name: read_whole(weights, value.name) for value in quantized.weights}
-    (found,), _ = evaluate(quantized, "forward", {"ids": ids}, arrays)
+    (found,), _ = evaluate(quantized, "forward", {"ids": ids}, arrays, precision="declared")
     return found
 
 
-def _row(name: str, bits: int, ours: np.ndarray, theirs: np.ndarray) -> Row:
+def _row(name: str, stored: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
     largest = np.abs(ours - theirs).max() / np.abs(theirs).max()
     typical = np.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
     p, q = _log_softmax(theirs), _log_softmax(ours)
     divergence = (np.exp(p) * (p - q)).sum(-1).mean()
     agreement = (ours.argmax(-1) == theirs.argmax(-1)).mean()
     figures = (float(figure) for figure in (largest, typical, divergence, agreement))
-    return Row(name, CHECKPOINTS[name][0], bits, *figures)
+    return Row(name, CHECKPOINTS[name][0], stored, *figures)
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
@@ -103,7 +105,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         by.setdefault(row.architecture, []).append(row)
     figures = ("largest", "typical", "divergence", "same token")
-    head = [f"int{row.bits}: {figure}" for row in next(iter(by.values())) for figure in figures]
+    head = [f"{row.weights}: {figure}" for row in next(iter(by.values())) for figure in figures]
     lines = [f"| architecture | {' | '.join(head)} |", f"|---|{'---|' * len(head)}"]
     for architecture, own in by.items():
         cells = [f"{r.largest:.2%} | {r.typical:.2%} | {r.divergence:.1e} | {r.agreement:.0%}" for r in own]

@@ -125,9 +125,24 @@ class Operation(metaclass=_Abstract):
         """The text between the square brackets."""
         return ()
 
+    takes_f8: ClassVar[bool] = False
+    """Operands may be 8-bit floats, which are kept, moved, chosen among and multiplied, and nothing else."""
+
+    def shapes(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
+        """The shapes of the results. Raises a `DiagnosticError` without a place where the operands do not fit."""
+        for arg in args:
+            if arg.shape is not None and arg.shape.dtype.is_f8 and not self.takes_f8:
+                raise misuse(
+                    "dtype-mismatch",
+                    f"{self.keyword} of {arg.text}, which is {arg.shape.dtype}: floats of 8 bits are kept, moved and"
+                    " multiplied by @",
+                    f"convert it first: convert[bf16]({arg.text})",
+                )
+        return self.infer(args, context)
+
     @abstractmethod
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
-        """The shapes of the results. Raises a `DiagnosticError` without a place where the operands do not fit."""
+        """The shapes of the results, whatever numbers are computed with."""
 
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         """Where the result lies, of a first operand that lies at `home`; None where that has to be on the device.

@@ -23,6 +23,8 @@ class DType(StrEnum):
     F32 = "f32"
     BF16 = "bf16"
     F16 = "f16"
+    F8E4M3 = "f8e4m3"
+    F8E5M2 = "f8e5m2"
     INT8 = "int8"
     INT4 = "int4"
     INT32 = "int32"
@@ -35,7 +37,13 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        return self in (DType.F32, DType.BF16, DType.F16)
+        return self in (DType.F32, DType.BF16, DType.F16) or self.is_f8
+
+    @property
+    def is_f8(self) -> bool:
+        """Tells whether it is a float of 8 bits (Micikevicius et al. 2022): such are kept, moved, chosen among and
+        multiplied by `@`. E4M3 is the one without infinities."""
+        return self in (DType.F8E4M3, DType.F8E5M2)
 
     @property
     def is_integer(self) -> bool:
@@ -57,6 +65,10 @@ class DType(StrEnum):
                 return 2.0**-126, (2 - 2.0**-7) * 2.0**127
             case DType.F16:
                 return 2.0**-14, 65504.0
+            case DType.F8E4M3:
+                return 2.0**-6, 448.0
+            case DType.F8E5M2:
+                return 2.0**-14, 57344.0
             case _:
                 return 1, self.integer_range[1]
 
@@ -65,6 +77,8 @@ _BITS = {
     DType.F32: 32,
     DType.BF16: 16,
     DType.F16: 16,
+    DType.F8E4M3: 8,
+    DType.F8E5M2: 8,
     DType.INT8: 8,
     DType.INT4: 4,
     DType.INT32: 32,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwright.ir.program import Program
     from shardwright.models.importing import ImportedModel
     from shardwright.models.layouts import AttentionOver
+    from shardwright.models.value_types import CacheFormat
     from shardwright.pareto.sweeping import Swept
     from shardwright.passes.compiling.found import SearchResult
     from shardwright.prediction.fitting import FitResult
@@ -51,7 +52,7 @@ def import_checkpoint(
     phase: Literal["prefill", "decode"] | None = None,
     experts: Literal["replicated", "all-to-all"] = "replicated",
     expert_capacity: float | None = None,
-    cache_format: Literal["int8"] | None = None,
+    cache_format: CacheFormat | None = None,
 ) -> ImportedModel:
     """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
     and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a

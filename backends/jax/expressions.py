@@ -116,7 +116,8 @@ def _elementwise(operation: ops.TableOperation, terms: Sequence[Term], result: T
 
 
 def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, _lowering: Lowering) -> str:
-    """From floats to integers towards zero, saturating; between integers modulo the range; to bool not 0."""
+    """From floats to integers towards zero, saturating; to 8-bit floats saturating, too; between integers modulo the
+    range; to bool not 0."""
     code, source, target = aligned(terms[0], result.names), terms[0].tensor.dtype, operation.dtype
     if source is target:
         return code
@@ -126,6 +127,9 @@ def _convert(operation: ops.Convert, terms: Sequence[Term], result: TensorType, 
         low, high = -(2 ** (target.bits - 1)), 2 ** (target.bits - 1) - 1
         wide = cast(code, source, DType.F32)
         return cast(f"jnp.clip({wide}, {low}, {high})", DType.F32, target)
+    if target.is_f8:
+        largest = target.positive_range[1]
+        return cast(f"jnp.clip({cast(code, source, DType.F32)}, {-largest}, {largest})", DType.F32, target)
     return cast(code, source, target)
 
 

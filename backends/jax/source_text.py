@@ -48,6 +48,8 @@ JAX_DTYPES = {
     DType.F32: "jnp.float32",
     DType.BF16: "jnp.bfloat16",
     DType.F16: "jnp.float16",
+    DType.F8E4M3: "jnp.float8_e4m3fn",
+    DType.F8E5M2: "jnp.float8_e5m2",
     DType.INT8: "jnp.int8",
     DType.INT4: "jnp.int4",
     DType.INT32: "jnp.int32",

@@ -13,13 +13,20 @@ def rows(table: Tensor, index: Tensor, axis: int) -> Tensor:
     return torch.where(held.reshape(*held.shape, *[1] * (table.ndim - 1)), found, torch.zeros_like(found))
 
 
+def gathered(values: Tensor, axis: int, index: Tensor) -> Tensor:
+    """`values.gather`; of 8-bit floats, for which PyTorch has none, by their bytes."""
+    if values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return values.view(torch.uint8).gather(axis, index).view(values.dtype)
+    return values.gather(axis, index)
+
+
 def picked(table: Tensor, index: Tensor) -> Tensor:
     """The elements of the last dimension of a table that an index aligned to the others says; zeros for an index out of
     range."""
     held = (index >= 0) & (index < table.shape[-1])
     at = torch.where(held, index, 0).long()[..., None]
     extents = [max(a, b) for a, b in zip(table.shape[:-1], at.shape[:-1], strict=True)]
-    found = table.expand(*extents, table.shape[-1]).gather(-1, at.expand(*extents, 1))[..., 0]
+    found = gathered(table.expand(*extents, table.shape[-1]), -1, at.expand(*extents, 1))[..., 0]
     return torch.where(held, found, torch.zeros_like(found))
 
 
@@ -28,7 +35,7 @@ def updated(cache: Tensor, new: Tensor, offset: Tensor, axis: int) -> Tensor:
     n = new.shape[axis]
     index = offset.clamp(0, n - 1).expand(cache.shape).long()
     source = [n if i == axis else extent for i, extent in enumerate(cache.shape)]
-    return torch.where((offset >= 0) & (offset < n), new.expand(source).gather(axis, index), cache)
+    return torch.where((offset >= 0) & (offset < n), gathered(new.expand(source), axis, index), cache)
 
 
 def topk(value: Tensor, axis: int, k: int) -> tuple[Tensor, Tensor]:

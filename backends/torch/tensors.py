@@ -51,7 +51,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 _HELD_AS = {
     DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16", DType.BOOL: "bool", DType.INT32: "int32",
-    DType.INT8: "int8", DType.INT4: "int8", DType.UINT32: "int64",
+    DType.F8E4M3: "float8_e4m3fn", DType.F8E5M2: "float8_e5m2", DType.INT8: "int8", DType.INT4: "int8",
+    DType.UINT32: "int64",
 }  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def aligned(value: NamedTensor, names: Sequence[str]) -> torch.Tensor:
 
 
 def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor of the numpy array's numbers; ml_dtypes' bfloat16 is told by its name. Shares memory where it can."""
+    """A tensor of the numpy array's numbers; ml_dtypes' formats are told by their names. Shares memory where it can."""
     import numpy as np
     import torch
 
@@ -93,4 +94,6 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
     given = array if owned else array.copy(order="C")
     if given.dtype.name == "bfloat16":
         return torch.as_tensor(given.view(np.int16)).view(torch.bfloat16)
+    if given.dtype.name.startswith("float8"):
+        return torch.as_tensor(given.view(np.uint8)).view(getattr(torch, given.dtype.name))
     return torch.as_tensor(given)

@@ -17,7 +17,7 @@ from shardwright.ir.diagnostics import NOWHERE, Span, fault, nearest
 from shardwright.ir.types import DType
 
 _HERE = Path(__file__).parent
-_DTYPES = ("f32", "bf16", "f16", "int8", "int4")
+_DTYPES = ("f32", "bf16", "f16", "f8e4m3", "f8e5m2", "int8", "int4")
 _MESSAGES = ("direct", "tree", "ring")
 _MOST_SHAPES = 10_000
 _Made = TypeVar("_Made")

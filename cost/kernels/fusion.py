@@ -121,11 +121,11 @@ def reads_within(statement: Let, number: int, mesh: Mapping[str, int]) -> bool:
 
 
 def widens(statement: Let, types: Mapping[str, ValueType]) -> bool:
-    """Tells whether it makes floats of integers of a few bits, as of quantized weights."""
+    """Tells whether it makes wider floats of numbers of a few bits, as of quantized weights."""
     if not isinstance(statement.operation, Convert):
         return False
     before, after = types[str(statement.operands[0])].dtype, types[statement.result.name].dtype
-    return before in (DType.INT8, DType.INT4) and after.is_float
+    return (before.is_f8 or before in (DType.INT8, DType.INT4)) and after.is_float and not after.is_f8
 
 
 def windows_of(statement: Let, scope: Scope) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ class Expressions:
         expr: syntax.Expr,
     ) -> tuple[Shape, ...]:
         with placed(expr.span):
-            shapes = operation.infer([_arg(o, scope) for o in operands], Context(self.sizes, declared))
+            shapes = operation.shapes([_arg(o, scope) for o in operands], Context(self.sizes, declared))
             if isinstance(operation, ops.Movement):
                 _check_movement(operation, operands, scope)
         if isinstance(operation, ops.Elementwise):

@@ -21,6 +21,7 @@ class Contract(Operation):
 
     keyword: ClassVar[str] = "@"
     arity: ClassVar[tuple[int, int]] = (2, 2)
+    takes_f8: ClassVar[bool] = True
     dims: tuple[str, ...]
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
@@ -49,8 +50,8 @@ class Contract(Operation):
             dtype = _accumulated(dtype, declared.dtype)
             if set(declared.names) == {dim.name for dim in kept}:
                 kept.sort(key=lambda dim: declared.names.index(dim.name))
-        elif dtype.is_integer:
-            dtype = DType.INT32
+        else:
+            dtype = _accumulator(dtype)
         return (Shape(dtype, tuple(kept)),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
@@ -65,12 +66,17 @@ class Contract(Operation):
 
 
 def _accumulated(operands: DType, declared: DType) -> DType:
-    """The declared format if an accumulator of these operands can be rounded to it, else their own. Of bools it is
-    whether there is a product, or, in int32, how many there are."""
+    """The declared format if an accumulator of these operands can be rounded to it, else that of `_accumulator`. Of
+    bools it is whether there is a product, or, in int32, how many there are."""
     if operands is DType.BOOL:
         return declared if declared is DType.INT32 else operands
-    fits = declared.is_float if operands.is_float else declared is DType.INT32
-    return declared if fits else operands if operands.is_float else DType.INT32
+    fits = declared.is_float and not declared.is_f8 if operands.is_float else declared is DType.INT32
+    return declared if fits else _accumulator(operands)
+
+
+def _accumulator(operands: DType) -> DType:
+    """The format of a product for which none is declared: wider than operands of 8 bits."""
+    return DType.INT32 if operands.is_integer else DType.F32 if operands.is_f8 else operands
 
 
 def summed_dims(left: Shape, right: Shape, declared: Shape | None) -> tuple[str, ...]:

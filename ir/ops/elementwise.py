@@ -174,6 +174,7 @@ class Function(TableOperation):
             object.__setattr__(self, "form", "")
         object.__setattr__(self, "keyword", self.name)
         object.__setattr__(self, "arity", (len(self.entry.takes),) * 2)
+        object.__setattr__(self, "takes_f8", self.entry.takes_f8)
 
     @property
     def entry(self) -> Entry:
@@ -194,6 +195,7 @@ class Convert(Elementwise):
 
     keyword: ClassVar[str] = "convert"
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     dtype: DType = DType.BF16
 
     @property
@@ -206,7 +208,7 @@ class Convert(Elementwise):
     def partial_rows(self, args: Sequence[Arg]) -> Iterable[AxisRow]:
         source = args[0].tensor.dtype
         target = self.dtype
-        if (source.is_float and target.is_float) or _is_modulo(source, target):
+        if (source.is_float and target.is_float and not target.is_f8) or _is_modulo(source, target):
             yield _uniform(args, SUM, [0])
         if target.is_float or (not source.is_float and _contains(target, source)):
             yield _uniform(args, MAX, [0])

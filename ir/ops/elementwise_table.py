@@ -61,6 +61,8 @@ class Entry:
     integer_maxima: Together | None = None
     """`maxima` between integers and between bools, whose maximum is *or*."""
 
+    takes_f8: bool = False
+    """8-bit floats may be chosen among."""
     differentiable: bool = True
     domain: tuple[float, float] = (-math.inf, math.inf)
     """Between which numbers the last operand of a random point lies that has a value and a derivative."""
@@ -165,7 +167,7 @@ ENTRIES = (
     Entry("logical_not", "the opposite", _in_all(lambda a: ~a), ("bool",), gives_bool=True, differentiable=False),
     Entry(
         "where", "a where the mask holds, else b", _named("where"), ("bool", "value", "value"),
-        sums=((1, 2),), maxima=((1,), (2,), (1, 2)),
+        sums=((1, 2),), maxima=((1,), (2,), (1, 2)), takes_f8=True,
     ),
     Entry(
         "gelu", "x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016)",

@@ -24,6 +24,7 @@ class Foreign(Operation):
 
     keyword: ClassVar[str] = "foreign"
     arity: ClassVar[tuple[int, int]] = (1, 16)
+    takes_f8: ClassVar[bool] = True
     name: str
     dims: tuple[str, ...]
     dtype: DType

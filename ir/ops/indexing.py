@@ -48,6 +48,7 @@ class Lookup(Operation):
 
     keyword: ClassVar[str] = "lookup"
     arity: ClassVar[tuple[int, int]] = (2, 2)
+    takes_f8: ClassVar[bool] = True
     dim: str
     wrap: bool = False
 
@@ -232,6 +233,7 @@ class Update(Operation):
 
     keyword: ClassVar[str] = "update"
     arity: ClassVar[tuple[int, int]] = (3, 3)
+    takes_f8: ClassVar[bool] = True
     dim: str
     wrap: bool = False
 
@@ -292,6 +294,7 @@ class Take(Operation):
 
     keyword: ClassVar[str] = "take"
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     dim: str
     start: int
     stop: int | None = None
@@ -354,6 +357,7 @@ class Concat(Operation):
 
     keyword: ClassVar[str] = "concat"
     arity: ClassVar[tuple[int, int]] = (1, 1000)
+    takes_f8: ClassVar[bool] = True
     dim: str
     by: tuple[str, ...] = ()
 

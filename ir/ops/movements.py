@@ -26,6 +26,7 @@ class Movement(Operation):
     """Leaves every number as it is and changes which chips (or memories) hold it; `Roll` alone moves indices, too."""
 
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     does: ClassVar[str] = ""
     """Its effect on an axis that it names, for messages."""
     takes_pairs: ClassVar[bool] = True

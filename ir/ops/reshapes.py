@@ -39,6 +39,7 @@ class Alias(Operation):
 
     keyword: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         return (args[0].tensor,)
@@ -58,6 +59,7 @@ class Rename(Operation):
 
     keyword: ClassVar[str] = "rename"
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     pairs: tuple[tuple[str, str], ...]
 
     @property
@@ -91,6 +93,7 @@ class Split(Operation):
 
     keyword: ClassVar[str] = "split"
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     source: str
     parts: tuple[str, ...]
 
@@ -133,6 +136,7 @@ class Merge(Operation):
 
     keyword: ClassVar[str] = "merge"
     arity: ClassVar[tuple[int, int]] = (1, 1)
+    takes_f8: ClassVar[bool] = True
     parts: tuple[str, ...]
     target: str
 

@@ -228,7 +228,7 @@ class _Checker:
             Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, scope.type_of(o).shape)
             for o in statement.operands
         ]
-        found = statement.operation.infer(args, Context(self.sizes, declared[0] if keeps else None))
+        found = statement.operation.shapes(args, Context(self.sizes, declared[0] if keeps else None))
         if len(found) != len(declared):
             given = f"{statement.operation.keyword} gives {len(found)} values"
             raise fault("wrong-results", f"{given}, and {len(declared)} are named", statement.span)

@@ -1,4 +1,4 @@
-"""`quantize-weights`: the weights of contractions become integers, with scales as weights beside them."""
+"""`quantize-weights`: the weights of contractions in 8 or 4 bits, with scales as weights beside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
-from shardwright.ir.ops import Alias, Contract, Convert, Merge, Movement, Mul, Split
+from shardwright.ir.operation import Number
+from shardwright.ir.ops import Add, Alias, Contract, Convert, Div, Function, Max, Merge, Movement, Mul, Split, Sub
 from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
@@ -23,7 +24,8 @@ from shardwright.passes.transformations.supposed_layouts import fitting_axes
 
 @dataclass(frozen=True)
 class QuantizeWeights(Pass):
-    """Weights as int8 with a scale for each output channel (Pope et al. 2022, section 3.6), or int4 in groups.
+    """Weights as int8 with a scale for each output channel (Pope et al. 2022, section 3.6), as 8-bit floats, or as int4
+    in groups.
 
         weights { w: E_xF_yz }
         h: BLF_xyz = a @[E] w
@@ -49,7 +51,16 @@ class QuantizeWeights(Pass):
         w_whole = merge[GC -> F](w_scaled)
         h: BLF_xyz = a @[E] w_whole
 
-    In f16, whose range sums of integers leave, the product is f32 until it is scaled.
+    In f16, whose range sums of integers leave, the product is f32 until it is scaled. With `floats`, 8 bits are floats,
+    `f8e4m3`. With `products`, 8-bit weights are not converted: what they are multiplied with is quantized as they are,
+    with a scale for each of its rows, found as the program runs (vector-wise, Dettmers et al. 2022):
+
+        a_largest = max[E](abs(convert[f32](a)))
+        a_step = maximum(a_largest, 1e-20) / 448.0
+        a_f8e4m3 = convert[f8e4m3](convert[f32](a) / a_step)
+        h_unscaled: f32 = a_f8e4m3 @[E] w
+        h_scaled = h_unscaled * a_step * w_scale
+
     A group never crosses chips: it shrinks to a divisor of what a chip holds, in a layout that is left open of what it
     could be split into. Scales of open weights are open. Floating-point weights of two
     dimensions or more are quantized where every use is a contraction over the same dimensions; an embedding
@@ -59,24 +70,50 @@ class QuantizeWeights(Pass):
     name: ClassVar[str] = "quantize-weights"
     bits: int = 8
     group: int = 64
+    floats: bool = False
+    products: bool = False
 
     def run(self, program: Program) -> Program:
-        return _quantized(program, quantization(program, self.bits, self.group))
+        if self.products and self.bits != 8:
+            raise fault("bad-option", f"quantize-weights: products are of 8 bits, not {self.bits}", NOWHERE)
+        return _quantized(program, self.quantization(program), products=self.products)
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
-        return QuantizedWeights(quantization(program, self.bits, self.group), source)
+        return QuantizedWeights(self.quantization(program), source)
+
+    def quantization(self, program: Program) -> Quantization:
+        """How the pass stores the weights of this program (given as it is before the pass)."""
+        if self.floats and self.bits != 8:
+            raise fault("bad-option", f"quantize-weights: floats have 8 bits, not {self.bits}", NOWHERE)
+        if self.bits not in (4, 8):
+            raise fault("bad-option", f"quantize-weights: bits is 8 or 4, not {self.bits}", NOWHERE)
+        stored = DType.F8E4M3 if self.floats else DType.INT8 if self.bits == 8 else DType.INT4
+        return quantization(program, stored, self.group)
+
+
+FORMATS: Mapping[str, str] = {
+    "bf16": "",
+    "int8": "quantize-weights",
+    "int4": "quantize-weights{bits=4}",
+    "f8e4m3": "quantize-weights{floats=true,products=true}",
+}
+"""How weights are stored, and of 8-bit floats multiplied, where a command is told a format: by which passes."""
+
+_LEAST = "1e-20"
+"""In place of the largest of a row that is all zeros."""
+_HALVES = ((Sub(), "less_a_half"), (Add(), "and_a_half"))
+
+
+def _summed_in(entry: QuantizedWeight) -> DType:
+    return DType.INT32 if entry.dtype.is_integer else DType.F32
 
 
 # ---------------------------------------------------------------- what is found
 
 
-def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantization:
-    """How `quantize-weights` stores the weights of this program (given as it is before the pass).
-
-    Raises a `DiagnosticError` for another number of bits than 8 and 4, and for a group of none.
-    """
-    if bits not in (4, 8):
-        raise fault("bad-option", f"quantize-weights: bits is 8 or 4, not {bits}", NOWHERE)
+def quantization(program: Program, stored: DType = DType.INT8, group: int = 64) -> Quantization:
+    """How weights of this program are stored in a format, of 4 bits in groups. Raises a `DiagnosticError` for a group
+    of none."""
     if group < 1:
         raise fault("bad-option", f"quantize-weights: a group has at least 1 element, not {group}", NOWHERE)
     found: dict[tuple[str | None, str], set[tuple[str, ...]]] = {}
@@ -102,8 +139,8 @@ def quantization(program: Program, bits: int = 8, group: int = 64) -> Quantizati
         (summed,) = ways
         scope, name = key
         kind = values[key]
-        entry = QuantizedWeight(name, "", scope, kind.names, summed, bits)
-        if bits == 4:
+        entry = QuantizedWeight(name, "", scope, kind.names, summed, stored)
+        if stored is DType.INT4:
             grouped = [dim for dim in kind.names if dim not in summed][-1:]
             if not grouped:
                 continue
@@ -156,7 +193,7 @@ def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] |
 # ---------------------------------------------------------------- what is written
 
 
-def _quantized(program: Program, recipe: Quantization) -> Program:
+def _quantized(program: Program, recipe: Quantization, *, products: bool) -> Program:
     if not recipe:
         return program
     cuts = _Cuts(program)
@@ -166,7 +203,7 @@ def _quantized(program: Program, recipe: Quantization) -> Program:
     for func in program.funcs:
         entries = {entry.weight: entry for entry in recipe if entry.func in (None, func.name)}
         own = {name: entry for name, entry in entries.items() if entry.func is not None}
-        made = _Writer(program, func, entries, cuts).rewritten()
+        made = _Writer(program, func, entries, cuts, products=products).rewritten()
         funcs.append(replace(made, params=_declared(func.params, own, cuts)))
     return replace(program, dims=(*program.dims, *cuts.added), weights=weights, funcs=tuple(funcs))
 
@@ -214,7 +251,7 @@ def _scale_type(kind: ValueType, entry: QuantizedWeight, cuts: _Cuts) -> ValueTy
 
 
 def _declared(values: Sequence[Value], entries: Mapping[str, QuantizedWeight], cuts: _Cuts) -> tuple[Value, ...]:
-    """Declarations with integers in place of weights, each followed by its scales."""
+    """Declarations with numbers of few bits in place of weights, each followed by its scales."""
     made: list[Value] = []
     for value in values:
         entry = entries.get(value.name)
@@ -229,7 +266,10 @@ def _declared(values: Sequence[Value], entries: Mapping[str, QuantizedWeight], c
 class _Writer:
     """Rewrites the contractions of one function."""
 
-    def __init__(self, program: Program, func: Func, entries: Mapping[str, QuantizedWeight], cuts: _Cuts) -> None:
+    def __init__(
+        self, program: Program, func: Func, entries: Mapping[str, QuantizedWeight], cuts: _Cuts, *, products: bool
+    ) -> None:
+        self.products = products
         self.program = program
         self.func = func
         self.sources = dict(entries)
@@ -262,12 +302,13 @@ class _Writer:
             return (replace(statement, results=(replace(value, type=replace(kind, dtype=entry.dtype)),)),)
         # The scope holds the types that were: a weight's own, or an alias's, which this pass may have retyped.
         seen = scope.type_of(name).shape
-        dtype = next(
-            scope.type_of(operand).shape.dtype
-            for i, operand in enumerate(statement.operands)
-            if i != at and isinstance(operand, str)
-        )
+        other = statement.operands[1 - at]
+        assert isinstance(other, str)
+        dtype = scope.type_of(other).shape.dtype
         self.writer.at(statement)
+        if self.products:
+            self.quantized_product(statement, at, entry, scope.type_of(other).shape)
+            return self.writer.written()
         weight = self.writer.let(Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
         if entry.groups is None:
             self.scale_after(statement, at, weight, entry, dtype)
@@ -294,6 +335,36 @@ class _Writer:
             exact = self.writer.let(Convert(DType.F32), (product,), f"{product}_f32", wide)
         scaled = self.writer.let(Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
         self.writer.put(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
+
+    def quantized_product(self, statement: Let, at: int, entry: QuantizedWeight, seen: Shape) -> None:
+        """Both operands in 8 bits, each with its scales, which multiply the product; `seen` is the other operand."""
+        assert isinstance(statement.operation, Contract)
+        value, result = statement.operands[1 - at], statement.result
+        assert isinstance(value, str)
+        let, summed = self.writer.let, statement.operation.dims
+        wide = Shape(DType.F32, seen.dims)
+        rows = Shape(DType.F32, tuple(dim for dim in seen.dims if dim.name not in summed))
+        exact = value if seen.dtype is DType.F32 else let(Convert(DType.F32), (value,), f"{value}_f32", wide)
+        largest = let(Max(summed), (let(Function("abs"), (exact,), f"{value}_abs", wide),), f"{value}_largest", rows)
+        positive = let(Function("maximum"), (largest, Number(_LEAST)), f"{value}_positive", rows)
+        step = let(Div(), (positive, Number(f"{entry.largest:.1f}")), f"{value}_step", rows)
+        steps = let(Div(), (exact, step), f"{value}_steps", wide)
+        if entry.dtype.is_integer:  # conversions to integers cut off
+            halves = [let(each, (steps, Number("0.5")), f"{value}_{word}", wide) for each, word in _HALVES]
+            below = let(Function("less"), (steps, Number("0.0")), f"{value}_below", Shape(DType.BOOL, seen.dims))
+            steps = let(Function("where"), (below, *halves), f"{value}_rounded", wide)
+        narrow = let(Convert(entry.dtype), (steps,), f"{value}_{entry.dtype}", Shape(entry.dtype, seen.dims))
+        operands = tuple(operand if i == at else narrow for i, operand in enumerate(statement.operands))
+        wide = Shape(DType.F32, result.shape.dims)
+        product = let(statement.operation, operands, f"{result.name}_unscaled", Shape(_summed_in(entry), wide.dims))
+        if entry.dtype.is_integer:
+            product = let(Convert(DType.F32), (product,), f"{result.name}_f32", wide)
+        stepped = let(Mul(), (product, step), f"{result.name}_stepped", wide)
+        if result.shape.dtype is DType.F32:
+            self.writer.put(replace(statement, operation=Mul(), operands=(stepped, entry.scale)))
+            return
+        scaled = let(Mul(), (stepped, entry.scale), f"{result.name}_scaled", wide)
+        self.writer.put(replace(statement, operation=Convert(result.shape.dtype), operands=(scaled,)))
 
     def scale_before(self, statement: Let, at: int, weight: str, entry: QuantizedWeight, seen: Shape) -> None:
         """One scale for each group: the weight is cut into groups, scaled, and joined again."""

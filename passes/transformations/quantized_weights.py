@@ -1,4 +1,4 @@
-"""Quantized weights: integers and their scales, made of whole arrays or read box by box."""
+"""Quantized weights: numbers of few bits and their scales, made of whole arrays or read box by box."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """How one weight is stored: its integers along `dims`, and the scales along theirs.
+    """How one weight is stored: its numbers in `dtype` along `dims`, and the scales along theirs.
 
     `summed` are the dimensions that its contractions sum over. With `groups`, the last of the others is cut into so
     many, each with a scale; None where a scale holds for a whole output channel. `func` names the function whose
@@ -32,18 +32,28 @@ class QuantizedWeight:
     func: str | None
     dims: tuple[str, ...]
     summed: tuple[str, ...]
-    bits: int
+    dtype: DType
     grouped: str | None = None
     groups: int | None = None
 
     @property
-    def dtype(self) -> DType:
-        return DType.INT8 if self.bits == 8 else DType.INT4
+    def largest(self) -> float:
+        """The largest number that is stored; the range is symmetric about 0."""
+        return largest_of(self.dtype)
 
     @property
-    def largest(self) -> int:
-        """The largest integer; the range is symmetric about 0."""
-        return (1 << (self.bits - 1)) - 1
+    def held_as(self) -> np.dtype[Any]:
+        """The format of its arrays: integers of 4 bits are in int8."""
+        import ml_dtypes
+        import numpy as np
+
+        floats = {DType.F8E4M3: ml_dtypes.float8_e4m3fn, DType.F8E5M2: ml_dtypes.float8_e5m2}
+        return np.dtype(floats.get(self.dtype, np.int8))
+
+
+def largest_of(dtype: DType) -> float:
+    """The largest number that weights in `dtype` are scaled to."""
+    return dtype.positive_range[1]
 
 
 Quantization = tuple[QuantizedWeight, ...]
@@ -53,7 +63,8 @@ Quantization = tuple[QuantizedWeight, ...]
 def quantize(
     recipe: Quantization, arrays: Mapping[str, npt.ArrayLike], func: str | None = None
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays with integers in place of the weights, and their scales, global shapes as the program declares them.
+    """The arrays with numbers of few bits in place of the weights, and their scales, global shapes as the program
+    declares them.
 
     `arrays` are the weights of the program; or with `func` the arguments of that function. Integers are in int8
     also where they are of 4 bits; scales are in float32 for 8 bits and in the weight's format for 4, to which
@@ -75,7 +86,7 @@ def quantize(
             values = values.reshape(*shape[:at], entry.groups, shape[at] // entry.groups, *shape[at + 1 :])
             over = (at + 1,)
         scale = scales(entry, np.abs(values).max(axis=over, keepdims=True), array.dtype)
-        made[entry.weight] = integers(entry, values, scale).reshape(shape)
+        made[entry.weight] = rounded(entry, values, scale).reshape(shape)
         made[entry.scale] = scale.squeeze(axis=over)
     return made
 
@@ -89,19 +100,19 @@ def scales(entry: QuantizedWeight, largest: npt.NDArray[Any], dtype: np.dtype[An
     return scale if entry.groups is None else scale.astype(dtype)
 
 
-def integers(entry: QuantizedWeight, values: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+def rounded(entry: QuantizedWeight, values: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values over the scale, rounded to nearest."""
     import numpy as np
 
-    rounded = np.rint(values / scale.astype(np.float32))
-    return np.clip(rounded, -entry.largest, entry.largest).astype(np.int8)
+    exact = np.clip(values / scale.astype(np.float32), -entry.largest, entry.largest)
+    return (exact if entry.dtype.is_float else np.rint(exact)).astype(entry.held_as)
 
 
 class QuantizedWeights(DerivedSource):
     """The weights of a program after `quantize-weights`: `quantize`, of which only what is asked for is read.
 
     A scale depends on all that its weights are summed over, so that these are read for the scales, and a part of them
-    once more for its integers: block by block, so that memory holds the result and a few MiB. Scales of output
+    once more for its numbers: block by block, so that memory holds the result and a few MiB. Scales of output
     channels are kept once they are known, those of groups are not.
     """
 
@@ -110,12 +121,12 @@ class QuantizedWeights(DerivedSource):
 
         super().__init__(source)
         entries = [entry for entry in recipe if entry.func is None]
-        self._integers = {entry.weight: entry for entry in entries}
+        self._stored = {entry.weight: entry for entry in entries}
         self._scales = {entry.scale: entry for entry in entries}
         self._known: dict[tuple[str, tuple[tuple[int, int], ...]], npt.NDArray[Any]] = {}
         for entry in entries:
             sizes = dict(zip(entry.dims, source.shape(entry.weight), strict=True))
-            self.declare(entry.weight, source.shape(entry.weight), np.dtype(np.int8))
+            self.declare(entry.weight, source.shape(entry.weight), entry.held_as)
             if entry.groups is None:
                 shape = tuple(size for dim, size in sizes.items() if dim not in entry.summed)
                 self.declare(entry.scale, shape, np.dtype(np.float32))
@@ -127,7 +138,7 @@ class QuantizedWeights(DerivedSource):
         if name in self._scales:
             entry = self._scales[name]
             return self._channel_scales(entry, index) if entry.groups is None else self._group_scales(entry, index)
-        entry = self._integers[name]
+        entry = self._stored[name]
         return self._channels(entry, index) if entry.groups is None else self._groups(entry, index)
 
     # ------------------------------------------------------------ a scale for each output channel
@@ -158,12 +169,12 @@ class QuantizedWeights(DerivedSource):
 
         channels = _unsummed(entry, index)
         scale = self._channel_scales(entry, channels)
-        made = np.empty(box_shape(index), np.int8)
+        made = np.empty(box_shape(index), entry.held_as)
         over = tuple(entry.dims.index(dim) for dim in entry.summed)
         for piece in pieces(index, _BLOCK):
             own = np.expand_dims(scale[_within(_unsummed(entry, piece), channels)], over)
             values = self.source.read(entry.weight, piece).astype(np.float32)
-            made[_within(piece, index)] = integers(entry, values, own)
+            made[_within(piece, index)] = rounded(entry, values, own)
         return made
 
     # ------------------------------------------------------------ a scale for each group
@@ -200,12 +211,12 @@ class QuantizedWeights(DerivedSource):
         import numpy as np
 
         at, size = self._group(entry)
-        made = np.empty(box_shape(index), np.int8)
+        made = np.empty(box_shape(index), entry.held_as)
         groups = slice(index[at].start // size, -(-index[at].stop // size))
         for piece in pieces((*index[:at], groups, *index[at + 1 :]), max(1, _BLOCK // size)):
             values, scale = self._grouped(entry, piece)
             begin = piece[at].start * size
-            whole = integers(entry, values, scale).reshape(*values.shape[:at], -1, *values.shape[at + 2 :])
+            whole = rounded(entry, values, scale).reshape(*values.shape[:at], -1, *values.shape[at + 2 :])
             low, high = max(index[at].start, begin), min(index[at].stop, piece[at].stop * size)
             place = _within((*piece[:at], slice(low, high), *piece[at + 1 :]), index)
             made[place] = whole[(*(slice(None),) * at, slice(low - begin, high - begin))]

@@ -68,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(model.add_argument, "head", "head")
-    model.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="default: bf16")
+    model.add_argument("--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="default: bf16")
     add_json(parser)
     parser.check(_misplaced)
 

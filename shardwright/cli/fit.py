@@ -26,7 +26,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(parser.add_argument, "head", "head")
-    parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="the format of stored weights")
+    parser.add_argument(
+        "--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="the format of stored weights"
+    )
     add_json(parser)
 
 

@@ -54,7 +54,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--length", type=positive, metavar="L", help=f"tokens of each (default: {LENGTH})")
     add_dtype(parser)
     parser.add_argument(
-        "--cache-format", choices=("int8",), help="with --cache, quantize keys and values in it, a scale for each row"
+        "--cache-format",
+        choices=("int8", "f8e4m3"),
+        help="with --cache, quantize keys and values in it, a scale for each row",
     )
     add_experts(parser)
     add_sizes(parser)

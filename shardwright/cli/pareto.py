@@ -51,7 +51,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="sequences: powers of 2 in a range, or those listed (default: 1..1024)",
     )
     parser.add_argument(
-        "--weights", metavar="F,F", type=_some("int8", "bf16"), default=("int8", "bf16"), help="int8,bf16 (the default)"
+        "--weights",
+        metavar="F,F",
+        type=_some("int8", "bf16", "f8e4m3"),
+        default=("int8", "bf16"),
+        help="int8,bf16 (the default), f8e4m3",
     )
     parser.add_argument(
         "--layout", metavar="NAMES", type=_some(*_LAYOUTS), default=_LAYOUTS, help="presets (default: all)"

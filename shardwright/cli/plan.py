@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--output", metavar="G", required=True, type=positive, help="new tokens of each")
     parser.add_argument("--ttft", metavar="S", type=number(0.0), help="at most so many seconds to the first token")
     parser.add_argument("--tpot", metavar="S", type=number(0.0), help="at most so many seconds to each further token")
-    parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="default: bf16")
+    parser.add_argument("--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="default: bf16")
     parser.add_argument("--batch", metavar="N", type=positive, help="sequences in decode (default: the best)")
     parser.add_argument(
         "--time-limit",

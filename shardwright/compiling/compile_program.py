@@ -120,7 +120,9 @@ def tolerance(program: Program) -> float:
     """The relative difference up to which a run agrees: the square root of the precision (the distance from 1 to
     the next number) of the coarsest float format in the program, which asks for half of its digits.
     """
-    precision = {DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+    precision = {
+        DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F8E4M3: 2.0**-3, DType.F8E5M2: 2.0**-2
+    }  # fmt: skip
     used = {use.type.dtype for func in program.funcs for use in typed_values(program, func)}
     return max((precision[dtype] for dtype in used if dtype in precision), default=2.0**-23) ** 0.5
 

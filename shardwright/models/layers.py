@@ -162,17 +162,21 @@ class Layer:
         return [*lines, f"    o = p @[T] {self.kept(cache['v'])}", attended]
 
     def appended(self, cache: str, name: str) -> list[str]:
-        """New keys or values written to their cache: in int8 as multiples of a step, the largest of a row over 127."""
+        """New keys or values written to their cache: in 8 bits as multiples of a step, the largest of a row over the
+        largest of the format."""
         new, pos = f"{name}_new", self.types.rows.position
         if self.types.cache_format is None:
             return [f"    set {cache} = update[T]({cache}, {new}, {pos})"]
+        kept, steps = DType(self.types.cache_format), f"{name}_steps"
+        rounded = f"{name}_rounded" if kept.is_integer else steps
         exact = new if self.types.dtype is DType.F32 else f"convert[f32]({new})"
+        nearest = f"where(less({steps}, 0.0), {steps} - 0.5, {steps} + 0.5)"  # conversions to integers cut off
         return [
             f"    {name}_exact = {exact}",
-            f"    {name}_step = maximum(max[D](abs({name}_exact)), 1e-20) / 127.0",
-            f"    {name}_steps = {name}_exact / {name}_step",
-            f"    {name}_rounded = where(less({name}_steps, 0.0), {name}_steps - 0.5, {name}_steps + 0.5)",
-            f"    set {cache} = update[T]({cache}, convert[int8]({name}_rounded), {pos})",
+            f"    {name}_step = maximum(max[D](abs({name}_exact)), 1e-20) / {kept.positive_range[1]:.1f}",
+            f"    {steps} = {name}_exact / {name}_step",
+            *([f"    {rounded} = {nearest}"] if kept.is_integer else []),
+            f"    set {cache} = update[T]({cache}, convert[{kept}]({rounded}), {pos})",
             f"    set {cache}_scale = update[T]({cache}_scale, {name}_step, {pos})",
         ]
 

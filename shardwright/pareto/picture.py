@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point
 
-_MARKERS = {"int8": "o", "bf16": "s"}
+_MARKERS = {"int8": "o", "bf16": "s", "f8e4m3": "^"}
 
 
 def picture(title: str, phases: Mapping[str, tuple[Sequence[Point], Sequence[Point]]], kind: str) -> bytes:

@@ -35,12 +35,11 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")
-    if where.weights == "int8":
+    if where.weights != "bf16":
         passes = wanted_program(where, one.phase, one.batch).passes
-        lines.append(f"# Weights are stored in int8: shardwright opt FILE --passes {passes}")
-        lines.append(
-            "# shows them, and shardwright generate CHECKPOINT --decode-layout FILE --weights int8 loads them so."
-        )
+        lines.append(f"# Weights are stored in {where.weights}: shardwright opt FILE --passes {passes}")
+        loading = f"shardwright generate CHECKPOINT --decode-layout FILE --weights {where.weights}"
+        lines.append(f"# shows them, and {loading} loads them so.")
     return "\n".join(lines) + "\n\n" + model_program(where.model, request)[0]
 
 

@@ -295,7 +295,7 @@ class _Planner:
         """Why not even so many rows can be served, and what would lift it."""
         demand = self.demand
         name, chips = demand.model.name, f"{demand.n_chips} {demand.chip.name}"
-        lighter = [] if demand.weights == "int8" else ["--weights int8 halves what the weights take"]
+        lighter = [] if demand.weights != "bf16" else ["--weights int8 halves what the weights take"]
         if isinstance(found, DiagnosticError):
             nbytes, room = weight_bytes(demand.model.model, demand.weights), demand.chip.memory_bytes
             enough = next((n for n in n_chips_of(demand.chip) if n > demand.n_chips and n * room > 1.1 * nbytes), None)

@@ -22,6 +22,7 @@ from shardwright.models.built_in import BuiltIn
 from shardwright.models.forward import PHASES, ProgramRequest, model_text
 from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import parse_pipeline, run_passes
+from shardwright.passes.transformations.quantize_weights import FORMATS
 from shardwright.prediction.programs import Weights
 
 
@@ -173,4 +174,5 @@ def serving_program(
         phases=PHASES if phase is None else (phase,), prompts=prompts,
     )  # fmt: skip
     program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
-    return run_passes(program, parse_pipeline("quantize-weights")) if demand.weights == "int8" else program
+    stored = FORMATS[demand.weights]
+    return run_passes(program, parse_pipeline(stored)) if stored else program

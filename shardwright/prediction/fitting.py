@@ -128,7 +128,7 @@ def decode_memory(deployment: Deployment, batch: int, context: int) -> MemoryUse
 
 def weight_bytes(model: Model, weights: Weights) -> int:
     """The bytes of all weights together, without scales."""
-    return parameters_of(model) * (1 if weights == "int8" else 2)
+    return parameters_of(model) * (2 if weights == "bf16" else 1)
 
 
 def largest(holds: Callable[[int], bool]) -> int:

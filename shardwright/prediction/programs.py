@@ -33,9 +33,10 @@ from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
 from shardwright.passes.rings.loop_collectives import LoopCollectives
 from shardwright.passes.transformations.gather_ahead import GatherAhead
+from shardwright.passes.transformations.quantize_weights import FORMATS
 
 Phase = Literal["prefill", "decode"]
-Weights = Literal["bf16", "int8"]
+Weights = Literal["bf16", "int8", "f8e4m3"]
 
 CONTEXT: Final = 2048
 """Positions of the cache that layouts are chosen for."""
@@ -50,9 +51,6 @@ _STANDARD: Mapping[int, Sequence[Sequence[int]]] = {1: [(8,)], 2: [(4, 4)], 3: [
 
 SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 """Explicit programs of published rows and figures; `bench/compile_published.py` writes them."""
-
-_PACKED = {"bf16": "fuse-parallel-block", "int8": "fuse-parallel-block,quantize-weights"}
-_APART = {"bf16": "cleanup", "int8": "quantize-weights"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
         decomposed=deployment.decomposed,
     )  # fmt: skip
-    passes = (_PACKED if packed else _APART)[deployment.weights]
+    passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or "cleanup"
     shape = "x".join(str(size) for size in mesh.values())
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
     if not packed:

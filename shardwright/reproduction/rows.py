@@ -15,7 +15,8 @@ from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions
 from shardwright.models.layouts import PRESETS, AttentionOver
-from shardwright.prediction.models import parameters_of, torus_mesh
+from shardwright.prediction.fitting import weight_bytes
+from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
 from shardwright.reproduction.csv_columns import Columns, Line, column_names, data_lines, letters, read_table
@@ -200,7 +201,7 @@ def _row(
         raise fault(
             "bad-row", f"{longest} positions, and {model.name} has {positions.size}", line.span, "take fewer tokens"
         )
-    needed, there = parameters_of(model.model) * (1 if weights == "int8" else 2), chips * chip.memory_bytes
+    needed, there = weight_bytes(model.model, weights), chips * chip.memory_bytes
     if needed > there:
         found = f"{model.name} has {needed / 1e9:.0f} GB of {weights} weights"
         note = "take more chips" if weights == "int8" else "take more chips, or int8 weights"

@@ -32,7 +32,7 @@ from shardwright.ir.types import DType
 
 ROOT = Path(__file__).parent.parent.parent
 MODULE: Any = SimpleNamespace(jax=jax, jnp=jnp, lax=lax)
-ULPS = {DType.F32: 2.0**-17, DType.BF16: 2.0**-6, DType.F16: 2.0**-9}
+ULPS = {DType.F32: 2.0**-17, DType.BF16: 2.0**-6, DType.F16: 2.0**-9, DType.F8E4M3: 0.0, DType.F8E5M2: 0.0}
 """By how much transcendental functions of different libraries may differ, relative to their result: in the narrow
 formats by two units in the last place."""
 
@@ -41,6 +41,8 @@ def formats_of(entry: Entry, dtype: DType) -> list[DType] | None:
     """The formats of the operands where its values are of this format; None where it does not take it."""
     taken = {"float": dtype.is_float, "bool": True, "value": True}
     if not all(taken[takes] for takes in entry.takes) or (set(entry.takes) == {"bool"} and dtype is not DType.BOOL):
+        return None
+    if dtype.is_f8 and not entry.takes_f8:
         return None
     return [DType.BOOL if takes == "bool" else dtype for takes in entry.takes]
 

@@ -14,11 +14,12 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.parser import parse
+from shardwright.ir.types import DType
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import EXPLICIT, run_with_weights
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_with_weights
+from shardwright.passes.transformations.quantize_weights import FORMATS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
@@ -42,21 +43,22 @@ def test_errors_are_those_recorded(name: str) -> None:
 
 def test_weights_as_they_are() -> None:
     """The same comparison without rounding gives rounding of float32 alone."""
-    (row,) = measure("qwen3", (32,))
+    (row,) = measure("qwen3", ("bf16",))
     assert row.largest < 1e-5
     assert row.agreement == 1
 
 
 def test_compiled_programs_round_alike(tmp_path: Path) -> None:
-    """Sharded, in float32, int8 and int4 give the logits that the table is about."""
+    """Sharded under JAX they give the logits that the table is about; of 8-bit floats those of sums in another order,
+    where a row of what is multiplied may round to another number."""
     folder = make_checkpoint("falcon", tmp_path, wide=True)
     ids = np.random.default_rng(1).integers(0, 512, (2, 8), dtype=np.int32)
-    for bits in (8, 4):
-        made = import_model(read_config(folder).keys, "ws2d", Mesh.of(x=2, y=2), *ids.shape)
+    for stored, close in (("int8", 1e-5), ("int4", 1e-5), ("f8e4m3", 1e-2)):
+        made = import_model(read_config(folder).keys, "ws2d", Mesh.of(x=2, y=2), *ids.shape, DType.F32)
         program = elaborate(parse(Source("imported", made.text)))
         dtypes = {value.name: value.type.dtype for value in program.weights}
         with CheckpointSource(folder, made.mapping, dtypes) as source:
-            quantized, weights = run_with_weights(program, [QuantizeWeights(bits), *EXPLICIT], source)
+            quantized, weights = run_with_weights(program, [*parse_pipeline(FORMATS[stored]), *EXPLICIT], source)
             (found,) = Session(quantized, weights).call("forward", {"ids": ids})
-        wanted = logits(folder, ids, bits)
-        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+        wanted = logits(folder, ids, stored)
+        assert np.abs(found - wanted).max() < close * np.abs(wanted).max()

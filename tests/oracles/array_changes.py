@@ -16,7 +16,7 @@ from shardwright.passes.transformations.packed_weights import pack
 from shardwright.passes.transformations.packing import packing
 from shardwright.passes.transformations.pad_heads import PadHeads, padding
 from shardwright.passes.transformations.padded_weights import pad
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights, quantization
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.passes.transformations.quantized_weights import quantize
 
 Arrays = Mapping[str, npt.ArrayLike]
@@ -43,8 +43,8 @@ def change_of(made: Pass, before: Program) -> Change:
         case FuseParallelBlock():
             recipe = packing(before)
             return lambda arrays, func=None: pack(recipe, arrays, func)
-        case QuantizeWeights(bits=bits, group=group):
-            stored = quantization(before, bits, group)
+        case QuantizeWeights():
+            stored = made.quantization(before)
             return lambda arrays, func=None: quantize(stored, arrays, func)
         case PadHeads(to=to):
             padded = padding(before, to)

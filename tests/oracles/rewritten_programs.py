@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.backends.number_formats import Precision
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
@@ -36,8 +37,10 @@ def largest_error(
     seed: int = 0,
     tolerance: float = 1e-12,
     compiled: Program | None = None,
+    precision: Precision = "exact",
 ) -> float:
-    """The largest error of `after`, relative to the largest element of each result, over all functions and states.
+    """The largest error of `after` in this precision, relative to the largest element of each result, over all
+    functions and states.
 
     Asserts that the program compiled for the mesh, `compiled` where a test has it, gives what the unsharded one gives,
     up to `tolerance`.
@@ -50,10 +53,13 @@ def largest_error(
         wanted, kept = evaluate(before, func.name, given.args, given.weights, given.state)
         found, found_state = evaluate(after, func.name, args, weights, given.state)
         on_chips = simulate(compiled, func.name, args, weights, given.state)
-        pairs = [*zip(wanted, found, on_chips.results, strict=True)]
-        pairs += [(kept[name], found_state[name], on_chips.state[name]) for name in kept]
-        for expected, unsharded, sharded in pairs:
+        rounded, rounded_state = found, found_state
+        if precision == "declared":
+            rounded, rounded_state = evaluate(after, func.name, args, weights, given.state, precision)
+        pairs = [*zip(wanted, found, on_chips.results, rounded, strict=True)]
+        pairs += [(kept[name], found_state[name], on_chips.state[name], rounded_state[name]) for name in kept]
+        for expected, unsharded, sharded, made in pairs:
             scale = max(1e-30, float(np.abs(expected).max()))
             assert float(np.abs(unsharded - sharded).max()) <= tolerance * scale
-            worst = max(worst, float(np.abs(unsharded - expected).max()) / scale)
+            worst = max(worst, float(np.abs(made - expected).max()) / scale)
     return worst

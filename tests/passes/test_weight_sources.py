@@ -79,6 +79,7 @@ PIPELINES = [
     "fuse-parallel-block",
     "quantize-weights",
     "quantize-weights{bits=4,group=8}",
+    "quantize-weights{floats=true,products=true}",
     "fuse-parallel-block,quantize-weights",
     "quantize-weights,fuse-parallel-block",
     "fuse-parallel-block,quantize-weights{bits=4,group=2}",

@@ -43,7 +43,8 @@ def _is_of(number: Number, dtype: DType) -> bool:
 
 
 def _convert(operation: ops.Convert, call: TensorCall) -> Tensor:
-    """From floats to integers: towards zero, saturating, NaN to 0. To bool: whether it differs from 0."""
+    """From floats to integers: towards zero, saturating, NaN to 0. To 8-bit floats: saturating. To bool: whether it
+    differs from 0."""
     value = call.tensor(0)
     tensor = aligned(value, call.result.names)
     if operation.dtype is DType.BOOL:
@@ -51,6 +52,9 @@ def _convert(operation: ops.Convert, call: TensorCall) -> Tensor:
     if operation.dtype.is_integer and value.dtype.is_float:
         low, high = operation.dtype.integer_range
         return call.torch.nan_to_num(tensor.double().trunc(), nan=0.0).clamp(low, high).long()
+    if operation.dtype.is_f8 and value.dtype is not operation.dtype:
+        largest = operation.dtype.positive_range[1]
+        return tensor.float().clamp(-largest, largest)
     return tensor
 
 

@@ -22,7 +22,7 @@ def _contract(operation: ops.Contract, call: TensorCall) -> Tensor:
     a, b = left.tensor, right.tensor
     if not left.dtype.is_float:
         a, b = a.long(), b.long()
-    elif result.dtype is DType.F32 and left.dtype is not DType.F32:
+    elif left.dtype.is_f8 or (result.dtype is DType.F32 and left.dtype is not DType.F32):
         a, b = a.float(), b.float()
     (summed, *others) = operation.dims
     rows, columns = left.names[:-1], [name for name in right.names if name != summed]

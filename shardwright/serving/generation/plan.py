@@ -15,10 +15,10 @@ from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
-from shardwright.passes.pipelines import explicit_passes
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.pipelines import explicit_passes, parse_pipeline
+from shardwright.passes.transformations.quantize_weights import FORMATS
 
-WeightFormat = Literal["int8", "int4"]
+WeightFormat = Literal["int8", "int4", "f8e4m3"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class GenerationPlan:
     @property
     def before_layouts(self) -> tuple[Pass, ...]:
         """The passes done to the program before its layouts are chosen."""
-        bits = () if self.weights is None else (QuantizeWeights(bits=int(self.weights.removeprefix("int"))),)
-        return (*(given for given in self.passes if given.takes is Level.SURFACE), *bits)
+        stored = () if self.weights is None else parse_pipeline(FORMATS[self.weights])
+        return (*(given for given in self.passes if given.takes is Level.SURFACE), *stored)
 
     @property
     def pipeline(self) -> tuple[Pass, ...]:
