@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -159,17 +159,20 @@ def test_passes_take_the_weights_with_them(checkpoint: Checkpoint) -> None:
     assert [c.new_tokens for c in done] == [generated(model, prompt, eos_token_id=None) for prompt in PROMPTS[:2]]
 
 
-def test_quantized_weights(folder: Path) -> None:
-    """int8 moves log-probabilities little; what it does to every architecture is tested with the models."""
+@pytest.mark.parametrize(("stored", "most"), [("int8", 0.2), ("f8e4m3", 0.7)])
+def test_quantized_weights(stored: Literal["int8", "f8e4m3"], most: float, folder: Path) -> None:
+    """8 bits move log-probabilities little, of floats with the cache in them as well; what they do to every
+    architecture is tested with the models."""
     exact, rounded = (
         shardwright.generate(
-            folder, PROMPTS[:3], mesh={"x": 2}, max_new_tokens=0, weights=weights, logprobs=True, batch=3
+            folder, PROMPTS[:3], mesh={"x": 2}, max_new_tokens=0, weights=weights, logprobs=True, batch=3,
+            cache_format="f8e4m3" if weights == "f8e4m3" else None,
         )
-        for weights in (None, "int8")
-    )
+        for weights in (None, stored)
+    )  # fmt: skip
     for ours, theirs in zip(rounded, exact, strict=True):
         assert ours.prompt_logprobs is not None
         assert theirs.prompt_logprobs is not None
         apart = np.subtract(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:])
-        assert np.all(np.abs(apart) < 0.2)
+        assert np.all(np.abs(apart) < most)
         assert len(apart) == 0 or np.any(apart != 0)
