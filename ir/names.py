@@ -7,6 +7,7 @@ import keyword
 import re
 
 from shardwright.ir.diagnostics import DiagnosticError, Span, did_you_mean, fault
+from shardwright.ir.types import DType
 
 KEYWORDS = frozenset(
     {
@@ -16,7 +17,7 @@ KEYWORDS = frozenset(
 )  # fmt: skip
 """The grammar's own words."""
 
-DTYPES = ("f32", "bf16", "f16", "int8", "int4", "int32", "uint32", "bool")
+DTYPES = tuple(map(str, DType))
 TIERS = ("device", "host", "disk")
 PARTIALS = frozenset({"partialsum", "partialmax", "partialsoftmax"})
 

@@ -74,3 +74,18 @@ def test_a_norm_that_somebody_reads_in_f32_stays() -> None:
     made = trace(both, (shape, jax.ShapeDtypeStruct((16,), jnp.bfloat16)))
     assert made.largest_relative_difference < 1e-2
     assert "convert[bf16](normed)" in made.text
+
+
+def test_products_of_8_bit_floats() -> None:
+    """Rows and weights in 8 bits with scales, as inference engines multiply them."""
+
+    def product(x: Any, w: Any, scale: Any) -> Any:
+        step = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), 1e-20) / 448.0
+        rows = jnp.clip(x / step, -448.0, 448.0).astype(jnp.float8_e4m3fn)
+        return jnp.einsum("be,ef->bf", rows, w, preferred_element_type=jnp.float32) * step * scale
+
+    x, w = random.normal(size=(6, 16)), random.normal(size=(16, 8))
+    made = trace(product, (x.astype(np.float32), jnp.asarray(w, jnp.float8_e4m3fn), np.ones(8, np.float32)))
+    assert re.search(r"w: f8e4m3 \w+\?, scale: f32 \w\?\)", made.text)
+    assert re.search(r": f32 \w+\? = \w+ @\[\w\] w\n", made.text)
+    assert made.largest_relative_difference < 1e-5

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 _DTYPES = {
     "bool": "bool", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int32",
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float32",
+    "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 
 
