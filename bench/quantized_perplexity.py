@@ -6,7 +6,7 @@ A language with a known entropy: tokens follow each other by a fixed chain; some
 a value that each text chooses for itself, so that the second time it can only be known by looking back. A Llama is
 trained on it, saved, and run by the offloading runtime, which is given the texts token by token: with everything in
 f32, with weights in 8 bits, with weights, cache or both in 4 bits (groups of 64), and with decode looking at a tenth of
-the cached positions.
+the cached positions; and by the programs that `generate` runs, with the cache or weights and products in 8 bits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from shardwright.backends.number_formats import numpy_dtype
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
+from shardwright.ir.weight_source import read_whole
+from shardwright.models.checkpoint import CheckpointSource
+from shardwright.models.config import read_config
+from shardwright.models.importing import import_model
+from shardwright.models.value_types import CacheFormat
+from shardwright.passes.pipelines import parse_pipeline, run_with_weights
+from shardwright.passes.transformations.quantize_weights import FORMATS
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockRun
@@ -148,6 +161,8 @@ class Forced(OffloadedModel):
 
 def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
     """Logits [texts, tokens, V] of the offloaded model before each token from `prompt` on."""
+    if kind.program is not None:
+        return generated(folder, texts, prompt, *kind.program)
     policy = replace(parse_policy(POLICY), quantized_weights=kind.weights, quantized_cache=kind.cache)
     request = OffloadRequest(policy, dtype=DType.F32, sparse=kind.sparse)
     prompts = make_prompts(texts[:, :prompt].tolist(), VOCAB, None)
@@ -156,12 +171,43 @@ def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
         return model.logits(texts, prompt)
 
 
+def generated(
+    folder: Path, texts: np.ndarray, prompt: int, stored: str, cache_format: CacheFormat | None
+) -> np.ndarray:
+    """The same by `prefill` and `decode` of the imported program, evaluated in the formats that it declares."""
+    keys, count = read_config(folder).keys, len(texts)
+    made = import_model(
+        keys, "ws2d", Mesh.of(x=1), count, prompt, DType.F32, cache=texts.shape[1], cache_format=cache_format
+    )
+    program = elaborate(parse(Source("imported", made.text)))
+    dtypes = {value.name: value.type.dtype for value in program.weights}
+    passes = parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
+    with CheckpointSource(folder, made.mapping, dtypes) as source:
+        program, read = run_with_weights(program, passes, source)
+        weights = {value.name: read_whole(read, value.name) for value in program.weights}
+    state: dict[str, np.ndarray] = {
+        value.name: np.zeros([dim.size for dim in value.type.dims], numpy_dtype(value.type.dtype))
+        for value in program.state
+    }
+    given = {"ids": texts[:, :prompt].astype(np.int32), "length": np.full(count, prompt, np.int32)}
+    ((logits,), state) = evaluate(program, "prefill", given, weights, state, precision="declared")
+    found = [logits]
+    for at in range(prompt, texts.shape[1] - 1):
+        given = {"ids": texts[:, at : at + 1].astype(np.int32)}
+        ((logits,), state) = evaluate(program, "decode", given, weights, state, precision="declared")
+        found.append(logits)
+    return np.stack(found, 1).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Kind:
+    """A row: how a run of the offloading runtime is quantized, or the formats of weights and cache of a `program`."""
+
     name: str
     weights: GroupQuantization | None = None
     cache: GroupQuantization | None = None
     sparse: float = 1.0
+    program: tuple[str, CacheFormat | None] | None = None
 
 
 KINDS = (
@@ -172,6 +218,11 @@ KINDS = (
     Kind("both in 4 bits", weights=INT4, cache=INT4),
     Kind("a tenth of the positions", sparse=0.1),
     Kind("both in 4 bits, a tenth", weights=INT4, cache=INT4, sparse=0.1),
+    Kind("generate: cache in int8", program=("bf16", "int8")),
+    Kind("generate: cache in f8e4m3", program=("bf16", "f8e4m3")),
+    Kind("generate: weights in int8", program=("int8", None)),
+    Kind("generate: weights, products in f8e4m3", program=("f8e4m3", None)),
+    Kind("generate: all in f8e4m3", program=("f8e4m3", "f8e4m3")),
 )
 
 

@@ -54,4 +54,11 @@ def test_what_4_bits_and_fewer_positions_change(trained: tuple[Path, np.ndarray]
         assert by[name].perplexity == pytest.approx(by["f32"].perplexity, rel=0.05)
         assert by[name].divergence < 0.05
     assert by["a tenth of the positions"].rms > 0
+    for kept, most in (("int8", 0.01), ("f8e4m3", 0.05)):  # half a step of the largest of a row, and of each number
+        assert 0 < by[f"generate: cache in {kept}"].rms < most
+    assert by["generate: weights in int8"].rms == pytest.approx(by["weights in 8 bits"].rms, rel=0.5)
+    assert by["weights in 8 bits"].rms < by["generate: weights, products in f8e4m3"].rms < by["weights in 4 bits"].rms
+    for row in rows:
+        if row.name.startswith("generate"):
+            assert row.perplexity == pytest.approx(by["f32"].perplexity, rel=0.01)
     assert len(table(rows).splitlines()) == 2 + len(KINDS)
