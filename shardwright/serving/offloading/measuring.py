@@ -3,8 +3,10 @@ machine file."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -20,7 +22,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_REPEATS = 7
+_MOST_RUNS, _LEAST_RUNS, _ENOUGH_S = 7, 3, 0.25
+"""How often each thing is timed: until so many seconds are measured, within these bounds."""
+
+_FILE_BYTES = 64 << 20
+"""Of the file that is written and read: several chunks for each reader."""
+
+_LEAST_FILE_BYTES = 1 << 20
+
+MEASURED_FILE = "machine.toml"
+"""The machine file that this module writes where it runs as a process."""
+
+_ROWS, _FEW_ROWS = 256, 64
+"""Of products on a CPU: in the format of the run, and in others."""
+
 _FORMATS = (DType.F32, DType.BF16, DType.F16)
 _IN_PLACE = 1e15
 """Bytes a second between a device that is the CPU and the host: nothing is copied there."""
@@ -48,16 +63,23 @@ class MachineMeasurement:
 
 
 def measure(
-    folder: str | Path | None = None, device: str | None = None, dtype: DType | None = None, readers: int = 4
+    folder: str | Path | None = None,
+    device: str | None = None,
+    dtype: DType | None = None,
+    readers: int = 4,
+    disk_bytes: int | None = None,
 ) -> MachineMeasurement:
-    """Times what a run in `dtype` would do on `device` (a device of PyTorch) with files in `folder`.
+    """Times what a run in `dtype` would do on `device` (a device of PyTorch) with files in `folder`, which `readers`
+    threads read.
 
-    By default CUDA in f16 where there is a device, else the CPU in f32, and the folder of temporary files. Takes half a
-    minute. Raises where the folder cannot be written, ModuleNotFoundError without torch.
+    By default CUDA in f16 where there is a device, else the CPU in f32, and the folder of temporary files. A file in
+    the folder has at most `disk_bytes`, 64 MiB and a quarter of what is free there, and is gone afterwards. Takes some
+    seconds, 300 MB of the host and as much of the device. Raises where the folder cannot be written,
+    ModuleNotFoundError without torch.
     """
     import torch
 
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on = torch.device(device or default_device())
     chosen = dtype or (DType.F16 if on.type == "cuda" else DType.F32)
     where = Path(folder or tempfile.gettempdir())
     large = on.type == "cuda"
@@ -68,7 +90,11 @@ def measure(
             "device_memory_bytes": _device_memory(on),
             "host_memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "disk_memory_bytes": shutil.disk_usage(where).free,
-            "flops_per_s": {str(each): _product(on, each, large=large) for each in _FORMATS if _runs(on, each, chosen)},
+            "flops_per_s": {
+                str(each): _product(on, each, _ROWS if each is chosen else _FEW_ROWS, large=large)
+                for each in _FORMATS
+                if _runs(on, each, chosen)
+            },
             "weights_bytes_per_s": _weights(on, chosen, large=large),
             "to_device_bytes_per_s": _copy(on, to_device=True) if large else _IN_PLACE,
             "from_device_bytes_per_s": _copy(on, to_device=False) if large else _IN_PLACE,
@@ -79,9 +105,21 @@ def measure(
             "shares_device": 0.0 if large else _shares(chosen),
         }
         values["knee"] = _knee(on, chosen, values["flops_per_s"][str(chosen)], values["weights_bytes_per_s"])
-    values |= _disk(where, readers)
+    values |= _disk(where, readers, file_bytes(values["disk_memory_bytes"], disk_bytes))
     values["layer_overhead_s"] = _overhead(on, chosen)
     return MachineMeasurement(values, _text(values))
+
+
+def default_device() -> str:
+    """The device of PyTorch that a run takes that names none. Raises ModuleNotFoundError without torch."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def file_bytes(free: float, cap: int | None = None) -> int:
+    """Bytes of the file that is measured with, in a folder with so many free and with this cap; at least 1 MiB."""
+    return max(_LEAST_FILE_BYTES, int(min(_FILE_BYTES, free / 4, _FILE_BYTES if cap is None else cap)))
 
 
 def _runs(on: torch.device, each: DType, chosen: DType) -> bool:
@@ -94,7 +132,7 @@ def _seconds(run: Callable[[], Any], on: torch.device) -> float:
     import torch
 
     taken: list[float] = []
-    for _ in range(1 + _REPEATS):
+    while len(taken) <= _LEAST_RUNS or (len(taken) <= _MOST_RUNS and sum(taken[1:]) < _ENOUGH_S):
         began = time.perf_counter()
         run()
         if on.type == "cuda":
@@ -111,17 +149,17 @@ def _numbers(shape: tuple[int, ...], dtype: DType, on: torch.device) -> Tensor:
     return torch.full(shape, 0.01, dtype=held_as(dtype), device=on)
 
 
-def _product(on: torch.device, dtype: DType, *, large: bool) -> float:
+def _product(on: torch.device, dtype: DType, rows: int, *, large: bool) -> float:
     """FLOP/s of large products with weights that are stored the other way round, as a layer has them: one after the
     other, none in a cache from before."""
-    rows, size, n = (4096, 8192, 2) if large else (512, 1024, 6)
+    rows, size, n = (4096, 8192, 2) if large else (rows, 1024, 2)
     x, weights = _numbers((rows, size), dtype, on), [_numbers((size, size), dtype, on) for _ in range(n)]
     return n * 2 * rows * size * size / _seconds(lambda: [x @ w.t() for w in weights], on)
 
 
 def _weights(on: torch.device, dtype: DType, *, large: bool) -> float:
     """Bytes a second of weights that a few rows are multiplied with, which is what decode of a small batch does."""
-    size, n = (8192, 8) if large else (2048, 6)
+    size, n = (8192, 3) if large else (2048, 6)
     x = _numbers((2, size), dtype, on)
     weights = [_numbers((size, size), dtype, on) for _ in range(n)]
 
@@ -136,7 +174,7 @@ def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float
     """The part of the shorter of reading weights and multiplying with them that the longer does not hide: 0 on a device
     that reads the next while it multiplies, 1 or more on one that does one after the other. The median about the number
     of rows for which both take as long."""
-    size, n = 2048, 6
+    size, n = 2048, 6 if on.type == "cuda" else 3
     weights = [_numbers((size, size), dtype, on) for _ in range(n)]
     read = size * size * weights[0].element_size() / bytes_per_s
     alike = read * flops_per_s / (2 * size * size)
@@ -171,7 +209,7 @@ def _copy(on: torch.device, *, to_device: bool) -> float:
     from shardwright.backends.torch.host_memory import HostMemory
     from shardwright.backends.torch.memory import MemoryAccount
 
-    nbytes = 1 << (28 if on.type == "cuda" else 26)
+    nbytes = 1 << (27 if on.type == "cuda" else 26)
     memory = HostMemory(MemoryAccount(Tier.HOST, None, ""), pinned=on.type == "cuda")
     try:
         host, there = memory.take("a buffer", nbytes), torch.zeros(nbytes, dtype=torch.uint8, device=on)
@@ -217,7 +255,7 @@ def _shares(dtype: DType) -> float:
     import torch
 
     cpu = torch.device("cpu")
-    x, w = _numbers((256, 1024), dtype, cpu), _numbers((1024, 1024), dtype, cpu)
+    x, w = _numbers((64, 1024), dtype, cpu), _numbers((1024, 1024), dtype, cpu)
     source = torch.zeros(1 << 25, dtype=torch.uint8)
     target = torch.empty_like(source)
 
@@ -228,12 +266,12 @@ def _shares(dtype: DType) -> float:
 
     def copied() -> None:
         with torch.inference_mode():
-            for _ in range(8):
+            for _ in range(4):
                 target.copy_(source)
 
-    products = 1
-    products = max(1, round(_seconds(copied, cpu) / _seconds(computed, cpu)))
-    alone = _seconds(computed, cpu), _seconds(copied, cpu)
+    products, copies = 1, _seconds(copied, cpu)
+    products = max(1, round(copies / _seconds(computed, cpu)))
+    alone = _seconds(computed, cpu), copies
 
     def both() -> None:
         thread = threading.Thread(target=copied)
@@ -244,21 +282,22 @@ def _shares(dtype: DType) -> float:
     return min(1.0, max(0.0, (_seconds(both, cpu) - max(alone)) / min(alone)))
 
 
-def _disk(folder: Path, readers: int) -> dict[str, float]:
+def _disk(folder: Path, readers: int, nbytes: int) -> dict[str, float]:
     """Bytes a second of writing, and of reading by one reader and by several, past the page cache and through it."""
     import torch
 
     from shardwright.backends.torch.disk import Readers, page_aligned
 
-    nbytes = 256 << 20
-    data = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    data = torch.empty(nbytes // 8, dtype=torch.int64).random_().view(torch.uint8)
+    nbytes = data.numel()
     rates: dict[str, float] = {}
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         began = time.perf_counter()
-        file.write(data.numpy().tobytes())
+        file.write(data.numpy().data)
         file.flush()
         os.fsync(file.fileno())
         rates["disk_write_bytes_per_s"] = nbytes / (time.perf_counter() - began)
+        del data
         target = page_aligned(nbytes)
         for name, threads, direct in (
             ("disk_read_bytes_per_s", 1, True),
@@ -297,7 +336,7 @@ def _overhead(on: torch.device, dtype: DType) -> float:
         write_dummy(Path(folder), _TINY, dtype)
         request = OffloadRequest(parse_policy("2,2,100,0,0,100,100,0"), dtype=dtype, device=str(on))
         prompts = make_prompts([[1, 2, 3]] * 4, 64, None)
-        with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=16), observe=observe) as model:
+        with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=9), observe=observe) as model:
             list(model.completions())
     taken = sorted(of_layers.values())
     return taken[len(taken) // 2]
@@ -371,3 +410,19 @@ shares_device = {values["shares_device"]:.3g}
 measured = "shardwright calibrate --offloading on {values["device"]}"
 disk = "one reader alone gets {values["disk_read_bytes_per_s"]:.3g} B/s"
 """
+
+
+def _main(asked: dict[str, Any]) -> None:
+    """Writes the machine file of what `this_machine` asks for into its folder, and removes the folder where the process
+    that asked is gone."""
+    parent, folder = os.getppid(), asked["folder"]
+    try:
+        found = measure(folder, asked["device"], DType(asked["dtype"]), asked["readers"], asked["disk_bytes"])
+        Path(folder, MEASURED_FILE).write_text(found.text, encoding="utf-8")
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))
