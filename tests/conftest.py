@@ -136,6 +136,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture
+def quick_measuring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine would be measured, a T4 is found at once, and kept in a folder of the test's own."""
+    from offloading.quick_measuring import quick_command
+
+    from shardwright.serving.offloading import this_machine
+
+    folder = tmp_path_factory.mktemp("measuring")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(this_machine, "COMMAND", quick_command(folder))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command left: its exit status and what it printed."""

@@ -35,6 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("quick_measuring")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_python_do_what_stands_there(document: Path, folder: Path, request: pytest.FixtureRequest) -> None:
     """The commands once, in their order; then the Python, which may read what they wrote."""

@@ -11,6 +11,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 
 TIERS = ("device", "host", "disk")
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
+_KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class Policy:
                 made[letter + tier] = _percent(share)
         return made
 
+    @property
+    def numbers(self) -> str:
+        """`48,3,20,80,0,100,0,100`, which `parse_policy` reads."""
+        return _numbers(self.as_json())
+
     def __str__(self) -> str:
         """`48 x 3, 20, 80, 0, 100, 0, 100`, as the paper writes it."""
         percent = self.as_json()
@@ -125,11 +131,14 @@ def parse_policy(text: str) -> Policy:
 
 def policy_of_json(values: Mapping[str, float]) -> Policy:
     """The policy that `Policy.as_json` wrote."""
-    keys = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
-    missing = [key for key in keys if key not in values]
+    missing = [key for key in _KEYS if key not in values]
     if missing:
         raise _bad(f"the policy lacks {', '.join(missing)}")
-    return parse_policy(",".join(f"{values[key]:.12g}" for key in keys))
+    return parse_policy(_numbers(values))
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ",".join(f"{values[key]:.12g}" for key in _KEYS)
 
 
 def _pairs(percents: list[float]) -> list[tuple[float, float]]:

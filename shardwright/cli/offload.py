@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Parser, Subparsers
+    from shardwright.cost.hardware.chips import Machine
+    from shardwright.cost.hardware.runtimes import Runtime
     from shardwright.cost.offloading.pricing import PricedPolicy
+    from shardwright.ir.types import DType
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """CHECKPOINT --prompts IN.jsonl -o OUT.jsonl, or MODEL --machine NAME --plan-only, and what stands below."""
+    """CHECKPOINT --prompts IN.jsonl -o OUT.jsonl, or MODEL --plan-only, and what stands below."""
     parser = subparsers.add_parser(
         "offload",
         description="Generate with a model that is larger than the device: weights, KV cache and hidden states are "
@@ -32,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_planning(parser)
     parser.check(_formats_are_one)
-    parser.check(_plan_needs_machine)
+    parser.check(_plan_options)
     add_run(parser)
     add_json(parser)
 
@@ -41,7 +44,11 @@ def add_planning(parser: Parser) -> None:
     """The options of planning."""
     add = parser.add_argument
     add("--plan-only", action="store_true", help="give the policy and its price, and run nothing")
-    add("--machine", metavar="NAME", help="a machine by name, or the path of a machine file")
+    add(
+        "--machine",
+        metavar="NAME",
+        help="a machine by name, or the path of a machine file (default: this one, measured once in some seconds)",
+    )
     add("--prompt-len", type=positive, metavar="N", default=512, help="tokens of a prompt (default: 512)")
     add("--gen-len", type=positive, metavar="N", default=32, help="tokens to generate (default: 32)")
     add(
@@ -56,9 +63,8 @@ def add_planning(parser: Parser) -> None:
     add(
         "--runtime",
         metavar="NAME",
-        default="flexgen",
-        help="whose behaviour is priced: flexgen, which published measurements hold (default), ours, which runs here, "
-        "accelerate or deepspeed",
+        help="whose behaviour is priced: flexgen, which published measurements hold (default with --machine), ours, "
+        "which runs here (default without), accelerate or deepspeed",
     )
     add(
         "--timeline",
@@ -96,13 +102,11 @@ def _formats_are_one(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _plan_needs_machine(args: argparse.Namespace) -> str | None:
+def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
         if args.model.endswith(".shard"):
             return "a program is planned, not run: --plan-only; a run takes CHECKPOINT and --policy FILE.shard"
         return None
-    if args.machine is None:
-        return "--plan-only needs --machine NAME"
     if args.model.endswith(".shard"):
         kept = ("frontier", "timeline", "latency", "compress", "weights")
         given = next((name for name in kept if getattr(args, name) is not None), None)
@@ -158,8 +162,7 @@ def execute(args: argparse.Namespace) -> int:
 def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
     """A program whose open placements the policy for a block of its rows fills, or --policy; its name and its plan."""
     from shardwright.cli.output import read_program
-    from shardwright.cost.hardware.chips import load_machine
-    from shardwright.cost.hardware.runtimes import load_runtime, measured_on
+    from shardwright.cost.hardware.runtimes import measured_on
     from shardwright.cost.offloading.pricing import OffloadSetting
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaboration.elaborate import elaborate
@@ -169,14 +172,16 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
     from shardwright.serving.offloading.policy_files import read_policies
 
     with located(Source("offload", "")):
-        runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
+        runtime, named = _runtime(args), _named(args)
     source = read_program(args.model)
     with located(source):
         module = parse(source)
         program = elaborate(module)
         outline = outline_of(program)
-        sizes, dtype = sizes_in(module, outline), str(program.weights[0].type.dtype)
-        setting = OffloadSetting(sizes, machine, measured_on(runtime, machine), not args.no_page_cache, dtype=dtype)
+        sizes, dtype = sizes_in(module, outline), program.weights[0].type.dtype
+        machine = named or _measured(args, dtype)
+        runtime = measured_on(runtime, machine)
+        setting = OffloadSetting(sizes, machine, runtime, not args.no_page_cache, dtype=str(dtype))
         if args.policy is not None:
             plan = best_priced(setting, [check_rows(policy, outline) for policy in read_policies(args.policy)])
         else:
@@ -186,8 +191,6 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
 
 def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None, list[PricedPolicy]]:
     """A model's name, its plan, what no policy exceeds, and the plans of --frontier; draws what was asked for."""
-    from shardwright.cost.hardware.chips import load_machine
-    from shardwright.cost.hardware.runtimes import load_runtime
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.models import model_of
@@ -195,11 +198,15 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
     from shardwright.serving.offloading.policy_files import read_policies
 
     with located(Source("offload", "")):
-        runtime, machine = load_runtime(args.runtime), load_machine(args.machine)
+        runtime, named = _runtime(args), _named(args)
         policies = read_policies(args.policy) if args.policy is not None else None
         model = model_of(args.model)
-        lengths, files = (args.prompt_len, args.gen_len), not args.no_page_cache
-        setting = setting_of(model.model, machine, runtime, *lengths, page_cache=files, devices=args.gpus)
+        dtype = _dtype(args)
+        machine = named or _measured(args, dtype)
+        setting = setting_of(
+            model.model, machine, runtime, args.prompt_len, args.gen_len,
+            page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
+        )  # fmt: skip
         compress, weights = args.compress is not None, WEIGHT_FORMATS.get(args.weights)
         if policies is None:
             found = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
@@ -216,6 +223,46 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
         said = f"{args.prompt_len} tokens in and {args.gen_len} out"
         draw_frontier(plans, f"{model.name} on {machine.name}, {said}, runtime {runtime.name}", args.frontier)
     return model.name, plan, most, plans
+
+
+def _runtime(args: argparse.Namespace) -> Runtime:
+    """The runtime that is priced: on this machine the one that runs here."""
+    from shardwright.cost.hardware.runtimes import load_runtime
+
+    return load_runtime(args.runtime or ("flexgen" if args.machine else "ours"))
+
+
+def _named(args: argparse.Namespace) -> Machine | None:
+    """The machine of --machine."""
+    from shardwright.cost.hardware.chips import load_machine
+
+    return load_machine(args.machine) if args.machine else None
+
+
+def _measured(args: argparse.Namespace, dtype: DType) -> Machine:
+    """This machine as a run in this format has it: what is left of its memories, or their caps."""
+    from shardwright.cli.offload_run import tell
+    from shardwright.ir.types import Tier
+    from shardwright.serving.offloading.room import MemoryRoom
+    from shardwright.serving.offloading.this_machine import MachineRequest, this_machine
+
+    caps = {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
+    request = MachineRequest(dtype, args.device, args.spill_dir, args.disk_readers, caps[Tier.DISK])
+    return MemoryRoom().of(this_machine(request, tell), caps, args.device, args.spill_dir, named=False)
+
+
+def _dtype(args: argparse.Namespace) -> DType:
+    """The format that is planned for: on this machine that of the checkpoint, where it says one; f16 elsewhere."""
+    from shardwright.ir.types import DType
+    from shardwright.models.built_in import built_in_names
+    from shardwright.models.config import read_config
+    from shardwright.models.importing import checkpoint_dtype
+
+    if args.dtype:
+        return DType(args.dtype)
+    if args.machine or args.model in built_in_names():
+        return DType.F16
+    return checkpoint_dtype(read_config(args.model))
 
 
 def _model_text(args: argparse.Namespace, plan: PricedPolicy, name: str) -> str:

@@ -77,6 +77,7 @@ class RunRequest:
     prompts: list[Prompt]
     tokenizer: Tokenizer | None
     settings: GenerationSettings
+    options: RunOptions
     request: OffloadRequest
 
     def answered_with(self, checkpoint: str) -> RunSettings:
@@ -127,18 +128,19 @@ def execute_run(args: argparse.Namespace) -> int:
     if in_world():
         with joined(silence=args.silence_timeout) as world:
             args.json = args.json and world.writes
-            return _run(args, _asked(args, world.count), world)
+            return _run(args, _asked(args, world.count, world), world)
     asked = _asked(args, args.gpus)
     if args.gpus == 1:
         return _run_with_room(args, asked)
     with Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model)):
         pass  # what is wrong with it is said once, by this process
-    return run_together(args.argv, args.gpus)
+    planned = [] if args.policy else ["--policy", asked.request.policy.numbers]
+    return run_together([*args.argv, *planned], args.gpus)
 
 
 def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
     """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
-    return _options(args).with_room(
+    return asked.options.with_room(
         asked.prompts,
         asked.request,
         lambda request: _run(args, replace(asked, request=request)),
@@ -146,13 +148,13 @@ def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
     )
 
 
-def _asked(args: argparse.Namespace, gpus: int) -> RunRequest:
+def _asked(args: argparse.Namespace, gpus: int, world: World | None = None) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
     from shardwright.serving.offloading.buckets import check_lengths
+    from shardwright.serving.offloading.launching import threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
-    from shardwright.serving.offloading.room import RATES
 
     with located(Source("offload", "")):
         if args.gpus not in (1, gpus):
@@ -165,13 +167,19 @@ def _asked(args: argparse.Namespace, gpus: int) -> RunRequest:
     check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
         PipelineStage(0, gpus).layers(model.layers)
-        if args.policy is None and args.machine is None:
-            print(
-                f"neither --policy nor --machine: planning with the rates of {RATES}; `shardwright calibrate"
-                " --offloading` measures those of this machine",
-                file=sys.stderr,
-            )
-        return RunRequest(prompts, inputs.tokenizer, settings, _options(args).request(prompts, gpus))
+        options = _options(args)
+        if world is None:
+            options = options.on_this_machine(tell, threads_of(gpus) if gpus > 1 else None)
+        elif args.policy is None:  # the plan of one process for all: on other machines there would be others
+            if world.writes:
+                world.share("policy", options.on_this_machine(tell).request(prompts, gpus).policy.numbers)
+            options = replace(options, policy=world.shared("policy", 0))
+        return RunRequest(prompts, inputs.tokenizer, settings, options, options.request(prompts, gpus))
+
+
+def tell(text: str) -> None:
+    """Writes a piece of a line to standard error at once."""
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None) -> int:
@@ -219,7 +227,7 @@ def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None
     if not writes:
         return 0
     if recorder is not None:
-        _write_timeline(args, recordings, request, asked.prompts)
+        _write_timeline(args, recordings, asked)
     if args.json:
         print_json(
             {
@@ -277,9 +285,7 @@ def _recordings(recorder: Recorder, world: World | None) -> list[Recording]:
     return [Recording.of_json(world.shared("recorded", i)) for i in range(world.count)] if world.writes else []
 
 
-def _write_timeline(
-    args: argparse.Namespace, recordings: list[Recording], request: OffloadRequest, prompts: list[Prompt]
-) -> None:
+def _write_timeline(args: argparse.Namespace, recordings: list[Recording], asked: RunRequest) -> None:
     from pathlib import Path
 
     from shardwright.backends.timeline import write_timeline
@@ -288,11 +294,12 @@ def _write_timeline(
     from shardwright.prediction.offload_timeline import run_seconds
     from shardwright.serving.offloading.program_parts import PipelineStage
 
+    request, options = asked.request, asked.options
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
     title = f"{Path(args.model).resolve().name}, {request.policy}, {request.schedule}"
     seconds = None
-    if args.machine:
-        setting, n = _options(args).setting(prompts), len(recordings)
+    if options.machine or options.measured:
+        setting, n = options.setting(asked.prompts), len(recordings)
         layers = [len(PipelineStage(i, n).layers(setting.sizes.layers)) for i in range(n)]
         seconds = [
             run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)

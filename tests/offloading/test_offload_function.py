@@ -11,6 +11,7 @@ from models.greedy_generation import STEPS, truth
 from shardwright import DiagnosticError, offload
 
 
+@pytest.mark.usefixtures("quick_measuring")
 @pytest.mark.parametrize("policy", [None, "4,2,20,50,30,30,20,40"])
 def test_tokens_are_those_of_transformers(policy: str | None, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")

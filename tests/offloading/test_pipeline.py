@@ -214,3 +214,30 @@ def test_what_cannot_be_a_pipeline(
     made = shardwright(*command, "--gpus", "3")
     assert made.status == 1
     assert "error: 2 layers cannot be divided into 3 stages of a pipeline [too-many-stages]" in made.err
+
+
+@pytest.mark.usefixtures("quick_measuring")
+def test_one_process_plans_for_all(
+    checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --policy: the command that starts the processes, or the first of them. This machine is measured once."""
+    from shardwright.serving.offloading import launching
+
+    started: list[str] = []
+
+    def together(argv: Sequence[str], count: int) -> int:
+        started.extend([*argv, str(count)])
+        return 0
+
+    monkeypatch.setattr(launching, "run_together", together)
+    folder, prompts, out = checkpoint("opt"), tmp_path / "in", tmp_path / "out"
+    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder).prompts))
+    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", STEPS, "--ignore-eos"]
+    made = shardwright(*map(str, words), "--gpus", "2")
+    assert made.status == 0, made.err
+    assert made.err.startswith("no --machine: measuring this machine once ... ")
+    assert (started[:-3], started[-3], started[-1]) == ([*map(str, words), "--gpus", "2"], "--policy", "2")
+    (first, _, said), (second, _, why) = finished(start(2, "-m", "shardwright", *words))
+    assert (first, second) == (0, 0), said + why
+    assert "measuring" not in said + why
+    assert [json.loads(line)["new_tokens"] for line in out.read_text().splitlines()] == tokens(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from offloading.quick_measuring import quick_command
 
 from shardwright.ir.types import DType
 from shardwright.models.dummy_checkpoint import write_dummy
@@ -48,7 +50,8 @@ def run(folder: Path, caps: int, *words: str, how: Sequence[str] = ("-m", "shard
         "--device-memory", f"{caps // 2}MB", "--host-memory", f"{caps // 2}MB",
     ]  # fmt: skip
     # Not the process's own ru_maxrss: that of a child begins with what its parent had.
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     most, status = 0, Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         lines = status.read_text().splitlines()
@@ -107,22 +110,27 @@ import runpy, sys
 from types import SimpleNamespace
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.prediction import offloading
+from shardwright.serving.offloading import this_machine
+this_machine.COMMAND = sys.argv.pop(1).split("|")
 planned = [parse_policy(policy) for policy in sys.argv.pop(1).split()]
 offloading.best_plan = lambda *_, **__: SimpleNamespace(plan=SimpleNamespace(policy=planned.pop(0)))
 runpy.run_module("shardwright", run_name="__main__", alter_sys=True)
 """
-"""The command, and one policy after another as what is planned."""
+"""The command, a command that measures, and one policy after another as what is planned."""
 
 
 def test_a_policy_that_did_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     """Without --policy one is tried and given up when its weights fill both halves, and layers to compute on have no
-    room beside them: they are gone when the next is loaded, which all but fills both halves again."""
+    room beside them: they are gone when the next is loaded, which all but fills both halves again. The machine is
+    measured first, by a process that takes more than the caps, and none of this one's memory."""
     caps, hidden, layers = 300, 1024, 16
     weights = write_dummy(tmp_path, config(hidden, layers), DType.BF16)
     fits = filling(caps, weights, layers, hidden, widened=False)
     batch, batches, device, host, *rest = fits.split(",")
     beyond = ",".join((batch, batches, host, host, *rest))
-    report, most = run(tmp_path, caps, how=("-c", PLANNED, f"{beyond} {fits}"))
+    measuring = "|".join(quick_command(tmp_path, f"ballast = b'x' * {2 * caps * MB}"))
+    report, most = run(tmp_path, caps, how=("-c", PLANNED, measuring, f"{beyond} {fits}"))
+    assert (tmp_path / "measured.jsonl").exists()
     assert report["policy"]["wg"] == float(device)
     check(report, most, caps)
 

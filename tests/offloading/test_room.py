@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,7 @@ from shardwright.cost.hardware.chips import load_machine
 from shardwright.ir.types import Tier
 from shardwright.serving.offloading.room import MemoryRoom
 
-NOTE = (
-    "neither --policy nor --machine: planning with the rates of t4; `shardwright calibrate --offloading` measures those"
-    " of this machine\n"
-)
+pytestmark = pytest.mark.usefixtures("quick_measuring")
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def run(shardwright: Callable[..., Any], checkpoint: Callable[..., Path], tmp_pa
 def test_the_policy_is_found_and_the_caps_are_kept(run: Callable[..., Any]) -> None:
     free, wanted = run("free.jsonl")
     assert free.status == 0
-    assert free.err.startswith(NOTE)
+    assert free.err.startswith("no --machine: measuring this machine once ... ")
     caps = ("--device-memory", "150kB", "--host-memory", "200kB", "--disk-memory", "10MB")
     capped, found = run("capped.jsonl", *caps, "--json")
     assert capped.status == 0
@@ -61,7 +59,7 @@ def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any])
     assert "of that memory" in chosen.err
 
 
-def test_room_shrinks_where_a_memory_did_not_suffice() -> None:
+def test_room_shrinks_where_a_memory_did_not_suffice(tmp_path: Path) -> None:
     machine = load_machine("t4")
     first = MemoryRoom()
     less = first.less(Tier.DEVICE)
@@ -69,6 +67,9 @@ def test_room_shrinks_where_a_memory_did_not_suffice() -> None:
     assert first.of(machine, caps, "cpu", named=True).chip.memory_bytes == pytest.approx(950)
     assert less.of(machine, caps, "cpu", named=True).chip.memory_bytes == pytest.approx(950 * 0.85)
     assert less.of(machine, caps, "cpu", named=True).host.memory_bytes == 0.95 * machine.host.memory_bytes
+    here = first.of(machine, {}, "cpu", str(tmp_path), named=False)
+    assert here.disk is not None
+    assert here.disk.memory_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     steps = 0
     while first.can_shrink(Tier.DEVICE):
         first, steps = first.less(Tier.DEVICE), steps + 1

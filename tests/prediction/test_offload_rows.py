@@ -369,7 +369,6 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (("opt-30b", "--plan-only"), "--plan-only needs --machine NAME"),
         (
             ("opt-30b", "--plan-only", "--machine", "t4", "--policy", "1,1,0,0,0,0,0,0", "--latency", "5"),
             "--policy and --latency cannot be given together",

@@ -30,7 +30,7 @@ def run_together(argv: Sequence[str], count: int) -> int:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "SHARDWRIGHT_PARENT_PIPE": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count))),
+        "OMP_NUM_THREADS": str(threads_of(count)),
     }
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -51,6 +51,12 @@ def run_together(argv: Sequence[str], count: int) -> int:
         failed.source = Source("shardwright", "")
         raise failed
     return 1 if any(statuses) else 0
+
+
+def threads_of(count: int) -> int:
+    """The threads that each of so many processes computes with."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) else max(1, (os.cpu_count() or 1) // count)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:

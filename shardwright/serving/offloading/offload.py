@@ -39,9 +39,10 @@ def offload(
     device, host and disk.
 
     `policy` is eight numbers in the paper's order, "4,4,0,100,0,100,0,100", or a file, a program that is run as it is
-    written among them; without one the best for `machine` and the memory is planned. `device_memory`, `host_memory` and
-    `disk_memory` are caps in bytes. The other options are as of the command. Raises a `DiagnosticError` where the
-    checkpoint, a prompt or an option is at fault, or memory does not suffice.
+    written among them; without one the best for `machine` and the memory is planned. Without `machine` either this one
+    is measured once, which takes some seconds, and kept; a T4's rates stand for it where that fails. `device_memory`,
+    `host_memory` and `disk_memory` are caps in bytes. The other options are as of the command. Raises a
+    `DiagnosticError` where the checkpoint, a prompt or an option is at fault, or memory does not suffice.
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
@@ -72,4 +73,5 @@ def offload(
             return sorted(offloaded.completions(), key=lambda completion: completion.prompt.index)
 
     with located(Source(str(checkpoint), "")):
+        options = options.on_this_machine(lambda text: None)
         return options.with_room(made, options.request(made), run, lambda line: None)

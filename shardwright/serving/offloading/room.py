@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.offloading.memory import capacities
 from shardwright.ir.types import Tier
-
-RATES = "t4"
-"""The machine whose rates a run is planned with that names none."""
 
 _FIRST = {Tier.DEVICE: 0.95, Tier.HOST: 0.95, Tier.DISK: 1.0}
 _STEP = 0.85
@@ -34,12 +34,21 @@ class MemoryRoom:
         """With less of a memory that did not suffice."""
         return MemoryRoom({**self.shares, tier: self.shares[tier] * _STEP})
 
-    def of(self, machine: Machine, caps: Mapping[Tier, int | None], device: str | None, *, named: bool) -> Machine:
+    def of(
+        self,
+        machine: Machine,
+        caps: Mapping[Tier, int | None],
+        device: str | None,
+        spill: str | None = None,
+        *,
+        named: bool,
+    ) -> Machine:
         """The machine with this share of its memories: of their caps, where there are any. Where it is not `named`, its
-        host has what this one has, half of it as the device where PyTorch's device is the CPU."""
+        host has what this one has, half of it as the device where PyTorch's device is the CPU, and its disk what is
+        free in the folder `spill`."""
         sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
         if not named:
-            sizes |= _here(device)
+            sizes |= _here(device, spill)
         sizes |= {tier: float(cap) for tier, cap in caps.items() if cap is not None}
         sizes = {tier: size * self.shares[tier] for tier, size in sizes.items()}
         made = replace(
@@ -52,7 +61,7 @@ class MemoryRoom:
         return replace(made, disk=replace(machine.disk, memory_bytes=sizes[Tier.DISK]))
 
 
-def _here(device: str | None) -> dict[Tier, float]:
+def _here(device: str | None, spill: str | None) -> dict[Tier, float]:
     """The memory of this machine, as far as it says."""
     import torch
 
@@ -67,4 +76,6 @@ def _here(device: str | None) -> dict[Tier, float]:
         made[Tier.HOST] = float(available) if cuda else available / 2
         if not cuda:
             made[Tier.DEVICE] = available / 2
+    with suppress(OSError):
+        made[Tier.DISK] = float(shutil.disk_usage(spill or tempfile.gettempdir()).free)
     return made

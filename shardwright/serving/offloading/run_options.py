@@ -8,14 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.ir.types import DType, Tier
+from shardwright.models.config import read_config
+from shardwright.models.importing import checkpoint_dtype
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.offloading.policy_files import is_program, read_policy
 from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
-from shardwright.serving.offloading.room import RATES, MemoryRoom
+from shardwright.serving.offloading.room import MemoryRoom
+from shardwright.serving.offloading.this_machine import MachineRequest, this_machine
 
 T = TypeVar("T")
 
@@ -23,8 +27,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class RunOptions:
     """The options of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
-    `machine`, or for the rates of a T4, and for the memory that the caps leave; `compress` and `weights` say what is
-    quantized, `latency` how many seconds a planned block may take. The other fields are those of `OffloadRequest`."""
+    `machine`, or for this one as `on_this_machine` has `measured` it, and for the memory that the caps leave;
+    `compress` and `weights` say what is quantized, `latency` how many seconds a planned block may take. The other
+    fields are those of `OffloadRequest`."""
 
     checkpoint: str | Path
     new_tokens: int
@@ -41,6 +46,21 @@ class RunOptions:
     compress: bool = False
     weights: GroupQuantization | None = None
     latency: float | None = None
+    measured: Machine | None = None
+
+    @property
+    def numbers(self) -> DType:
+        """The format of weights and activations."""
+        return self.dtype or checkpoint_dtype(read_config(self.checkpoint))
+
+    def on_this_machine(self, told: Callable[[str], object], threads: int | None = None) -> RunOptions:
+        """The options with this machine measured, where a policy is to be planned for it, as a run finds it whose
+        computations have so many `threads`. `told` gets what there is to say (`this_machine`)."""
+        if self.policy is not None or self.machine is not None:
+            return self
+        disk = self.caps.get(Tier.DISK)
+        request = MachineRequest(self.numbers, self.device, self.spill, self.readers, disk, threads)
+        return replace(self, measured=this_machine(request, told))
 
     def request(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadRequest:
         """The request for these prompts; `room` has how much of each memory a plan may count on."""
@@ -70,20 +90,20 @@ class RunOptions:
 
     def setting(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadSetting:
         """The run as the cost model sees it: every prompt as long as the longest."""
-        from shardwright.cost.hardware.chips import load_machine
         from shardwright.cost.hardware.runtimes import load_runtime
-        from shardwright.models.config import read_config
-        from shardwright.models.importing import checkpoint_dtype
         from shardwright.prediction.models import model_of
         from shardwright.prediction.offloading import setting_of
 
         longest = max(len(prompt.tokens) for prompt in prompts)
         model = model_of(str(self.checkpoint)).model
-        machine, runtime = load_machine(self.machine or RATES), load_runtime("ours")
+        machine = self.measured if self.machine is None else load_machine(self.machine)
+        assert machine is not None, "on_this_machine comes first"
         if room is not None:
-            machine = room.of(machine, self.caps, self.device, named=self.machine is not None)
-        dtype = self.dtype or checkpoint_dtype(read_config(self.checkpoint))
-        return setting_of(model, machine, runtime, longest, max(1, self.new_tokens), devices=gpus, dtype=dtype)
+            machine = room.of(machine, self.caps, self.device, self.spill, named=self.machine is not None)
+        return setting_of(
+            model, machine, load_runtime("ours"), longest, max(1, self.new_tokens),
+            page_cache=self.page_cache is not False, devices=gpus, dtype=self.numbers,
+        )  # fmt: skip
 
     def with_room(
         self,
