@@ -126,7 +126,7 @@ def test_the_generator_draws_what_it_says() -> None:
         features |= program.features
         operations |= set(re.findall(r"\b([a-z_0-9]+)(?:\[[^\]]*\])?\(", program.text()))
     assert features == {
-        "by", "declared order", "digits", "extent", "functions", "loop", "model", "nested-loop", "override",
+        "by", "declared order", "digits", "extent", "f8", "functions", "loop", "model", "nested-loop", "override",
         "partialmax", "partialsum", "placement", "set",
     }  # fmt: skip
     text = DOCUMENT.read_text(encoding="utf-8")

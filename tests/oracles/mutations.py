@@ -31,7 +31,7 @@ WORDS = re.findall(
     99999999999999999999 4294967296 1e-5 0.5 _ x y z [ ] { } ( ) E L B take concat by split merge rename as_partial
     all_to_all all_gather reduce_scatter slice roll fetch store prefetch start wait free argmax topk full where iota
     rotary lookup update uniform window causal mesh dim weights state func loop as set next return -> :~ @ = , : bitcast
-    convert cumsum layernorm softmax in flight ahead wrap true seq style neox None def lambda
+    convert cumsum layernorm softmax in flight ahead wrap true seq style neox None def lambda f8e4m3 f8e5m2
     """,
 )
 CHARACTERS = "abxyzABELNH012_{}[]():~@?,.-+*/=%#\n\t \r\x0b\x00\u00e9\u2028\u00b2\u0660\uff10\U0001f600\\\"'"

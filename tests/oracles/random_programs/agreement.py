@@ -11,9 +11,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from oracles.random_programs import eight_bits
 from oracles.random_programs.bounded import DECLARED, EXACT, Array, Number
 from oracles.random_programs.meaning import Meaning, meaning
-from oracles.random_programs.tree import INTEGER_RANGES, Decl, Func, Program, is_float, is_integer
+from oracles.random_programs.tree import INTEGER_RANGES, Decl, Func, Program, is_f8, is_float, is_integer
 
 from shardwright import bytes_received, check, evaluate, explicit, load, print_program, simulate
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -27,6 +28,8 @@ NUMPY = {
     "f32": np.float32,
     "bf16": ml_dtypes.bfloat16,
     "f16": np.float16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
     "int8": np.int8,
     "int4": ml_dtypes.int4,
     "int32": np.int32,
@@ -68,13 +71,15 @@ def inputs(program: Program, seed: int) -> dict[str, dict[str, Array]]:
     """For each function its arrays by name, and the weights and the state that all share."""
     rng = np.random.default_rng(seed)
     special = rng.random() < (0.1 if "model" in program.features else 0.35)
-    shared = {decl.name: _array(decl, rng, special) for decl in (*program.weights, *program.state)}
+    eights = eight_bits.formats_in(program) if "f8" in program.features else ()
+    shared = {decl.name: _array(decl, rng, special, eights) for decl in (*program.weights, *program.state)}
     return {
-        func.name: shared | {decl.name: _array(decl, rng, special) for decl in func.params} for func in program.funcs
+        func.name: shared | {decl.name: _array(decl, rng, special, eights) for decl in func.params}
+        for func in program.funcs
     }
 
 
-def _array(decl: Decl, rng: np.random.Generator, special: bool) -> Array:
+def _array(decl: Decl, rng: np.random.Generator, special: bool, eights: tuple[str, ...]) -> Array:
     dtype, shape = decl.shape.dtype, decl.shape.extents
     if decl.index_below is not None:
         low = -1 if rng.random() < 0.3 else 0
@@ -90,10 +95,16 @@ def _array(decl: Decl, rng: np.random.Generator, special: bool) -> Array:
     values = rng.standard_normal(shape) * rng.choice((0.3, 1.0, 1.0, 5.0))
     ties = rng.random(shape) < 0.1
     values = np.where(ties, np.round(values), values)
+    if eights and rng.random() < 0.5:
+        values = np.where(rng.random(shape) < 0.3, rng.choice(eight_bits.boundaries(eights), shape), values)
+    if is_f8(dtype):
+        values = eight_bits.nearest(values, dtype)
     if special:
         extremes = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e4, -1e4, 1e-4])
+        extremes = eight_bits.edges(dtype) if is_f8(dtype) else extremes
         values = np.where(rng.random(shape) < 0.12, rng.choice(extremes, shape), values)
-    return np.asarray(values).astype(NUMPY[dtype])
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(NUMPY[dtype])
 
 
 # ------------------------------------------------------------ comparing
@@ -222,6 +233,12 @@ def examine(
             outcome.movements += len(traffic.movements)
             if traffic.bytes != run.total:
                 outcome.findings.append(Finding("bytes", f"{func.name}: {run.total} received, {traffic.bytes} planned"))
+            if "f8" in program.features:  # under `exact` they are stopped at their ends, and not rounded
+                rounded = meaning(program, func, arrays[func.name], DECLARED)
+                results, kept = evaluate(surface, func.name, args, weights, state, "declared")
+                _compare(outcome, "reference, rounded", func, rounded, results, kept)
+                run = simulate(compiled, func.name, args, weights, state, "declared")
+                _compare(outcome, "simulator, rounded", func, rounded, run.results, run.state)
         except Exception as error:  # noqa: BLE001
             outcome.findings.append(_crash("run crashes", error))
         lap("simulator")

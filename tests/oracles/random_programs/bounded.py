@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from oracles.random_programs.tree import INTEGER_RANGES, is_float, is_integer
+from oracles.random_programs.eight_bits import nearest, within
+from oracles.random_programs.tree import INTEGER_RANGES, is_f8, is_float, is_integer
 
 Array = npt.NDArray[Any]
 
@@ -36,11 +37,13 @@ class Format:
 
 
 _F64 = Format(2.0**-53, 2.0**-1022, 1.79e308)
-EXACT = {"f32": _F64, "bf16": _F64, "f16": _F64}
+EXACT = {"f32": _F64, "bf16": _F64, "f16": _F64, "f8e4m3": _F64, "f8e5m2": _F64}
 DECLARED = {
     "f32": Format(2.0**-24, 2.0**-126, 3.4e38),
     "bf16": Format(2.0**-8, 2.0**-126, 3.38e38),
     "f16": Format(2.0**-11, 2.0**-14, 65500.0),
+    "f8e4m3": Format(2.0**-4, 2.0**-6, 448.0),
+    "f8e5m2": Format(2.0**-3, 2.0**-14, 57344.0),
 }
 Formats = dict[str, Format]
 
@@ -278,6 +281,10 @@ def convert(a: Number, dtype: str, formats: Formats) -> Number:
     """Between floats rounded; to integers towards zero, saturating, NaN to 0; between integers wrapped."""
     if dtype == a.dtype:
         return a
+    if is_f8(dtype):
+        return narrowed(a, dtype, formats)
+    if is_f8(a.dtype) and is_float(dtype):  # every other float has all numbers of 8 bits
+        return of(dtype, a.dims, a.value, a.error, a.addends)
     unknown = np.where(np.isinf(a.error), UNKNOWN, 0.0)
     if dtype == "bool":
         near = is_float(a.dtype) & (np.abs(a.value.astype(float)) <= a.error) & (a.error > 0)
@@ -297,6 +304,25 @@ def convert(a: Number, dtype: str, formats: Formats) -> Number:
         same = (whole(a.value - e) == value) & (whole(a.value + e) == value)
         return of(dtype, a.dims, value, np.where(same, unknown, UNKNOWN))
     return of(dtype, a.dims, wrap(a.value.astype(np.int64), dtype), unknown)
+
+
+def narrowed(a: Number, dtype: str, formats: Formats) -> Number:
+    """To 8-bit floats: rounded to nearest even and saturated, once, of the whole value.
+
+    Rounding decreases nowhere, so that what lies within the error of a value is rounded to what lies between the
+    rounded ends. Where these are one, the result is certain; four times the error counts, as for all that jumps.
+    """
+    value = a.value.astype(np.float64)
+    exact = formats[dtype] is _F64
+
+    def held(x: Array) -> Array:
+        return within(x, dtype) if exact else nearest(x, dtype)
+
+    reach = np.where(np.isfinite(a.error), (1 if exact else 4) * a.error, 0)
+    made = held(value)
+    error = np.maximum(held(value + reach) - made, made - held(value - reach))
+    error = np.where(np.isnan(made), 0.0, error)
+    return of(dtype, a.dims, made, np.where(np.isinf(a.error), UNKNOWN, error))
 
 
 def bitcast(a: Number, dtype: str) -> Number:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oracles.random_programs.tree import Expr, Shaped, is_integer
+from oracles.random_programs.tree import Expr, Shaped, is_f8, is_integer
 
 
 def dot(a: Expr, b: Expr, summed: str) -> Expr:
-    """`a @[summed] b`; integers give int32."""
+    """`a @[summed] b`; integers give int32, 8-bit floats f32."""
     sizes = a.shape.sizes | b.shape.sizes
     dims = tuple(dim for dim in sizes if dim not in summed)
-    dtype = "int32" if is_integer(a.shape.dtype) else a.shape.dtype
+    dtype = "int32" if is_integer(a.shape.dtype) else "f32" if is_f8(a.shape.dtype) else a.shape.dtype
     return Expr("@", Shaped(dtype, dims, tuple(sizes[dim] for dim in dims)), (a, b), summed, tuple(summed))
 
 

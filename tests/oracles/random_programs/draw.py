@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import dataclass, field, replace
 
-from oracles.random_programs import models
+from oracles.random_programs import eight_bits, models
 from oracles.random_programs.build import rename
 from oracles.random_programs.expressions import DRAWS, SMOOTH, WEIGHTS, Scope, Source
 from oracles.random_programs.tree import (
@@ -23,6 +23,7 @@ from oracles.random_programs.tree import (
     Shaped,
     Stmt,
     Target,
+    is_f8,
     ref,
 )
 
@@ -42,6 +43,8 @@ class Wishes:
     """Everything on the device."""
     smooth: bool = False
     """Numbers in f32, operations that have derivatives everywhere, and no addends at a function's edges."""
+    eights: bool = True
+    """8-bit floats in some of them."""
     fitting: bool = False
     """Nothing that may be refused: all axes that split a dimension anywhere divide its size together, and no partial
     maximum is demanded, which only a maximum over a split dimension gives."""
@@ -61,6 +64,8 @@ class Drawing:
     fitting: dict[str, frozenset[str]] | None
     """The axes that may split each dimension, where all digits of the program are to fit together."""
     model: bool = False
+    eights: tuple[str, ...] = ()
+    """The 8-bit floats among the formats."""
     features: set[str] = field(default_factory=set[str])
     used: set[str] = field(default_factory=set[str])
 
@@ -132,11 +137,13 @@ class Drawing:
 
     def assign(self, scope: Scope, expr: Expr, names: tuple[str, ...]) -> Assign:
         targets: list[Target] = []
+        expr = eight_bits.declared_product(self, expr)
         if expr.op in _ORDERED and len(expr.shape.dims) > 1 and self.chance(0.08):
             return self.reordered(scope, expr, names[0])
         for name, shape in zip(names, (expr.shape, *expr.more), strict=True):
             annotation = self.annotation(shape)
-            targets.append(Target(name, shape, annotation))
+            made = eight_bits.target(self, name, shape, annotation) if eight_bits.is_product(expr) else None
+            targets.append(made or Target(name, shape, annotation))
         for target in targets:
             scope.add(Source(target.name, target.shape, "local"))
         return Assign(tuple(targets), expr)
@@ -203,7 +210,7 @@ class Drawing:
                 expr = draw_expression(self, scope, only=("update",))
                 if expr and expr.shape == shape:
                     return expr
-            expr = draw_expression(self, scope, only=("binary", "unary", "where", "convert", "contraction"))
+            expr = draw_expression(self, scope, only=("binary", "unary", "where", "convert", "contraction", "narrowed"))
             if expr and expr.shape == shape and expr.op != "ref":
                 return expr
         others = [ref(s.name, s.shape) for s in same] + ([itself] if itself else [])
@@ -212,6 +219,8 @@ class Drawing:
         a, b = self.rng.choice(others), self.rng.choice(others)
         if shape.dtype == "bool":
             return Expr("logical_or", shape, (a, b))
+        if is_f8(shape.dtype):
+            return eight_bits.like(self, a, b)
         return Expr(self.rng.choice("+-*"), shape, (a, b))
 
     def loop(self, scope: Scope, depth: int) -> Loop | None:
@@ -306,7 +315,7 @@ class Drawing:
             names = [d for d, info in self.dims.items() if info.size == extent and d not in expr.shape.dims]
             if names and self.chance(0.7):
                 expr = rename(expr, {dim: self.rng.choice(names)})
-            elif expr.shape.dtype == "bool":
+            elif expr.shape.dtype == "bool" or is_f8(expr.shape.dtype):
                 expr = Expr(
                     "take", expr.shape.without(dim), (expr,), f"{dim}, {extent - 1}", (dim, extent - 1, None, 1)
                 )
@@ -340,6 +349,7 @@ def draw_expression(drawing: Drawing, scope: Scope, only: tuple[str, ...] | None
     smooth = drawing.wishes.smooth
     for _ in range(8):
         names = tuple(name for name in only or tuple(DRAWS) if name in SMOOTH or not smooth)
+        names = names if drawing.eights else tuple(name for name in names if name not in eight_bits.DRAWS)
         if not names:
             return None
         name = drawing.rng.choices(names, [WEIGHTS.get(n, 1.0) for n in names])[0]
@@ -359,19 +369,20 @@ def draw_expression(drawing: Drawing, scope: Scope, only: tuple[str, ...] | None
 
 def draw_program(rng: random.Random, wishes: Wishes | None = None) -> Program:
     wishes = wishes or Wishes()
+    eights = eight_bits.drawn_beside(rng, wishes)
     mesh = _mesh(rng, wishes)
     model = rng.random() < 0.2
     dims = models.model_dims(rng, mesh) if model else _dims(rng, mesh)
     main = rng.choices(("f32", "bf16", "f16"), (6, 2, 1))[0]
     others = rng.sample(("int8", "int32", "uint32", "int4", "bool", "f32"), rng.choice((0, 1, 1, 2)))
-    formats = ("f32",) if wishes.smooth else tuple([main] * 3 + others)
+    formats = ("f32",) if wishes.smooth else tuple([main] * 3 + others + list(eights))
     fitting = None
     features: set[str] = set()
     if wishes.fitting or rng.random() < 0.7:
         fitting = {dim.name: _fitting(rng, mesh, dim) for dim in dims}
     else:
         features.add("digits")
-    drawing = Drawing(rng, wishes, mesh, {dim.name: dim for dim in dims}, formats, fitting, model, features)
+    drawing = Drawing(rng, wishes, mesh, {dim.name: dim for dim in dims}, formats, fitting, model, eights, features)
     weights: list[Decl] = []
     state: list[Decl] = []
     if model:
@@ -393,7 +404,10 @@ def draw_program(rng: random.Random, wishes: Wishes | None = None) -> Program:
         weights, state = _used(weights, funcs), _used(state, funcs)
     if rng.random() < 0.06 and not wishes.one_memory:
         weights = [_elsewhere(drawing, decl) for decl in weights]
-    return Program(tuple(mesh.items()), tuple(dims), tuple(weights), tuple(state), funcs, frozenset(drawing.features))
+    made = Program(tuple(mesh.items()), tuple(dims), tuple(weights), tuple(state), funcs)
+    if eights and eight_bits.formats_in(made):
+        drawing.features.add("f8")
+    return replace(made, features=frozenset(drawing.features))
 
 
 def _used(decls: list[Decl], funcs: tuple[Func, ...]) -> list[Decl]:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from oracles.random_programs import eight_bits
 from oracles.random_programs.build import rename as renamed
-from oracles.random_programs.tree import INTEGER_RANGES, Expr, Shaped, is_float, is_integer, ref
+from oracles.random_programs.tree import INTEGER_RANGES, Expr, Shaped, computes, is_f8, is_integer, is_wide, ref
 
 if TYPE_CHECKING:
     from oracles.random_programs.draw import Drawing
@@ -68,7 +69,7 @@ def pick(d: Drawing, scope: Scope, fits: Callable[[Shaped], bool], kinds: tuple[
     sources = [s for s in scope.sources() if fits(s.shape) and (not kinds or s.kind in kinds)]
     if not sources:
         return None
-    weights = [3 if s.kind in {"local", "carried"} else 1 for s in sources]
+    weights = [(3 if s.kind in {"local", "carried"} else 1) * (3 if is_f8(s.shape.dtype) else 1) for s in sources]
     source = d.rng.choices(sources, weights)[0]
     return ref(source.name, source.shape)
 
@@ -88,6 +89,8 @@ def number(d: Drawing, dtype: str) -> Expr:
         low, high = INTEGER_RANGES[dtype]
         value = d.rng.choice((0, 1, 2, 3, 5, 7, high, max(low, -1), max(low, -3), low))
         return Expr("number", shape, (), str(value), value)
+    if is_f8(dtype):
+        return eight_bits.number(d, dtype)
     text = d.rng.choice(("0", "1", "2", "0.5", "-1", "3", "1e-5", "-0.25", "inf", "-inf", "1e4"))
     if text.endswith("inf") and not d.chance(0.3):
         text = "0.5"
@@ -110,7 +113,7 @@ def union(*shapes: Shaped) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
 
 
 def unary(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: is_float(s.dtype))
+    a = pick(d, scope, lambda s: is_wide(s.dtype))
     if a is None:
         return None
     op = d.rng.choice(SMOOTH_FUNCTIONS if d.wishes.smooth else FUNCTIONS)
@@ -148,7 +151,7 @@ def _pair(d: Drawing, scope: Scope, fits: Callable[[Shaped], bool]) -> tuple[Exp
 
 
 def binary(d: Drawing, scope: Scope) -> Drawn:
-    pair = _pair(d, scope, lambda s: s.dtype != "bool")
+    pair = _pair(d, scope, lambda s: computes(s.dtype))
     rough = () if d.wishes.smooth else ("/", "maximum", "minimum")
     return _binary(d.rng.choice(("+", "+", "-", "-", "*", "*", *rough)), pair)
 
@@ -161,7 +164,7 @@ def binary_bool(d: Drawing, scope: Scope) -> Drawn:
 
 
 def comparison(d: Drawing, scope: Scope) -> Drawn:
-    pair = _pair(d, scope, lambda s: s.dtype != "bool")
+    pair = _pair(d, scope, lambda s: computes(s.dtype))
     made = _binary(d.rng.choice(("less", "less_equal", "equal")), pair)
     return replace(made, shape=made.shape.of("bool")) if made else None
 
@@ -223,14 +226,17 @@ def contraction(d: Drawing, scope: Scope) -> Drawn:
         return s.dtype == a.shape.dtype and bool(set(s.dims) & set(a.shape.dims)) and union(a.shape, s) is not None
 
     b = pick(d, scope, fits)
-    if b is None:
-        return None
+    return None if b is None else product(d, a, b)
+
+
+def product(d: Drawing, a: Expr, b: Expr) -> Expr:
+    """Of operands of one format that share a dimension, over some of those that they share."""
     shared = [dim for dim in a.shape.dims if dim in b.shape.dims]
     summed = tuple(d.rng.sample(shared, d.rng.choice((1, 1, len(shared)))))
     sizes = a.shape.sizes | b.shape.sizes
     dims = tuple(dim for dim in sizes if dim not in summed)
-    # Integers accumulate in int32, which is what the product has where no type is declared.
-    dtype = "int32" if is_integer(a.shape.dtype) else a.shape.dtype
+    # Integers accumulate in int32, which is what the product has where no type is declared; 8-bit floats in f32.
+    dtype = "int32" if is_integer(a.shape.dtype) else "f32" if is_f8(a.shape.dtype) else a.shape.dtype
     shape = Shaped(dtype, dims, tuple(sizes[dim] for dim in dims))
     bare = len(shared) == 1 and d.chance(0.4)
     text = "".join(summed) if all(dim[0].isupper() for dim in summed) else " ".join(summed)
@@ -238,7 +244,7 @@ def contraction(d: Drawing, scope: Scope) -> Drawn:
 
 
 def reduction(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and s.dtype != "bool")
+    a = pick(d, scope, lambda s: bool(s.dims) and computes(s.dtype))
     if a is None:
         return None
     dims = tuple(d.rng.sample(a.shape.dims, d.rng.choice((1, 1, 1, min(2, len(a.shape.dims))))))
@@ -247,7 +253,7 @@ def reduction(d: Drawing, scope: Scope) -> Drawn:
 
 
 def cumsum(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and s.dtype != "bool")
+    a = pick(d, scope, lambda s: bool(s.dims) and computes(s.dtype))
     if a is None:
         return None
     dim = d.rng.choice(a.shape.dims)
@@ -255,7 +261,7 @@ def cumsum(d: Drawing, scope: Scope) -> Drawn:
 
 
 def argmax(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and s.dtype != "bool")
+    a = pick(d, scope, lambda s: bool(s.dims) and computes(s.dtype))
     if a is None:
         return None
     dim = d.rng.choice(a.shape.dims)
@@ -278,7 +284,7 @@ def _blocks(d: Drawing, dim: str, extent: int, also: int) -> tuple[str, int]:
 
 
 def topk(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and s.dtype != "bool")
+    a = pick(d, scope, lambda s: bool(s.dims) and computes(s.dtype))
     if a is None:
         return None
     dim = d.rng.choice(a.shape.dims)
@@ -292,7 +298,7 @@ def topk(d: Drawing, scope: Scope) -> Drawn:
 
 
 def softmax(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and is_float(s.dtype))
+    a = pick(d, scope, lambda s: bool(s.dims) and is_wide(s.dtype))
     if a is None:
         return None
     if len(a.shape.dims) > 1 and d.chance(0.5):
@@ -308,7 +314,7 @@ def softmax(d: Drawing, scope: Scope) -> Drawn:
 
 
 def norm(d: Drawing, scope: Scope) -> Drawn:
-    a = pick(d, scope, lambda s: bool(s.dims) and is_float(s.dtype))
+    a = pick(d, scope, lambda s: bool(s.dims) and is_wide(s.dtype))
     if a is None:
         return None
     op = d.rng.choice(("layernorm", "rmsnorm"))
@@ -317,7 +323,7 @@ def norm(d: Drawing, scope: Scope) -> Drawn:
     args = [a]
     for _ in range(2 if op == "layernorm" else 1):
         scale = pick(
-            d, scope, lambda s: is_float(s.dtype) and s.dims == dims and s.sizes.items() <= a.shape.sizes.items()
+            d, scope, lambda s: is_wide(s.dtype) and s.dims == dims and s.sizes.items() <= a.shape.sizes.items()
         )
         if scale is None or not d.chance(0.6):
             break
@@ -375,7 +381,7 @@ def uniform(d: Drawing, scope: Scope) -> Drawn:
 
 
 def rotary(d: Drawing, scope: Scope) -> Drawn:
-    x = pick(d, scope, lambda s: is_float(s.dtype) and any(n % 2 == 0 for n in s.extents))
+    x = pick(d, scope, lambda s: is_wide(s.dtype) and any(n % 2 == 0 for n in s.extents))
     if x is None:
         return None
     dim = d.rng.choice([name for name, n in x.shape.sizes.items() if n % 2 == 0])
@@ -580,10 +586,13 @@ DRAWS: dict[str, Callable[[Drawing, Scope], Drawn]] = {
     "rename": rename,
     "split": split,
     "merge": merge,
+    "narrowed": eight_bits.narrowed,
+    "narrow_product": eight_bits.narrow_product,
 }
 WEIGHTS = {
     "unary": 2.5, "alias": 0.5, "binary": 5.0, "contraction": 5.0, "reduction": 3.0, "comparison": 1.0, "where": 1.2,
     "topk": 0.6,
     "softmax": 1.2, "norm": 1.0, "update": 1.2, "lookup": 1.2, "bitcast": 0.4, "logical_not": 0.4, "uniform": 0.6,
     "full": 0.6, "iota": 0.6, "negative": 0.5, "split": 1.5, "merge": 0.7, "convert": 1.0,
+    "narrowed": 3.0, "narrow_product": 4.0,
 }  # fmt: skip

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from oracles.random_programs import bounded
 from oracles.random_programs.bounded import UNKNOWN, Array, Formats, Number, certain, of
-from oracles.random_programs.tree import Assign, Expr, Free, Func, Loop, Program, SetState, Shaped, Stmt, is_float
+from oracles.random_programs.tree import (
+    Assign,
+    Expr,
+    Free,
+    Func,
+    Loop,
+    Program,
+    SetState,
+    Shaped,
+    Stmt,
+    is_f8,
+    is_float,
+)
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,9 @@ def _one(expr: Expr, args: list[Number], run: _Run) -> Number:
 def _constant(value: float, shape: Shaped, formats: Formats) -> Number:
     if is_float(shape.dtype):
         number = certain(shape.dtype, shape.dims, np.full(shape.extents, float(value)))
+        if is_f8(shape.dtype):
+            finite = replace(number, dtype="f32")
+            return bounded.narrowed(finite, shape.dtype, formats) if np.isfinite(value) else number
         return bounded.rounded(number, formats, 1)
     held = bool(value) if shape.dtype == "bool" else bounded.wrap(np.asarray(int(value)), shape.dtype)
     return certain(shape.dtype, shape.dims, np.full(shape.extents, held))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oracles.random_programs import build
 from oracles.random_programs.expressions import Scope, Source
-from oracles.random_programs.tree import Assign, Decl, Dim, Expr, Loop, SetState, Shaped, Stmt, Target, ref
+from oracles.random_programs.tree import Assign, Decl, Dim, Expr, Loop, SetState, Shaped, Stmt, Target, is_f8, ref
 
 if TYPE_CHECKING:
     import random
@@ -43,14 +43,19 @@ def model_dims(rng: random.Random, mesh: dict[str, int]) -> list[Dim]:
 
 def model_values(d: Drawing) -> tuple[list[Decl], list[Decl]]:
     """Weights and state."""
-    weights = [_decl(d, name, row) for name, row in _WEIGHTS.items()]
-    state = [_decl(d, "cache", "BTD"), _decl(d, "caches", "NBTD")]
+    weights = [_decl(d, name, row, _stored(d)) for name, row in _WEIGHTS.items()]
+    state = [_decl(d, "cache", "BTD", _stored(d)), _decl(d, "caches", "NBTD", _stored(d))]
     state.append(Decl("pos", Shaped("int32", (), ()), d.layout(Shaped("int32", (), ())), index_below=3))
     return weights, state
 
 
-def _decl(d: Drawing, name: str, row: str) -> Decl:
-    shape = _shape(d, row)
+def _stored(d: Drawing) -> str:
+    """The format that weights and caches are kept in."""
+    return d.rng.choice(("f32", *d.eights)) if d.eights else "f32"
+
+
+def _decl(d: Drawing, name: str, row: str, dtype: str = "f32") -> Decl:
+    shape = _shape(d, row, dtype)
     return Decl(name, shape, d.layout(shape, holes=0.2))
 
 
@@ -82,8 +87,20 @@ def _let(d: Drawing, scope: Scope, body: list[Stmt], expr: Expr) -> Expr:
 
 
 def _named(scope: Scope, name: str) -> Expr | None:
+    """A weight or a state value, converted to f32 where it is kept in 8 bits."""
+    found = _kept(scope, name)
+    return build.convert(found, "f32") if found and is_f8(found.shape.dtype) else found
+
+
+def _kept(scope: Scope, name: str) -> Expr | None:
     source = scope.entries.get(name)
     return ref(name, source.shape) if source else None
+
+
+def _written(name: str, cache: Expr, new: Expr, pos: Expr, *, wrap: bool = False) -> SetState:
+    """New keys at their positions in a cache, in its format."""
+    new = build.convert(new, cache.shape.dtype) if is_f8(cache.shape.dtype) else new
+    return SetState(name, build.update(cache, new, pos, "T", "L", wrap=wrap))
 
 
 def _tokens(d: Drawing, scope: Scope) -> Expr | None:
@@ -105,6 +122,11 @@ def _feedforward(d: Drawing, scope: Scope, body: list[Stmt]) -> Expr | None:
         return None
     if d.chance(0.2):
         low = build.dot(build.convert(x, "bf16"), build.convert(w_in, "bf16"), "E")
+        h = build.convert(_let(d, scope, body, low), "f32")
+    elif d.eights and d.chance(0.5):
+        w_kept = _kept(scope, "w_in")
+        w_in = w_kept if w_kept and is_f8(w_kept.shape.dtype) else build.convert(w_in, d.eights[0])
+        low = build.dot(build.convert(x, w_in.shape.dtype), w_in, "E")
         h = build.convert(_let(d, scope, body, low), "f32")
     else:
         h = _let(d, scope, body, build.dot(x, w_in, "E"))
@@ -153,14 +175,15 @@ def _attention(d: Drawing, scope: Scope, body: list[Stmt]) -> None:
 def _cached(d: Drawing, scope: Scope, body: list[Stmt]) -> None:
     """New keys are written into the cache, and the queries see all of it that is not later than they are."""
     w, pos, cache = (_named(scope, name) for name in ("w_k", "pos", "cache"))
-    if w is None or pos is None or cache is None or d.dims["L"].size > cache.shape.extent("T"):
+    kept = _kept(scope, "cache")
+    if w is None or pos is None or cache is None or kept is None or d.dims["L"].size > cache.shape.extent("T"):
         return
     pair = _queries(d, scope, body)
     if pair is None:
         return
     x, q = pair
     new = build.dot(x, w, "E")
-    body.append(SetState("cache", build.update(cache, new, pos, "T", "L", wrap=d.chance(0.2))))
+    body.append(_written("cache", kept, new, pos, wrap=d.chance(0.2)))
     s = _let(d, scope, body, build.dot(q, cache, "D"))
     p = _let(d, scope, body, build.softmax(s, "T", "L", pos))
     _output(d, scope, body, build.dot(p, cache, "T"))
@@ -213,13 +236,14 @@ def _layers(d: Drawing, scope: Scope, body: list[Stmt]) -> None:
     carried = ref(h.name, h.shape)
     a = _let(d, inside, inner, build.norm(d.rng.choice(("rmsnorm", "layernorm")), carried, "E"))
     w_in, w_out, w_k, pos, caches = (_named(inside, name) for name in names)
-    if w_in is None or w_out is None or w_k is None or pos is None or caches is None:
+    kept = _kept(inside, "caches")
+    if w_in is None or w_out is None or w_k is None or pos is None or caches is None or kept is None:
         return
     g = _let(d, inside, inner, build.call("gelu", build.dot(a, w_in, "E")))
     o = _let(d, inside, inner, build.squashed(build.dot(g, w_out, "F")))
     if d.chance(0.5) and d.dims["L"].size <= caches.shape.extent("T"):
         q = _let(d, inside, inner, build.squashed(build.dot(a, w_k, "E")))
-        inner.append(SetState("caches", build.update(caches, q, pos, "T", "L")))
+        inner.append(_written("caches", kept, q, pos))
         s = _let(d, inside, inner, build.dot(q, caches, "D"))
         p = _let(d, inside, inner, build.softmax(s, "T", "L", pos))
         c = _let(d, inside, inner, build.dot(p, caches, "T"))

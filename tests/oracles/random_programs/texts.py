@@ -10,7 +10,7 @@ from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 
-TYPED = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True)
+TYPED = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True, eights=False)
 """Programs that are well-typed as they stand: all their digits fit into the sizes."""
 
 

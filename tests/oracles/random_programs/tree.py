@@ -11,11 +11,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 INTEGER_RANGES = {"int8": (-128, 127), "int4": (-8, 7), "int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1)}
-FLOATS = ("f32", "bf16", "f16")
+EIGHT_BITS = ("f8e4m3", "f8e5m2")
+WIDE_FLOATS = ("f32", "bf16", "f16")
 
 
 def is_float(dtype: str) -> bool:
-    return dtype in FLOATS
+    return dtype in WIDE_FLOATS or dtype in EIGHT_BITS
+
+
+def is_wide(dtype: str) -> bool:
+    """Tells whether functions take the format."""
+    return dtype in WIDE_FLOATS
+
+
+def is_f8(dtype: str) -> bool:
+    """Tells whether it is a float of 8 bits, which is kept, moved, chosen among, converted and multiplied."""
+    return dtype in EIGHT_BITS
+
+
+def computes(dtype: str) -> bool:
+    """Tells whether arithmetic takes the format."""
+    return dtype in WIDE_FLOATS or dtype in INTEGER_RANGES
 
 
 def is_integer(dtype: str) -> bool:
