@@ -21,7 +21,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.indexing import Lookup
 from shardwright.ir.program import Func, Let, Program, Statement, Value
-from shardwright.ir.types import AnyPartial, Axes, OpenType, Shape, TensorType, ValueType, axis_set
+from shardwright.ir.types import AnyPartial, Axes, DType, OpenType, Shape, TensorType, ValueType, axis_set
 from shardwright.ir.walk import lets_in, map_program_values, map_sites, rename_operands
 
 if TYPE_CHECKING:
@@ -65,6 +65,27 @@ class EngineSetting:
     def copies(self, mesh: Mapping[str, int]) -> int:
         """The groups of chips that serve other sequences."""
         return math.prod(mesh.values()) // self.ways(mesh)
+
+
+_ENGINE_CACHES = {DType.F8E4M3: "fp8_e4m3", DType.F8E5M2: "fp8_e5m2"}
+"""vLLM's names of what caches are kept in; it has no integers there."""
+
+
+def format_flags(program: Program) -> str:
+    """vLLM's flags for numbers of 8 bits, each after a space.
+
+    Raises a `DiagnosticError` for formats that it has none for.
+    """
+    weights = {value.type.dtype for value in program.weights}
+    caches = {value.type.dtype for value in program.state}
+    for what, held, way_out in (
+        ("weights", weights, "export the program before quantize-weights, or with its floats and products"),
+        ("a cache", caches, "import it with --cache-format f8e4m3"),
+    ):
+        for dtype in sorted(held & {DType.INT8, DType.INT4}):
+            raise refused(f"vLLM has no flag for {what} in {dtype}", way_out)
+    flags = [f" --kv-cache-dtype {_ENGINE_CACHES[dtype]}" for dtype in sorted(caches & set(_ENGINE_CACHES))]
+    return "".join([*([" --quantization fp8"] if DType.F8E4M3 in weights else []), *flags])
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, s
 
 
 def _for_engine(program: Program, made: Program, to: str, weights: WeightMap | None, wanted: Objective) -> Exported:
-    from shardwright.exporting.engines import nearest, plan_text
+    from shardwright.exporting.engines import format_flags, nearest, plan_text
 
     if weights is None:
         raise fault(
@@ -89,7 +89,8 @@ def _for_engine(program: Program, made: Program, to: str, weights: WeightMap | N
             "shardwright import CHECKPOINT -o OUT.shard writes both",
         )
     plan = to == "hf-tp-plan"
+    flags = "" if plan else format_flags(program)
     tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
     near = nearest(program, made, wanted, as_plan=plan, tied=tied)
-    text = plan_text(near, weights) if plan else near.setting.text(program.mesh) + "\n"
+    text = plan_text(near, weights) if plan else near.setting.text(program.mesh) + flags + "\n"
     return Exported(text, near)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ TP_PLAN = {
 def imported(shardwright: Run, tmp_path: Path) -> Callable[..., Path]:
     """The program of a config in a layout, with the mapping of its weights beside it."""
 
-    def made(layout: str, mesh: str = "x=2,y=2", config: dict[str, Any] = LLAMA) -> Path:
+    def made(layout: str, mesh: str = "x=2,y=2", config: dict[str, Any] = LLAMA, options: Sequence[str] = ()) -> Path:
         (tmp_path / "config.json").write_text(json.dumps(config))
         path = tmp_path / f"{layout}.shard"
-        done = shardwright("import", tmp_path, "--mesh", mesh, "--layout", layout, "-o", path)
+        done = shardwright("import", tmp_path, "--mesh", mesh, "--layout", layout, "-o", path, *options)
         assert done.status == 0, done.err
         return path
 
@@ -247,6 +247,43 @@ def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Calla
     path.write_text(text)
     done = shardwright("export", path, "--as", "vllm")
     assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
+
+
+QUANTIZED = "quantize-weights{floats=true,products=true}"
+
+
+@pytest.mark.parametrize(
+    ("kept", "passes", "flags"),
+    [
+        (None, "", ""),
+        ("f8e4m3", "", " --kv-cache-dtype fp8_e4m3"),
+        ("f8e4m3", QUANTIZED, " --quantization fp8 --kv-cache-dtype fp8_e4m3"),
+    ],
+)
+def test_flags_of_vllm_name_numbers_of_8_bits(
+    kept: str | None, passes: str, flags: str, shardwright: Run, imported: Callable[..., Path]
+) -> None:
+    path = imported("megatron", "x=2", options=("--cache", "64", *(() if kept is None else ("--cache-format", kept))))
+    if passes:
+        assert shardwright("opt", path, "--passes", passes, "-o", path).status == 0
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+    assert done.out == f"--tensor-parallel-size 2{flags}\n", done.err
+
+
+def test_integers_have_no_flags_of_vllm(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("megatron", "x=2", options=("--cache", "64", "--cache-format", "int8"))
+    done = shardwright("export", path, "--as", "vllm")
+    assert (done.status, done.err) == (
+        1,
+        f"{path}: error: vLLM has no flag for a cache in int8 [not-exported]\n"
+        "note: import it with --cache-format f8e4m3\n",
+    )
+    assert shardwright("opt", path, "--passes", "quantize-weights", "-o", path).status == 0
+    done = shardwright("export", path, "--as", "vllm")
+    assert done.err == (
+        f"{path}: error: vLLM has no flag for weights in int8 [not-exported]\n"
+        "note: export the program before quantize-weights, or with its floats and products\n"
+    )
 
 
 def test_engines_serve_checkpoints_alone(shardwright: Run, tmp_path: Path) -> None:
