@@ -190,8 +190,9 @@ class Function(TableOperation):
 
 @dataclass(frozen=True)
 class Convert(Elementwise):
-    """`convert[bf16](x)`. Partial sums pass between floats, where it is declared linear, and from integers to those of
-    as many bits or fewer; maxima pass to floats, and from integers to those that have every number of the first."""
+    """`convert[bf16](x)`. Partial sums pass between floats, where it is declared linear (but to 8 bits, where it
+    quantizes), and from integers to those of as many bits or fewer; maxima pass to floats, and from integers to those
+    that have every number of the first."""
 
     keyword: ClassVar[str] = "convert"
     arity: ClassVar[tuple[int, int]] = (1, 1)
