@@ -152,8 +152,8 @@ class CompiledBlock:
         return root not in self._states
 
     def _exchanges(self, operation: Movement) -> bool:
-        """True if chips exchange parts of the operand."""
-        return self._to is not None and bool(operation.moves.named_axes)
+        """True if chips exchange parts of the operand: to and from blocks without naming the axes."""
+        return self._to is not None and (bool(operation.moves.named_axes) or isinstance(operation.moves, ops.Permute))
 
     def _declare(self, value: Value) -> None:
         self._shapes[value.name] = value.shape
@@ -411,7 +411,7 @@ def _drop(values: Values, names: Sequence[str]) -> None:
         del values.tensors[name]
 
 
-_VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias)
+_VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias, ops.Convert, ops.Bitcast)
 """Operations whose result may be a part of their operand's memory."""
 
 

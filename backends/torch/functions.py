@@ -10,7 +10,7 @@ def rows(table: Tensor, index: Tensor, axis: int) -> Tensor:
     """Rows of a table, the index's dimensions first; zeros for an index out of range."""
     held = (index >= 0) & (index < table.shape[axis])
     found = table.movedim(axis, 0)[torch.where(held, index, 0)]
-    return torch.where(held.reshape(*held.shape, *[1] * (table.ndim - 1)), found, torch.zeros_like(found))
+    return torch.where(held.reshape((*held.shape, *[1] * (table.ndim - 1))), found, torch.zeros_like(found))
 
 
 def gathered(values: Tensor, axis: int, index: Tensor) -> Tensor:

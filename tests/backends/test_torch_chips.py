@@ -176,6 +176,10 @@ def test_two_processes_are_two_chips(tmp_path: Path) -> None:
         for before, movement, after in ALONG_X.values()
         if dtype != "bool" or "partial" not in before + after
     ]
+    # Interleaved, a value that is split enters and leaves the function by an exchange that names no axis.
+    moves += [
+        moved("x=2", *ALONG_X[name], "f32", "order 2 x", "order 2 x") for name in ("gather", "scatter", "permute")
+    ]
     found = agree([FEEDFORWARD, BLOCK, ATTENTION, *moves, *random_on(2, range(40))], tmp_path / "programs", 2)
     for peaks in found[0]["peaks"]:
         # A chip has 20 columns of w_in, 4 of them on the device, 16 on the host; there h lies, too, and w_out passes on

@@ -15,6 +15,7 @@ from oracles.random_programs.texts import TYPED
 from oracles.torch_blocks import computed
 from program_text import program
 
+from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.simulation import kernels
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
@@ -84,3 +85,25 @@ def test_an_operation_without_a_kernel_is_named_where_it_stands(monkeypatch: pyt
         (diagnostic,) = raised.value.diagnostics
         assert (diagnostic.message, diagnostic.code) == ("PyTorch programs have no sum", "unsupported")
         assert (diagnostic.span.line, diagnostic.span.column) == (4, 10)
+
+
+def test_an_element_is_looked_up_by_a_scalar() -> None:
+    of = program("dim V=3\nfunc f(w: f32 V, pos: int32) -> f32 {\n  v = lookup[V](w, pos)\n  return v\n}\n")
+    for at in range(3):
+        (found,) = computed(of, of.func("f"), {"w": np.asarray([2, 3, 5], np.float32), "pos": np.asarray(at, np.int32)})
+        assert found.item() == [2, 3, 5][at]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operation"), [("int32", "bitcast"), ("int32", "convert"), ("f32", "convert"), ("f8e4m3", "convert")]
+)
+def test_what_was_read_of_state_stays_when_it_is_set(dtype: str, operation: str) -> None:
+    """Also where nothing had to be computed to read it."""
+    of = program(
+        f"dim B=4\nstate {{ k: {dtype} B }}\nfunc f(new: {dtype} B) -> {dtype} B {{\n"
+        f"  before = {operation}[{dtype}](k)\n  set k = new\n  return before\n}}\n"
+    )
+    held = numpy_dtype(DType(dtype))
+    given = {"new": np.asarray([1, 2, 3, 4]).astype(held), "k": np.asarray([5, 6, 7, 8]).astype(held)}
+    (found,) = computed(of, of.func("f"), given)
+    assert found.double().tolist() == [5, 6, 7, 8]
