@@ -147,7 +147,7 @@ def test_settings_out_of_range(values: dict[str, Any], message: str) -> None:
         ({"batch": 0}, "batch is 0, not 1 or more"),
         ({"chunk": -1}, "chunk is -1, not 1 or more"),
         ({"attention": "heads"}, "attention is 'heads', not one of head, batch, positions"),
-        ({"weights": "int3"}, "weights is 'int3', not one of int8, int4"),
+        ({"weights": "int3"}, "weights is 'int3', not one of int8, int4, f8e4m3"),
         ({"expert_capacity": 1.5}, "expert_capacity needs experts='all-to-all'"),
     ],
 )

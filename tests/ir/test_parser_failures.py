@@ -151,7 +151,7 @@ FAILURES: dict[str, tuple[str, list[str]]] = {
             "    y: float32 BF = x @ w",
             "       ^^^^^^^",
             "note: did you mean f32?",
-            "note: number formats are f32, bf16, f16, int8, int4, int32, uint32, bool",
+            "note: number formats are f32, bf16, f16, f8e4m3, f8e5m2, int8, int4, int32, uint32, bool",
         ],
     ),
     "word-as-type": (

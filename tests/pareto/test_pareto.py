@@ -305,7 +305,7 @@ def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
     for option, text, wanted in [
         ("--chips", "9..4", "'9..4' is not a range of whole numbers from 1 up, as in 8..256"),
         ("--batch", "0..4", "'0..4' is not a range or a list of whole numbers from 1 up, as in 1..1024 or 1,64,512"),
-        ("--weights", "int9", "'int9' is not one of int8, bf16; did you mean int8?"),
+        ("--weights", "int9", "'int9' is not one of int8, bf16, f8e4m3; did you mean int8?"),
         ("--layout", "ws3d", "'ws3d' is not one of megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz; did you mean ws2d?"),
         ("--latency-bound", "-1", "'-1' is not a number above 0 and up to 1e+09"),
         ("-o", "a.pdf", "'a.pdf' does not say which picture or table; end it in .svg, .png, .html, .csv"),
